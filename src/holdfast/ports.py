@@ -85,6 +85,10 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     """What to list: None means any. ``before`` is a run id (the cursor): newest first, strictly older than it.
 
     ``by_turn`` orders by the runs' places in their lanes instead, the latest first: an order that no clock has a part in.
+
+    ``ahead``, of one lane of one tenant's session: only the runs over which claims leave others of the lane (§10.8), in the order in which they go:
+    whoever holds it, then who is due now, by their turns; of these none whose turn comes after that of the run ``until``, which may be among them.
+    A run that is not there has no turn yet: it comes after all.
     """
 
     tenant_id: str | None = None
@@ -92,12 +96,15 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     skill_id: str | None = None
     thread_id: str | None = None
     session_key: str | None = None
+    lane: str | None = None
     parent_run_id: str | None = None
     lineage_root: str | None = None
     owner: str | None = None
     before: str | None = None
     limit: int = 50
     by_turn: bool = False
+    ahead: bool = False
+    until: str | None = None
 
 
 class Worker(msgspec.Struct, frozen=True):

@@ -311,11 +311,11 @@ class ThirdStore(Small):
         return Loaded(k.run, k.tip, self.present.lease(k.fence, k.owner, k.due), whole, rows, tuple(await self.inbox(run_id)), small.newest(run_id, self._ring(run_id)))
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
-        names = ("tenant_id", "skill_id", "thread_id", "session_key", "parent_run_id", "lineage_root", "owner")
-        asked, *values = _given(**{name: getattr(query, name) for name in names})
-        found = self._books.runs.where(f"{asked} ORDER BY {'turn' if query.by_turn else 'run_id'} DESC", *values)
-        within = [k for k in found if query.before is None or k.run.run_id < query.before]
-        return [(k.run, self.present.lease(k.fence, k.owner, k.due)) for k in within if query.statuses is None or k.run.status in query.statuses][: query.limit]
+        asked, *values = _given(**{name: getattr(query, name) for name in ("tenant_id", "skill_id", "thread_id", "session_key", "lane", "parent_run_id", "lineage_root", "owner")})
+        ahead = " AND (holds OR (due <= ? AND turn <= ifnull((SELECT turn FROM run WHERE run_id = ?), turn))) ORDER BY holds DESC, turn"
+        order, more = (ahead, (self.now(), query.until)) if query.ahead else (f" ORDER BY {'turn' if query.by_turn else 'run_id'} DESC", ())
+        found = [k for k in self._books.runs.where(asked + order, *values, *more) if query.statuses is None or k.run.status in query.statuses]
+        return [(k.run, self.present.lease(k.fence, k.owner, k.due)) for k in found if query.before is None or k.run.run_id < query.before][: query.limit]
 
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[codec.Row]:
         return [row for *_, row in self._books.log.where("run_id = ? AND seq > ? ORDER BY seq", run_id, after)][:limit]

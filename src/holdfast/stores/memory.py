@@ -65,6 +65,9 @@ class _Row(msgspec.Struct, frozen=True):
         return (self.run.tenant_id, self.run.session_key, self.run.lane)
 
 
+_FOUND_BY = ("tenant_id", "skill_id", "thread_id", "session_key", "lane", "parent_run_id", "lineage_root")
+
+
 class _Item(msgspec.Struct, frozen=True):
     run_id: str
     key: str
@@ -425,21 +428,31 @@ class MemoryStore(Small):
         return None if row is None else (self._run(row), self._lease(row))
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
-        fields = ("tenant_id", "skill_id", "thread_id", "session_key", "parent_run_id", "lineage_root")
-        out = []
-        order = (lambda run_id: self._runs[run_id].turn) if query.by_turn else None
-        for run_id in sorted(self._runs, key=order, reverse=True):
-            row = self._runs[run_id]
+        asked = [(f, value) for f in _FOUND_BY if (value := getattr(query, f)) is not None]
+        found = []
+        for run_id, row in self._runs.items():
             if query.before is not None and run_id >= query.before:
                 continue
             if query.statuses is not None and row.status not in query.statuses:
                 continue
             if query.owner is not None and row.owner != query.owner:
                 continue
-            if all(getattr(query, f) in (None, getattr(row.run, f)) for f in fields):
-                with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
-                    out.append((self._run(row), self._lease(row)))
-        return out[: query.limit]
+            if all(getattr(row.run, f) == value for f, value in asked):
+                found.append(row)
+        out: list[tuple[Run, Lease]] = []
+        for row in self._ordered(found, query):
+            if len(out) == query.limit:
+                break
+            with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
+                out.append((self._run(row), self._lease(row)))
+        return out
+
+    def _ordered(self, found: list[_Row], query: RunFilter) -> list[_Row]:
+        if not query.ahead:
+            return sorted(found, key=(lambda r: r.turn) if query.by_turn else (lambda r: r.run.run_id), reverse=True)
+        now, until = self.now(), self._runs.get(query.until or "")
+        due = [r for r in found if not r.holds and r.due is not None and r.due <= now and (until is None or r.turn <= until.turn)]
+        return [r for r in found if r.holds] + sorted(due, key=lambda r: r.turn)
 
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
         order = self._order.get(run_id, ())

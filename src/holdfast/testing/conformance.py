@@ -8,7 +8,7 @@ about large results, the outbox, people, shelves and threads once ``conformance_
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -966,6 +966,93 @@ async def case_resurrection_gets_a_new_turn(h: Harness) -> None:
     await refused(Conflict, h.store.commit(script.taking("w", ev.RunResumed(cause="operator"))), "lane_busy")
     await script.write(script.touching(ev.RunResumed(cause="operator")))
     assert [c.run_id for c in await h.store.claim("w", (), None, limit=5)] == ["r1"]
+
+
+async def _ahead(h: Harness, until: str | None = None, limit: int = 50) -> list[str]:
+    """The runs of the main lane of the session s that go before others, as they are listed."""
+    asked = RunFilter(tenant_id="default", session_key="s", lane="main", ahead=True, until=until, limit=limit)
+    return [run.run_id for run, _ in await h.store.runs(asked)]
+
+
+async def _only(h: Harness, owner: str, run_id: str, others: Sequence[str]) -> Script:
+    """Claims a run that goes first, after nobody could claim any other of its lane."""
+    for other in others:
+        assert await h.store.claim(owner, (), None, limit=1, run_id=other) == [], f"{other} went before {run_id}"
+    (claim,) = await h.store.claim(owner, (), None, limit=5)
+    assert claim.run_id == run_id
+    loaded = await h.store.load(run_id)
+    assert loaded is not None
+    return Script.of(h.store, loaded, claim.fence)
+
+
+@case
+async def case_listing_who_goes_before_others(h: Harness) -> None:
+    """§10.8: the holder of a lane first, then who is due, by their turns; what is listed first is what claims leave the others for."""
+    await h.store.register("w", 1000 * TTL)
+    later = h.store.now() + TTL
+    assert await _ahead(h) == []
+    await Script(h.store, "put-off", session_key="s", not_before=later).submit()
+    for name in ("r2", "r1", "r0"):  # whatever the ids
+        await Script(h.store, name, session_key="s").submit()
+    for beside in ({"lane": "side", "session_key": "s"}, {"tenant_id": "other", "session_key": "s"}, {"session_key": "t"}):
+        await Script(h.store, "-".join(beside.values()), **beside).begin("w")
+    assert await _ahead(h) == ["r2", "r1", "r0"]
+    assert await _ahead(h, limit=1) == ["r2"]
+    assert (await _ahead(h, "r2"), await _ahead(h, "r1"), await _ahead(h, "put-off")) == (["r2"], ["r2", "r1"], [])
+    assert await _ahead(h, "nobody") == ["r2", "r1", "r0"], "one that is not there comes after all"
+    lane = RunFilter(tenant_id="default", session_key="s", lane="main")
+    assert [r.run_id for r, _ in await h.store.runs(replace(lane, by_turn=True))] == ["r0", "r1", "r2", "put-off"]
+    assert [r.run_id for r, _ in await h.store.runs(replace(lane, ahead=True, statuses=("pending",), limit=2))] == ["r2", "r1"]
+
+    # What was put into its inbox, or its time, makes it due, by its turn.
+    await h.store.put(signal("put-off", "k", h.store.now()))
+    assert await _ahead(h) == ["put-off", "r2", "r1", "r0"]
+    early = await _only(h, "w", "put-off", ("r2", "r1", "r0"))
+    assert (await _ahead(h, limit=1), await _ahead(h, "r1")) == (["put-off"], ["put-off", "r2", "r1"]), "one that was taken and has not begun"
+    await early.write(early.commit(ev.NoteAdded("told"), ev.RunHandedBack("w"), took=("signal:go:k",), lease=RELEASE, due=later))
+    assert await _ahead(h) == ["r2", "r1", "r0"]
+    h.clock.forward(2 * TTL)
+    assert await _ahead(h) == ["put-off", "r2", "r1", "r0"]
+    early = await _only(h, "w", "put-off", ("r2", "r1", "r0"))
+    await early.write(early.commit(ev.RunStarted()))
+    await early.complete()
+    assert await _ahead(h) == ["r2", "r1", "r0"], "what has ended is in nobody's way"
+
+
+@case
+async def case_listing_who_holds_a_lane(h: Harness) -> None:
+    """§10.8: a holder goes before all, whatever its turn, be it that it waits, is interrupted or has lost its owner; one that has let go is as any other."""
+    await h.store.register("w", 1000 * TTL)
+    await (await Script(h.store, "r0", session_key="s", paused_lane="release").begin("w")).wait()
+    assert await _ahead(h) == [], "it has let go of its lane, and is not due"
+    for name in ("r1", "r2"):
+        await Script(h.store, name, session_key="s").submit()
+    holder = await _only(h, "w", "r1", ("r2",))
+    await h.store.put(signal("r0", "k", h.store.now()))
+    assert await _ahead(h) == ["r1", "r0", "r2"]
+    assert await _ahead(h, "r0") == ["r1", "r0"]
+    await holder.write(holder.commit(ev.RunStarted()))
+    await holder.wait()
+    assert await _ahead(h) == ["r1", "r0", "r2"]
+    assert await h.store.claim("w", (), None, limit=5) == []
+    await h.store.put(signal("r1", "k", h.store.now()))
+    holder = await _only(h, "w", "r1", ("r0", "r2"))
+    await holder.write(holder.commit(ev.RunResumed(cause="signal"), ev.RunInterrupted("its owner died"), took=("signal:go:k",), lease=RELEASE))
+    assert await _ahead(h) == ["r1", "r0", "r2"]
+    assert await h.store.claim("w", (), None, limit=5) == []
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=1, run_id="r1")] == ["r1"]
+    h.kill("w")
+    await h.store.register("w2", 1000 * TTL)
+    assert await _ahead(h) == ["r1", "r0", "r2"]
+    holder = await _only(h, "w2", "r1", ("r0", "r2"))
+    await holder.write(holder.commit(ev.RunFailed("boom", ErrorValue("E", "m")), lease=RELEASE))
+    assert await _ahead(h) == ["r0", "r2"]
+    await holder.write(holder.touching(ev.RunResumed(cause="operator")))
+    assert await _ahead(h) == ["r0", "r2", "r1"], "one that is resumed after its end has a new turn"
+    first = await _only(h, "w2", "r0", ("r2", "r1"))
+    await first.write(first.commit(ev.RunResumed(cause="signal"), took=("signal:go:k",)))
+    await first.complete()
+    assert await _ahead(h) == ["r2", "r1"]
 
 
 # -- effects, intents, ledger -----------------------------------------------------------------------

@@ -619,6 +619,10 @@ WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
 SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot
 FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true;
+-- name: runs_due
+-- Of these those that hold no lane and are due, as far as the turn of a run; one that is not there comes after all.
+NOT r.holds AND r.due IS NOT NULL AND r.due <= {now}
+AND r.turn <= coalesce((SELECT u.turn FROM holdfast.run u WHERE u.run_id = %(until)s LIMIT 1), 4611686018427387904);
 -- name: load_tip
 SELECT t.seq, t.hash, t.n, t.since, t.whole FROM holdfast.run r
 CROSS JOIN LATERAL (SELECT * FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t

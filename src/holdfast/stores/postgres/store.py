@@ -115,6 +115,7 @@ _FILTERS = {
     "skill_id": "r.skill_id = %(skill_id)s",
     "thread_id": "r.thread_id = %(thread_id)s",
     "session_key": "r.session_key = %(session_key)s",
+    "lane": "r.lane = %(lane)s",
     "parent_run_id": "r.parent_run_id = %(parent_run_id)s",
     "lineage_root": "r.lineage_root = %(lineage_root)s",
     "owner": "r.owner = %(owner)s",
@@ -872,17 +873,19 @@ class PostgresStore:
             values["statuses"] = [str(s) for s in query.statuses]
             if not TERMINAL.intersection(query.statuses):
                 where.append(_OPEN)
-        order = "r.turn DESC" if query.by_turn else "r.run_id DESC"
-        text = Q.runs + (" WHERE " + " AND ".join(where) if where else "") + f" ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s"
+        parts = [(where, "r.turn DESC" if query.by_turn else "r.run_id DESC")]
+        if query.ahead:  # one run at most holds a lane, so that the first page of what is due comes after it
+            values["until"], parts = query.until, [([*where, "r.holds"], "r.turn"), ([*where, Q.runs_due], "r.turn")]
+        texts = [f"{Q.runs}{' WHERE ' if terms else ''}{' AND '.join(terms)} ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s" for terms, order in parts]
         limit, seen = min(query.limit, MAX_LIST), 0
         out: list[tuple[Run, Lease]] = []
         while len(out) < limit:
-            (found,) = await self._ask((text, {**values, "limit": limit, "seen": seen, "now": self._clock()}))
-            for kept in found:
+            answers = await self._ask(*[(text, {**values, "limit": limit, "seen": seen, "now": self._clock()}) for text in texts])
+            for kept in (row for found in answers for row in found):
                 with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
                     out.append((self._run(kept), self._lease(*kept[6:])))
-            seen += len(found)
-            if len(found) < limit:
+            seen += limit
+            if all(len(found) < limit for found in answers):
                 break
         return out[:limit]
 

@@ -119,6 +119,7 @@ _FILTERS = {
     "skill_id": "skill_id = ?",
     "thread_id": "thread_id = ?",
     "session_key": "session_key = ?",
+    "lane": "lane = ?",
     "parent_run_id": "parent_run_id = ?",
     "lineage_root": "lineage_root = ?",
     "owner": "owner = ?",
@@ -126,6 +127,7 @@ _FILTERS = {
 }
 _OPEN = "status NOT IN ('completed', 'failed', 'canceled')"  # in the words of an index
 _LIST = "SELECT run_id, doc, status, version, step, head, fence, owner, due FROM run"
+_DUE = f"holds = 0 AND due IS NOT NULL AND due <= ? AND turn <= ifnull((SELECT turn FROM run WHERE run_id = ?), {apply.LAST_TURN})"
 
 
 class _Candidate(NamedTuple):
@@ -794,25 +796,18 @@ class SqliteStore:
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         db = self._read()
-        where = [sql for field, sql in _FILTERS.items() if getattr(query, field) is not None]
-        values: list[Any] = [getattr(query, field) for field in _FILTERS if getattr(query, field) is not None]
-        if query.statuses is not None:
-            where.append("status IN (SELECT value FROM json_each(?))")
-            values.append(json.dumps([str(s) for s in query.statuses]))
-            if not TERMINAL.intersection(query.statuses):
-                where.append(_OPEN)
-        sql = _LIST + (" WHERE " + " AND ".join(where) if where else "") + (" ORDER BY turn DESC LIMIT ?" if query.by_turn else " ORDER BY run_id DESC LIMIT ?")
-        limit, seen = min(query.limit, MAX_LIST), 0
-        out: list[tuple[Run, Lease]] = []
+        limit, out = min(query.limit, MAX_LIST), list[tuple[Run, Lease]]()
         with mapped(self.path), reading(db):
-            while len(out) < limit:
-                found = rows(db, sql + " OFFSET ?", [*values, limit, seen])
-                for kept in found:
-                    with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
-                        out.append((self._run(kept), self._lease(db, *kept[6:])))
-                seen += len(found)
-                if len(found) < limit:
-                    break
+            for sql, values in _listing(query, self._now()):
+                seen = 0
+                while len(out) < limit:
+                    found = rows(db, sql + " LIMIT ? OFFSET ?", [*values, limit, seen])
+                    for kept in found:
+                        with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
+                            out.append((self._run(kept), self._lease(db, *kept[6:])))
+                    seen += len(found)
+                    if len(found) < limit:
+                        break
         return out[:limit]
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
@@ -1421,6 +1416,21 @@ def _names(db: apsw.Connection, sql: str, *given: Any) -> Iterator[str]:
     while (found := _one(db, sql, (*given, found))) is not None:
         with contextlib.suppress(UnicodeDecodeError):
             yield found.decode()
+
+
+def _listing(query: RunFilter, now: int) -> list[tuple[str, list[Any]]]:
+    """What lists these runs: one statement, or one after the other."""
+    where = [sql for field, sql in _FILTERS.items() if getattr(query, field) is not None]
+    values: list[Any] = [getattr(query, field) for field in _FILTERS if getattr(query, field) is not None]
+    if query.statuses is not None:
+        where.append("status IN (SELECT value FROM json_each(?))")
+        values.append(json.dumps([str(s) for s in query.statuses]))
+        if not TERMINAL.intersection(query.statuses):
+            where.append(_OPEN)
+    if not query.ahead:
+        return [(_LIST + (" WHERE " + " AND ".join(where) if where else "") + (" ORDER BY turn DESC" if query.by_turn else " ORDER BY run_id DESC"), values)]
+    held, due = (f"{_LIST} WHERE {' AND '.join([*where, also])}" for also in ("holds = 1", _DUE))
+    return [(held, values), (due + " ORDER BY turn", [*values, now, query.until])]
 
 
 def _back(db: apsw.Connection, start: int, stop: int, after: int) -> list[Row]:
