@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Runtime, flow
+from holdfast.core import canon
+from holdfast.core import commands as cmd
 from holdfast.core import events as ev
+from holdfast.core.commit import InboxItem
 from holdfast.core.errors import InvalidInput, LaneBusy
 from holdfast.handle import Run
 from tests.engine.support import Crash, Dying, World, says
@@ -20,6 +23,11 @@ async def chat(ctx: Context, text: str, asks: bool = False) -> str:
     if asks:
         await ctx.approve("ok?")
     return text
+
+
+@flow("hears")
+async def hears(ctx: Context) -> None:
+    await ctx.wait("go")
 
 
 async def busy(rt: Runtime, **options: Any) -> Run[Any]:
@@ -122,6 +130,32 @@ async def test_who_lets_go_of_the_lane_or_whose_time_has_not_come_is_not_in_the_
         assert run.status == "completed"
         assert (await say(rt, "third", "invoke", on_busy="replace")).status == "completed"
         assert (await rt.get(later.run_id)).status == "pending"
+
+
+async def test_a_list_says_of_each_run_who_goes_before_it() -> None:
+    """§10.8: those that are queued share the first of their lane; one whose time has not come has its turn by its submission, as ever."""
+    async with World().runtime(chat) as rt:
+        early = await rt.submit(chat, {"text": "early"}, thread_id="t", delay=timedelta(days=1))
+        first, second = await say(rt, "first"), await say(rt, "second")
+        late = await rt.submit(chat, {"text": "late"}, thread_id="t", delay=timedelta(days=1))
+        other = await rt.submit(chat, {"text": "other"}, thread_id="t", lane="side")
+        behind = {early.run_id: None, first.run_id: None, second.run_id: first.run_id, late.run_id: first.run_id, other.run_id: None}
+        assert {r.run_id: r.blocked_by for r in await rt.runs()} == behind
+        assert {run_id: (await rt.get(run_id)).blocked_by for run_id in behind} == behind
+
+
+async def test_who_has_let_go_and_is_due_again_is_in_the_way_of_those_that_came_later() -> None:
+    """§10.8: claims leave them for it, whatever made it due: a message to a busy thread is told so, and ``invoke`` drives it first."""
+    async with World().runtime(chat, hears) as rt:
+        older = await rt.invoke(hears, {}, thread_id="t", paused_lane="release")
+        assert older.status == "waiting_for_signal" and (await say(rt, "between", "invoke")).status == "completed"
+        await rt.store.put(InboxItem(older.run_id, "signal:go:k", cmd.Signal("go", "k", canon.encode(1), "ann"), rt.store.now()))
+        queued = await say(rt, "second")
+        assert queued.blocked_by == older.run_id
+        with pytest.raises(LaneBusy, match=older.run_id):
+            await say(rt, "third", on_busy="reject")
+        assert (await asyncio.wait_for(say(rt, "fourth", "invoke"), 20)).status == "completed"
+        assert [(await rt.get(r.run_id)).status for r in (older, queued)] == ["completed"] * 2
 
 
 async def test_a_request_key_is_answered_first() -> None:

@@ -103,7 +103,7 @@ class Sweeper:
         store = self._services.store
         born = birth_of(self._services, s, slot=slot)
         born.journal.fence = first_fence(store)
-        draft = lanes.admit(born, await lanes.ahead(store, born.fact), "scheduled", store.now())
+        draft = lanes.admit(born, await lanes.ahead(store, born), "scheduled", store.now())
         draft.claims.append(DedupClaim("slot", sch.scope(s), str(slot), born.run_id, "", None))
         after = sch.fired(next_, born.run_id)
         commit = born.journal.unsent(draft, TOUCH, f"schedule:{s.schedule_id}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
 from holdfast.core import lanes, offers, views
@@ -11,20 +13,15 @@ from holdfast.core.lease import Lease
 from holdfast.core.limits import Rules, Use
 from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.run import Run
-from holdfast.core.status import LIVE, NOT_ENDED, WAITING, Status
+from holdfast.core.status import LIVE, WAITING, Status
 from holdfast.core.wording import target_of
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.living import living
 from holdfast.ports import RunFilter, Store, Usage
 
-MANY = 10_000
 
-
-def in_the_way(run: Run, lease: Lease, now: int) -> bool:
-    """Not one that lets go of its lane while it waits, nor one whose time has not come and that has nothing to take meanwhile."""
-    if run.status in WAITING:
-        return run.paused_lane != "release" or bool(run.decisions)
-    return run.status is not Status.PENDING or run.begins_at is None or run.begins_at <= now or (lease.due is not None and lease.due <= now)
+def _due(lease: Lease, now: int) -> bool:
+    return lease.due is not None and lease.due <= now
 
 
 class Sight:
@@ -32,17 +29,19 @@ class Sight:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._beside: dict[tuple[str, str], list[tuple[Run, Lease]]] = {}
+        self._first: dict[tuple[str, str, str], list[tuple[Run, Lease]]] = {}
         self._rules: Rules | None = None
         self._usage: Usage | None = None
         self._offers: list[Offer] | None = None
 
-    async def beside(self, run: Run) -> list[tuple[Run, Lease]]:
-        """The runs of its session that have not ended, itself included."""
-        place = (run.tenant_id, run.session_key)
-        if place not in self._beside:
-            self._beside[place] = await beside(self._services.store, run)
-        return self._beside[place]
+    async def before(self, run: Run, lease: Lease) -> list[tuple[Run, Lease]]:
+        """The first that goes before a run that is queued. Once that is due, it is the first of its lane, which all that are queued there share."""
+        if not _due(lease, self._services.store.now()):
+            return await before(self._services.store, run, 1)
+        place = (run.tenant_id, run.session_key, run.lane)
+        if place not in self._first:
+            self._first[place] = await ahead(self._services.store, *place, 1)
+        return [x for x in self._first[place] if x[0].run_id != run.run_id]
 
     async def rules(self) -> Rules:
         if self._rules is None:
@@ -60,25 +59,20 @@ class Sight:
         return self._offers
 
 
-async def beside(store: Store, run: Run) -> list[tuple[Run, Lease]]:
-    return await store.runs(RunFilter(tenant_id=run.tenant_id, session_key=run.session_key, statuses=NOT_ENDED, limit=MANY, by_turn=True))
+def has_lane(run: Run, lease: Lease) -> bool:
+    """Whether a run has its lane already, as far as its row tells: somebody drives it, or it waits and has not let go."""
+    return (run.status in LIVE and lease.owner is not None) or (run.status in WAITING and run.paused_lane != "release")
 
 
-async def before(store: Store, run: Run, lease: Lease, sight: Sight | None = None) -> list[tuple[Run, Lease]]:
-    """The runs of its lane that go before this one: whoever holds it first, then by their turns."""
-    if run.status in LIVE and lease.owner is not None:
-        return []
-    if run.status in WAITING and run.paused_lane != "release":
-        return []
-    found = await beside(store, run) if sight is None else await sight.beside(run)
-    ahead: list[tuple[Run, Lease]] = []
-    passed = False
-    for other, held in reversed(found):
-        passed = passed or other.run_id == run.run_id
-        begun = other.status is not Status.PENDING or held.owner is not None
-        if other.run_id != run.run_id and other.lane == run.lane and (begun or not passed) and in_the_way(other, held, store.now()):
-            ahead.append((other, held))
-    return sorted(ahead, key=lambda x: x[0].status is Status.PENDING and x[1].owner is None)
+async def ahead(store: Store, tenant_id: str, session_key: str, lane: str, limit: int, until: str | None = None) -> list[tuple[Run, Lease]]:
+    """The first runs of a lane that go before others of it: whoever holds it, then those that are due, by their turns (``ports.RunFilter``)."""
+    return await store.runs(RunFilter(tenant_id=tenant_id, session_key=session_key, lane=lane, ahead=True, until=until, limit=limit))
+
+
+async def before(store: Store, run: Run, limit: int) -> list[tuple[Run, Lease]]:
+    """The first runs of its lane that go before this one. One that has ended comes after all, for it gets a new turn if it is resumed."""
+    found = await ahead(store, run.tenant_id, run.session_key, run.lane, limit, None if run.terminal else run.run_id)
+    return list(itertools.takewhile(lambda x: x[0].run_id != run.run_id, found))
 
 
 def put_off(run: Run, lease: Lease, now: int) -> int:
@@ -131,9 +125,11 @@ async def blocked(services: Services, run: Run, lease: Lease, sight: Sight | Non
     """What a pending run waits behind now; None where nothing is in its way. ``first``: there is no other run in its session."""
     if run.status is not Status.PENDING or lease.owner is not None:
         return None
-    if not first and (ahead := await before(services.store, run, lease, sight)):
-        return said(judged(services, *ahead[0]), *ahead[0])
-    if not in_the_way(run, lease, services.store.now()) or (held := await limited(services, run, sight)) is None:
+    if not first and (others := await (sight.before(run, lease) if sight is not None else before(services.store, run, 1))):
+        return said(judged(services, *others[0]), *others[0])
+    now = services.store.now()
+    later = run.begins_at is not None and run.begins_at > now and not _due(lease, now)
+    if later or (held := await limited(services, run, sight)) is None:
         return None
     return Blocked("", held.why)
 
@@ -168,4 +164,4 @@ async def lacking(store: Store, run: Run, lease: Lease, sight: Sight | None = No
     return offers.lacking(run, lease, await living(store) if sight is None else await sight.offers(), now)
 
 
-__all__ = ["MANY", "Sight", "before", "beside", "blocked", "in_the_way", "judged", "lacking", "limited", "put_off", "said"]
+__all__ = ["Sight", "ahead", "before", "blocked", "has_lane", "judged", "lacking", "limited", "put_off", "said"]

@@ -14,24 +14,26 @@ from holdfast.core import events as ev
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import LaneBusy, LaneOfAncestor
 from holdfast.core.run import Run
-from holdfast.core.status import NOT_ENDED, Status
+from holdfast.core.status import Status
+from holdfast.engine.base import obstacles
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.base.obstacles import MANY, in_the_way
 from holdfast.engine.desk.door import OnBusy
 from holdfast.engine.desk.intake import Birth
-from holdfast.ports import RunFilter, Store
+from holdfast.ports import Store
 
+MANY = 10_000
 DROPPED = "lane_busy"
 """The stop reason of a run that was acknowledged and not run."""
 
 
-async def ahead(store: Store, fact: ev.RunSubmitted) -> list[Run]:
-    """The runs of its lane that this one would wait for: the holder first, then by their turns. A session of its own has none."""
+async def ahead(store: Store, born: Birth) -> list[Run]:
+    """The first run of its lane that this one would wait for; all of them, by their turns, where it takes the place of what is queued. A session of
+    its own has none."""
+    fact = born.fact
     if fact.session_key == fact.run_id:
         return []
-    found = await store.runs(RunFilter(tenant_id=fact.tenant_id, session_key=fact.session_key, statuses=NOT_ENDED, limit=MANY, by_turn=True))
-    mine = [run for run, held in reversed(found) if run.lane == fact.lane and run.run_id != fact.run_id and in_the_way(run, held, store.now())]
-    return sorted(mine, key=lambda run: run.status is Status.PENDING)
+    found = await obstacles.ahead(store, fact.tenant_id, fact.session_key, fact.lane, MANY if born.on_busy is OnBusy.REPLACE else 1)
+    return [run for run, _ in found if run.run_id != fact.run_id]
 
 
 async def refuse_own(store: Store, parent: Run, options: Mapping[str, Any]) -> None:
@@ -77,7 +79,7 @@ def admit(born: Birth, before: list[Run], reason: str, now: int) -> Draft:
         case OnBusy.REPLACE:
             queued = [r for r in before if r.status is Status.PENDING]
             draft.puts += [_replaced(born, run, now) for run in queued]
-            left = [r for r in before if r not in queued]
+            left = [r for r in before if r.status is not Status.PENDING]
             draft.facts.append(ev.RunQueued(f"in place of {len(queued)} queued" if queued else reason, blocked_by=left[0].run_id if left else None))
             return draft
     draft.facts.append(ev.RunQueued(reason, blocked_by=holder.run_id))

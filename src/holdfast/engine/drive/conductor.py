@@ -79,6 +79,7 @@ from holdfast.ports import Claim, RunFilter, Store, offers_upkeep
 
 LOOK_SECONDS = 5.0
 PATIENCE = 20
+NEXT = 3  # so many of those before a run are tried at a time, for others may be first with one of them
 
 
 class Conductor:
@@ -109,7 +110,7 @@ class Conductor:
         """
         await self._own()
         if shared and born.on_busy is not OnBusy.QUEUE:  # busy is a lane that this process cannot drive to its rest
-            await self._way_cleared(records.fold_all(None, [ev.Event(1, self._store.now(), born.fact)]), Lease(0))
+            await self._way_cleared(records.fold_all(None, [ev.Event(1, self._store.now(), born.fact)]))
         if (await self._services.bounds()).touches(born.fact.queue, born.fact.tenant_id):
             return await self._queued(born, "a limit", step_limit, detach)
         lent = None
@@ -147,7 +148,7 @@ class Conductor:
         """The first commit of a run that waits its turn, or whatever it wants where its lane is busy (§5.13)."""
         journal = cast(Journal, born.journal)
         journal.fence = self._first_fence()
-        before = await lanes.ahead(self._store, born.fact)
+        before = await lanes.ahead(self._store, born)
         try:
             draft = lanes.admit(born, before, reason, self._store.now())
             draft.max_queued = max_queued
@@ -303,7 +304,7 @@ class Conductor:
                 if ended is not None:
                     return ended
                 judged, forced = None, False
-            elif (blocked := await self._way_cleared(run, lease) or await self._limited(run)) is not None:
+            elif (blocked := await self._way_cleared(run) or await self._limited(run)) is not None:
                 return blocked
 
     async def _room(self, run_id: str, left: int) -> None:
@@ -329,11 +330,11 @@ class Conductor:
         await self._store.wait_for_change(POLL_SECONDS)
         return None
 
-    async def _way_cleared(self, run: records.Run, lease: Lease) -> Blocked | None:
+    async def _way_cleared(self, run: records.Run) -> Blocked | None:
         """Drives whatever of its lane goes before a run and nobody alive drives; gives what it cannot drive, None once nothing is in the way."""
         patience = PATIENCE
         while patience:
-            ahead = await obstacles.before(self._store, run, lease)
+            ahead = await obstacles.before(self._store, run, NEXT)
             if not ahead or self._services.drivers.draining:
                 return None
             for head, held in ahead:
@@ -499,7 +500,7 @@ class Conductor:
             await self._refuse_live(run, lease, wait)
             run, lease = await self._reader.found(run_id)
         program = await self._fitting(run, upgrade)
-        if (blocked := await self._way_cleared(run, lease)) is not None:  # before anything is written
+        if not obstacles.has_lane(run, lease) and (blocked := await self._way_cleared(run)) is not None:  # before anything is written
             raise _lane_blocked(run_id, blocked)
         if run.status not in LIVE and run.status is not Status.PENDING and not await self._desk.due_by_a_signal(run):
             decisions.refuse_resume(run, acknowledge)
