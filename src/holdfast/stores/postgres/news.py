@@ -3,7 +3,7 @@
 Whoever waits makes one task of this store poll for all: a number that moves with every write of the server, asked often for a second
 after news and seldom after that. Where the URL leads to the server itself, a connection listens besides; whoever writes something others
 may wait for says of which kind it is, at most every ``QUIET`` seconds, in a statement of its own that waits for no disk. While it listens, whoever waits for
-one kind only is not woken by every write of the server: what the number says concerns such a one four times a second. A listener that is cut or half-open
+one kind only is not woken by every write of the server: what the number says concerns such a one twice a second. A listener that is cut or half-open
 costs nothing but its hints; it proves that it is heard by a heartbeat in its own session, and is made anew when it is not.
 """
 
@@ -25,7 +25,7 @@ from holdfast.stores.postgres.connection import LAST_ANSWER, Connections, Place,
 
 ACTIVE_POLL, IDLE_POLL = 0.010, 0.040
 CROWDED_POLL, LONGEST_POLL = 0.2, 0.5
-HEARD_POLL = 0.25  # for those who are told of their kind of news by a listener
+HEARD_POLL = 0.5  # for those who are told of their kind of news by a listener
 SHARE = 10  # on a crowded server: looks take at most so small a part of the time
 ACTIVE_FOR = 1.0
 QUIET = 0.020
