@@ -259,7 +259,8 @@ class Owners(Protocol):
     async def offer(self, owner: str, offer: Offer) -> None:
         """Notes what a worker works on, for as long as it is known (§10.11)."""
 
-    async def workers(self) -> list[Worker]: ...
+    async def workers(self, *, counted: bool = True) -> list[Worker]:
+        """The processes that hold leases. ``counted``: with how many runs each holds, which costs the more the more they hold; else ``runs`` is 0."""
 
 
 class Links(Protocol):

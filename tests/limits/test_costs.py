@@ -133,9 +133,9 @@ async def test_who_is_up_is_read_once_for_all_runs_that_are_passed_over(open_rt:
                 await giver.submit(other, {})
         workers = rt.store.workers
 
-        async def counted(*given: Any) -> Any:
+        async def counted(*given: Any, **more: Any) -> Any:
             asked.append(1)
-            return await workers(*given)
+            return await workers(*given, **more)
 
         monkeypatch.setattr(rt.store, "workers", counted)
         await asyncio.wait_for(rt.worker(until_idle=True, on_report=told.append), 30)

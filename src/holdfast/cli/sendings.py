@@ -40,7 +40,7 @@ async def stuck(rt: Runtime, found: Iterable[IntentView]) -> set[str]:
     requests = [i for i in found if i.type.startswith(TYPE)]
     out = {i.intent_id for i in requests if i.no_transport_for}
     held = [there for i in requests if i.state == "sending" and (there := await rt.store.intent(i.intent_id)) is not None]
-    alive = {w.owner: Alive(w.alive) for w in await rt.store.workers()} if held else {}
+    alive = {w.owner: Alive(w.alive) for w in await rt.store.workers(counted=False)} if held else {}
     return out | {i.intent_id for i in held if found_lost(i, rt.store.now(), alive.get(i.owner or "", Alive.UNKNOWN)) is not i}
 
 

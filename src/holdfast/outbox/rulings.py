@@ -114,7 +114,7 @@ class Rulings:
         return None if wait is None else (found[0], wait)
 
     async def _alive(self) -> dict[str, Alive]:
-        return {w.owner: Alive(w.alive) for w in await self._store.workers()} | dict.fromkeys(self._closed, Alive.NO)
+        return {w.owner: Alive(w.alive) for w in await self._store.workers(counted=False)} | dict.fromkeys(self._closed, Alive.NO)
 
     def _known(self, intent: Intent, alive: dict[str, Alive]) -> Intent:
         return found_lost(intent, self._store.now(), alive.get(intent.owner or "", Alive.UNKNOWN))

@@ -250,8 +250,9 @@ class Small:
         """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""
         self.present.dead.add(owner)
 
-    async def workers(self: _Kept) -> list[Worker]:
-        return [replace(w, runs=len(await self.runs(RunFilter(owner=w.owner, limit=EVERY)))) for w in self.present.listed()]
+    async def workers(self: _Kept, *, counted: bool = True) -> list[Worker]:
+        listed = self.present.listed()
+        return [replace(w, runs=len(await self.runs(RunFilter(owner=w.owner, limit=EVERY)))) for w in listed] if counted else listed
 
     async def get(self: _Kept, run_id: str) -> tuple[Run, Lease] | None:
         loaded = await self.load(run_id)

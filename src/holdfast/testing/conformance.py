@@ -695,6 +695,7 @@ async def case_renew_and_retire(h: Harness) -> None:
     h.clock.forward(TTL - 1)
     assert await h.store.claim("w2", (), None, limit=1) == []
     assert {w.owner: (w.runs, w.alive) for w in await h.store.workers()} == {"w1": (1, "true"), "w2": (0, "true")}
+    assert {w.owner: (w.runs, w.alive) for w in await h.store.workers(counted=False)} == {"w1": (0, "true"), "w2": (0, "true")}
     late = script.step()
     await h.store.retire("w1")
     await refused(LeaseLost, h.store.commit(late))

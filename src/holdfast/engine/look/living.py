@@ -16,7 +16,7 @@ Unsendable = Callable[[Intent], bool]
 async def living(store: Store) -> list[Offer]:
     """What the processes offer that are up."""
     now = store.now()
-    return [w.offer for w in await store.workers() if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
+    return [w.offer for w in await store.workers(counted=False) if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
 
 
 async def sent_types(store: Store, here: Iterable[str] | None = None) -> frozenset[str] | None:

@@ -93,7 +93,7 @@ async def overview(store: Store, look: Look, tenant_id: str | None = None) -> Ov
     failed = await store.runs(RunFilter(tenant_id=tenant_id, statuses=(Status.FAILED,), limit=LISTED))
     need.sort(key=lambda found: _urgency(found[0]))
     first = [*need, *failed][:LISTED]
-    alone = not any(w.offer is not None and w.alive != Alive.NO and w.expires_at > now for w in await store.workers())
+    alone = not any(w.offer is not None and w.alive != Alive.NO and w.expires_at > now for w in await store.workers(counted=False))
     nobody = [r for r in [await look.shown(run, lease) for run, lease in due[:LISTED]] if r.no_worker_for is not None or (alone and r.blocked_by is None)]
     lost = [run.run_id for run, lease in need if views.condition(run, lease, now) is Condition.INTERRUPTED][:LISTED]
     doubtful = sum([sum(e.status is EffectStatus.ATTEMPTED for e in await store.effects(run_id)) for run_id in lost])

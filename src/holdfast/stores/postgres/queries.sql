@@ -540,7 +540,8 @@ INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'offer'
 WITH gone AS (DELETE FROM holdfast.offer WHERE owner NOT IN (SELECT owner FROM holdfast.worker) RETURNING owner)
 DELETE FROM holdfast.vouch v USING gone WHERE v.run = '' AND v.kind = 'offer' AND v.id = gone.owner;
 -- name: workers
-SELECT w.owner, w.started_at, {expiry}, w.boot, (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner), o.data, v.seal
+SELECT w.owner, w.started_at, {expiry}, w.boot, CASE WHEN %(counted)s::boolean THEN (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner) ELSE 0 END,
+  o.data, v.seal
 FROM holdfast.worker w LEFT JOIN holdfast.offer o ON o.owner = w.owner LEFT JOIN holdfast.vouch v ON v.run = '' AND v.kind = 'offer' AND v.id = o.owner
 ORDER BY w.started_at, w.owner LIMIT 10000;
 -- name: lock_owned

@@ -765,8 +765,8 @@ class PostgresStore:
     def _lost(self, owner: str, its: str | None, left: int | None) -> str | None:
         return apply.lost(left, self._alive(owner, its))
 
-    async def workers(self) -> list[Worker]:
-        (found,) = await self._ask((Q.workers, {"now": self._clock()}))
+    async def workers(self, *, counted: bool = True) -> list[Worker]:
+        (found,) = await self._ask((Q.workers, {"now": self._clock(), "counted": counted}))
         return [
             Worker(owner, started, expires, self._alive(owner, its).value, count, _offer(owner, data, seal))
             for owner, started, expires, its, count, data, seal in found
@@ -1321,7 +1321,7 @@ class PostgresStore:
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
         """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes."""
-        gone: list[str] = []
+        gone: set[str] = set()
         kept: dict[str, str] = {}
         after = ""
         while roots := [r for (r,) in (await self._ask((Q.old_roots, {"before": before, "after": after, "limit": _LINEAGES})))[0]]:
@@ -1331,11 +1331,11 @@ class PostgresStore:
                 return await upkeep.prune(db, roots, before, dry=dry, at=self.now(), by=actor)
 
             found = await self._do(work)
-            gone += [r for r in found.run_ids if r not in gone] if dry else found.run_ids
+            gone.update(found.run_ids)
             kept.update(found.kept)
         if gone and not dry:
             self._news.tell()
-        return Pruned(tuple(sorted(set(gone))), dict(sorted(kept.items())))
+        return Pruned(tuple(sorted(gone)), dict(sorted(kept.items())))
 
     async def acknowledge(self) -> None:
         """An operator accepts the log as it is: a new incarnation, and every fence given out before is void (§1.9)."""

@@ -673,11 +673,14 @@ class SqliteStore:
         """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""
         self._liveness.drop(owner)
 
-    async def workers(self) -> list[Worker]:
+    async def workers(self, *, counted: bool = True) -> list[Worker]:
         db, now = self._read(), self._now()
         with mapped(self.path):
             return [
-                Worker(w.owner, w.started_at, now + self._owners.left(w), self._owners.alive(w).value, _one(db, Q.worker_runs, (w.owner,)), self._offer(db, w.owner))
+                Worker(
+                    w.owner, w.started_at, now + self._owners.left(w), self._owners.alive(w).value,
+                    _one(db, Q.worker_runs, (w.owner,)) if counted else 0, self._offer(db, w.owner),
+                )
                 for w in self._owners.all(db)
             ]
 
