@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,6 +100,18 @@ async def test_wrong_sql_fails_its_run_alone(text: str, url: str) -> None:
         run = await rt.invoke(graph, {})
         assert (run.status, rows()) == ("failed", []) and run.error is not None and run.error.code == "sql_failed", run.error
     async with Runtime(url) as rt:
+        assert (await rt.invoke(sound, {})).status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("text", "params"), [(PUT, ["ada"]), (PUT, ["ada", 3, 4]), ("SELECT %(owner)s", {"other": 1}), ("SELECT %d", [1]), ("SELECT %s, %(a)s", [1]), ("SELECT '100%'", [1])]
+)
+async def test_places_that_do_not_fit_the_params_fail_the_run_alone(text: str, params: Any, url: str) -> None:
+    """What the server would say of it is an error of the protocol, as when a connection breaks: it is told here."""
+    graph, sound = paying((text, params)), paying((PUT, ["ada", 3]))
+    async with Runtime(url) as rt, asyncio.timeout(20):
+        run = await rt.invoke(graph, {})
+        assert (run.status, rows()) == ("failed", []) and run.error is not None and run.error.code == "sql_failed", run.error
         assert (await rt.invoke(sound, {})).status == "completed"
 
 

@@ -649,7 +649,9 @@ async def _application(db: Connection, statements: Sequence[commit.Statement]) -
     if not statements:
         return
     try:
-        await many(db, [(s.text, _params(s)) for s in statements])
+        async with db.pipeline():  # psycopg's own way: it says what is wrong with a text that others wrote, and with its places
+            for s in statements:
+                await db.execute(s.text, _params(s))
     except psycopg.Error as e:
         if passing(e):
             raise

@@ -2,7 +2,8 @@
 
 psycopg makes a cursor for each statement, describes each column of its answer and watches the socket by a timer: more work than most of the
 statements here are for their client. So the one way in which this store asks is written out. Values, rows and errors are psycopg's own: it dumps,
-loads and names them. Whatever else there is to do (connecting, listening, rolling back, closing) stays with its connections.
+loads and names them. Whatever else there is to do (connecting, rolling back, closing, what applications have written) stays with its connections: the
+statements here are the store's own, whose places fit their values.
 """
 
 from __future__ import annotations
