@@ -17,7 +17,7 @@ from tests.postgres.server import shared
 
 from holdfast.core.errors import StoreFull
 from holdfast.stores import PostgresStore, SqliteStore
-from holdfast.stores.postgres import upkeep
+from holdfast.stores.postgres import ground, upkeep
 from holdfast.stores.sqlite import store as sqlite
 from holdfast.testing.conformance import TTL, Script
 
@@ -101,4 +101,64 @@ async def test_a_long_reader_of_postgres_is_named(monkeypatch: pytest.MonkeyPatc
         db.execute("SELECT count(*) FROM holdfast.log")
         (told,) = [p for p in await store.health() if p.code == "snapshot_old"]
         assert f"session {db.info.backend_pid} of holdfast (report, from this machine, since 20" in told.message
+    await store.close()
+
+
+def entries_read(index: str) -> int:
+    """Of an index, how many entries all searches have gone through; sessions tell of theirs when they end."""
+    with shared().admin("holdfast") as db:
+        until = time.monotonic() + 20
+        while db.execute("SELECT 1 FROM pg_stat_activity WHERE usename = 'holdfast' AND application_name = 'holdfast'").fetchone() and time.monotonic() < until:
+            pass
+        (read,) = db.execute("SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = %s", (index,)).fetchone() or (0,)
+    return int(str(read))
+
+
+async def test_a_claim_does_not_go_through_what_was_claimed_since_a_snapshot_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays in the index of what is due as long as the snapshot is held: a claim begins where what is due begins (issue 13, Must show 7)."""
+    monkeypatch.setattr(ground, "EACH", 0.0)
+    monkeypatch.setattr(ground, "FEW", 0)
+    at = 1_800_000_000_000_000
+    store = PostgresStore(shared().fresh(), now=lambda: at)
+    before = entries_read("run_due")
+    await store.open()
+    await store.register("w", 3_600_000_000)
+    with psycopg.connect(shared().dsn(user="postgres")) as db:
+        db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        db.execute("SELECT count(*) FROM holdfast.run")
+        for n in range(40):
+            for k in range(5):
+                await Script(store, f"r{n}-{k}").submit()
+            at += 10_000_000
+            assert {c.run_id for c in await store.claim("w", [], None, limit=10)} == {f"r{n}-{k}" for k in range(5)}
+        await Script(store, "late", priority=1).submit()
+        await Script(store, "other", tenant_id="another").submit()
+        assert {c.run_id for c in await store.claim("w", [], None, limit=10)} == {"late", "other"}, "lines that come anew are seen"
+        await store.close()
+        assert entries_read("run_due") - before < 40 * 50
+
+
+async def test_a_run_with_an_earlier_time_is_found_though_a_claim_begins_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever commits late with an earlier time, and a clock that goes back: nothing is passed over for longer than until all is looked through again."""
+    monkeypatch.setattr(ground, "EACH", 0.0)
+    monkeypatch.setattr(ground, "FEW", 0)
+    at = 1_800_000_000_000_000
+    store = PostgresStore(shared().fresh(), now=lambda: at)
+    await store.open()
+    await store.register("w", 3_600_000_000)
+    await Script(store, "r1").submit()
+    assert [c.run_id for c in await store.claim("w", [], None, limit=10)] == ["r1"]
+    at -= 600_000_000
+    await Script(store, "r2").submit()
+    assert [c.run_id for c in await store.claim("w", [], None, limit=10)] == ["r2"], "the clock went back"
+    at += 600_000_000
+    for name in ("r3", "r4"):  # where it begins has been seen
+        await Script(store, name).submit()
+        assert [c.run_id for c in await store.claim("w", [], None, limit=10)] == [name]
+    at -= ground.MARGIN + 1_000_000
+    await Script(store, "r5").submit()
+    at += ground.MARGIN + 1_000_000
+    assert await store.claim("w", [], None, limit=10) == []
+    monkeypatch.setattr(ground, "WHOLE", 0.0)
+    assert [c.run_id for c in await store.claim("w", [], None, limit=10)] == ["r5"]
     await store.close()

@@ -605,3 +605,20 @@ async def test_a_worker_whose_renewals_were_lost_is_waited_for() -> None:
         await store.renew("w", TTL)
         assert not waited_for(now)
     await store.close()
+
+
+async def test_what_is_driven_here_is_marked_also_after_another_owner_has_gone() -> None:
+    """§5.6: whose inbox holds something is looked up by the runs that this process knows to be its own, as long as it knows them all."""
+    store = PostgresStore(shared().fresh() + "&listen=")
+    await store.open()
+    await store.register("w", TTL)
+    await store.register("v", TTL)
+    await Script(store, "r1").submit()
+    await Script(store, "r2").submit()
+    assert {c.run_id for c in await store.claim("w", (), None, limit=5)} == {"r1", "r2"}
+    assert await store.marked("w") == []
+    await store.put(signal("r1", "k", store.now()))
+    assert await store.marked("w") == ["r1"]
+    await store.retire("v")
+    assert await store.marked("w") == ["r1"] and await store.marked("v") == []
+    await store.close()

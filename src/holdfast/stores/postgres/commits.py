@@ -168,7 +168,8 @@ class _Rows:
 
 
 class Committer:
-    """The way in for commits. ``keys``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them.
+    """The way in for commits. ``keys``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them;
+    ``knows_all``: whether these are all that it holds.
     ``given`` is a clock that tests move; ``judge`` says why an owner is lost, by its name, boot and what is
     left of its lease; ``tell`` is called with the kinds of news when others may have something to do."""
 
@@ -183,6 +184,7 @@ class Committer:
     ) -> None:
         self.keys: dict[str, Key] = {}
         self.fences: dict[str, int] = {}
+        self.knows_all = True
         self._pool = pool
         self._url = url
         self._patience = patience
@@ -214,7 +216,8 @@ class Committer:
         self.keys[run_id], self.fences[run_id] = key, fence
 
     def forget(self) -> None:
-        """Runs were handed back: what is still held is learnt anew."""
+        """Runs were handed back: what is still held is learnt anew, so that from now on not all that is driven here is known."""
+        self.knows_all = False
         self.keys.clear()
         self.fences.clear()
 

@@ -66,7 +66,22 @@ _HERE = Path(__file__).parent
 
 # Records beside the log are read with what vouches for them. One that was moved to another place in its order is read as one that was altered.
 _VOUCHED = "LEFT JOIN holdfast.vouch v ON v.run = {0}.run_id AND v.kind = '{1}' AND v.id = {2}"
+# The line that is known to be the first, unless there is one before it now. Whoever asks for the first without it goes through all that was ever due.
+_BEFORE = "(SELECT queue FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND {0} ORDER BY queue, priority DESC, tenant_id LIMIT 1) IS NULL"
+_KNOWN = (
+    "(SELECT %(queue)s::text AS queue, %(priority)s::integer AS priority, %(tenant)s::text AS tenant_id WHERE %(queue)s::text IS NOT NULL AND "
+    + " AND ".join(
+        _BEFORE.format(where)
+        for where in (
+            "queue < %(queue)s::text",
+            "queue = %(queue)s::text AND priority > %(priority)s::integer",
+            "queue = %(queue)s::text AND priority = %(priority)s::integer AND tenant_id < %(tenant)s::text",
+        )
+    )
+    + ")"
+)
 _FILLED = {
+    "{known}": _KNOWN,
     "{at_once}": _AT_ONCE,
     "{now}": _NOW,
     "{expiry}": _EXPIRY,

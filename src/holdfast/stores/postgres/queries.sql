@@ -19,9 +19,10 @@ COMMIT;
 
 -- name: step
 -- A lone step: one statement, one round trip. The run's row is locked in share mode, so that its fence cannot move; the key of the log
--- lets only one row follow another; the hash says that it is the very row.
+-- lets only one row follow another; the hash says that it is the very row. That it has an owner is said so that its index is not looked into:
+-- there is all that was ever owned, as long as somebody holds a snapshot.
 WITH held AS MATERIALIZED (
-  SELECT bucket, id FROM holdfast.run WHERE bucket = %s AND id = %s AND fence = %s AND owner IS NOT NULL FOR SHARE
+  SELECT bucket, id FROM holdfast.run WHERE bucket = %s AND id = %s AND fence = %s AND coalesce(owner, '') <> '' FOR SHARE
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT held.bucket, held.id, before.n + 1, %s, %s, %s, %s, %s, %s, %b, %b
@@ -35,7 +36,7 @@ WITH given AS MATERIALIZED (
     %b::bytea[], %b::bytea[], %b::bigint[], %b::bytea[]) AS t (b, run, fence, seq, since, whole, version, step, head, hash, data, n, after)
 ), held AS MATERIALIZED (
   SELECT r.bucket, r.id FROM given g JOIN holdfast.run r ON r.bucket = g.b AND r.id = g.run
-  WHERE r.fence = g.fence AND r.owner IS NOT NULL ORDER BY r.bucket, r.id FOR SHARE OF r
+  WHERE r.fence = g.fence AND coalesce(r.owner, '') <> '' ORDER BY r.bucket, r.id FOR SHARE OF r
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT g.b, g.run, g.n + 1, g.seq, g.since, g.whole, g.version, g.step, g.head, g.hash, g.data
@@ -357,6 +358,12 @@ WHERE r.bucket = %s AND r.run_id = %s AND i.key = %s;
 -- Runs of an owner whose inbox holds what nobody has taken.
 SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
   AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL) LIMIT 10000;
+-- name: marked_of
+-- The same of the runs that are known to be driven here. Their owner is not looked for by its index: as long as somebody holds a snapshot, all that it
+-- ever drove is found there.
+SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) CROSS JOIN LATERAL (
+  SELECT f.bucket, f.id, f.run_id FROM holdfast.run f WHERE f.bucket = x.b AND f.run_id = x.run AND f.owner || '' = %(owner)s OFFSET 0) r
+WHERE EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL OFFSET 0) LIMIT 10000;
 
 -- Claims --------------------------------------------------------------------------------------------
 
@@ -371,7 +378,9 @@ WITH RECURSIVE gone AS MATERIALIZED (
   SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
   WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
 ), level AS (
-  (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL ORDER BY queue, priority DESC, tenant_id LIMIT 1)
+  (SELECT f.* FROM ({known}
+    UNION ALL (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL ORDER BY queue, priority DESC, tenant_id LIMIT 1)
+    LIMIT 1) f)
   UNION ALL
   SELECT n.queue, n.priority, n.tenant_id FROM level l CROSS JOIN LATERAL (
     (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority < l.priority
@@ -394,13 +403,14 @@ WITH RECURSIVE gone AS MATERIALIZED (
   ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
 ), kind AS MATERIALIZED (
   SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
-    (once + at, -1::bigint, once, true), (2 * once, once + at, once, false), (-1, at, 0, false)) k (after, until, origin, ahead)
+    (once + at, -1::bigint, once, true, 2 * once), (2 * once, once + at, once, false, once + %(begins)s::bigint), (-1, at, 0, false, %(times)s::bigint)) k (after, until, origin, ahead, known)
 ), due AS MATERIALIZED (
   SELECT c.* FROM (SELECT queue, priority, tenant_id FROM level WHERE EXISTS (SELECT 1 FROM simple)
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[])) ORDER BY priority DESC) l
   CROSS JOIN LATERAL (SELECT d.bucket, d.id FROM kind k CROSS JOIN LATERAL (
     SELECT r.bucket, r.id, r.due, r.turn FROM holdfast.run r
-    WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due > k.after AND r.due <= k.until
+    WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due <= k.until
+      AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text) AND k.known < k.until THEN greatest(k.after, k.known) ELSE k.after END
       AND r.owner IS NULL
       AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
       AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
@@ -427,6 +437,17 @@ WITH RECURSIVE gone AS MATERIALIZED (
 )
 SELECT * FROM taken_over UNION ALL SELECT * FROM taken
 UNION ALL SELECT NULL, 0::smallint, 0, 0, NULL, NULL, 0, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM simple);
+-- name: ground
+-- The first line of what is due, and the oldest of what is due there at once and at a time: below them lie only what was due before, and it
+-- stays in the index as long as somebody holds a snapshot. Nobody is locked.
+SELECT l.queue, l.priority, l.tenant_id, n.at,
+  (SELECT r.due - n.once FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL
+    AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text) AND %(begins)s::bigint < n.at THEN n.once + %(begins)s::bigint ELSE 2 * n.once END AND r.due < 0 ORDER BY r.due LIMIT 1),
+  (SELECT r.due FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL
+    AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text) AND %(times)s::bigint < n.at THEN %(times)s::bigint ELSE -1 END ORDER BY r.due LIMIT 1)
+FROM (SELECT {now} AS at, -4611686018427387904 AS once) n, (SELECT f.* FROM ({known}
+    UNION ALL (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL ORDER BY queue, priority DESC, tenant_id LIMIT 1)
+    LIMIT 1) f) l;
 -- name: limits_lock
 -- Whoever judges by what is in use does so alone; the lock ends with the transaction.
 SELECT pg_advisory_xact_lock(4854);

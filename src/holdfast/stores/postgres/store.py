@@ -83,6 +83,7 @@ from holdfast.stores.apply import Found
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.postgres import besides, outbox, upkeep
 from holdfast.stores.postgres import limits as bounds
+from holdfast.stores.postgres.arrays import Numbers, Texts
 from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, emitting, keep_blob, put_values
 from holdfast.stores.postgres.connection import (
     MIGRATIONS,
@@ -97,6 +98,7 @@ from holdfast.stores.postgres.connection import (
     too_many,
     translate,
 )
+from holdfast.stores.postgres.ground import Ground
 from holdfast.stores.postgres.news import Hearing
 from holdfast.stores.postgres.remembered import Remembered, said
 
@@ -143,6 +145,7 @@ class PostgresStore:
         self._liveness: Liveness | None = None
         self._mine: dict[str, dict[str, Any]] = {}
         self._remembered = Remembered()
+        self._ground = Ground()
         self._moved = 0
         self._full = self._counted = 0.0
         self.suspect: HoldfastError | None = None
@@ -500,11 +503,14 @@ class PostgresStore:
                 return (await self._answers_lost(db, owner) if sent else []) or await self._claim_one(db, owner, named, limits)
 
             return _driven(committer, await self._do(by_name, whole=True))
+        begins, look = self._ground.where()
         values = {
             "simple": not limits, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
             "shapes": None if shapes is None else list(shapes), "limit": limit, "dead": list(self._dead), "now": self._clock(),
+            **begins, "look": look,
         }  # fmt: skip
         taken, dead, bounded = await self._do(lambda db, sent: self._claim(db, sent, values), whole=True)
+        self._ground.took(len(taken))
         claims = _driven(committer, taken)  # from here on what is claimed below, and its answer lost, can be told from these
         if dead == self._dead and not bounded:
             return claims
@@ -526,7 +532,10 @@ class PostgresStore:
             return found, self._dead, False  # the claim whose answer was lost
         if self._moved and not await self._spoken(db):
             return [], self._dead, False
-        rows, known = await many(db, [(Q.claim, values), (Q.claimers, {"owner": owner, "boot": self._boot})])
+        asked: list[Statement] = [(Q.claim, values), (Q.claimers, {"owner": owner, "boot": self._boot})]
+        *ground, rows, known = await many(db, [(Q.ground, values), *asked] if values["look"] else asked)
+        for found in ground:
+            self._ground.seen(found)
         if owner not in {name for name, _ in known}:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         dead = tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
@@ -924,7 +933,12 @@ class PostgresStore:
         return besides.items(run_id, found, stated)
 
     async def marked(self, owner: str) -> list[str]:
-        (found,) = await self._ask((Q.marked, (owner,)))
+        committer = self._commits()
+        if not committer.knows_all:
+            (found,) = await self._ask((Q.marked, (owner,)))
+        else:
+            driven = list(committer.fences)
+            (found,) = await self._ask((Q.marked_of, {"owner": owner, "b": Numbers([ids.bucket_number(r) for r in driven]), "run": Texts(driven)}))
         return [run_id for (run_id,) in found]
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
