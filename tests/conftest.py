@@ -10,6 +10,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -20,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.testing import VirtualClock, World
 from tests.postgres.blocking import at_once, blocking, finish
-from tests.postgres.instead import stand_in
+from tests.postgres.instead import OtherStore, kept_for, stand_in
 from tests.postgres.pooler import WHICH
 
 settings.register_profile("fast", max_examples=50, derandomize=True, deadline=None, database=None)
@@ -60,8 +61,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A heavy test has a budget of its own, not the time of one that hangs."""
+    """A heavy test has a budget of its own, not the time of one that hangs. One that is kept to the store that it names says why."""
     for item in items:
+        try:
+            kept_for(item.iter_markers())
+        except ValueError as e:
+            raise pytest.UsageError(f"{item.nodeid}: {e}") from e
         if item.get_closest_marker("heavy") is not None:
             item.add_marker(pytest.mark.timeout(0))
 
@@ -85,14 +90,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--store", choices=["as-written", "postgres"], default="as-written", help="postgres: what tests open in memory or in SQLite is PostgreSQL instead")
+    parser.addoption("--store", choices=["as-written", "postgres"], default="as-written", help="postgres: what tests open by URL in memory or in SQLite is PostgreSQL instead")
 
 
 @pytest.fixture(autouse=True)
-def other_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts the store that was asked for in the place of those that tests name."""
-    if request.config.getoption("--store") == "postgres":
-        stand_in(monkeypatch)
+def other_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[OtherStore]:
+    """Puts the store that was asked for in the place of those that tests name, and gives the URL that stands for another."""
+    told = request.node.user_properties
+    if request.config.getoption("--store") == "as-written":
+        yield str
+    elif why := kept_for(request.node.iter_markers()):
+        yield str
+        told.append(("kept to its store", why))
+    else:
+        made = stand_in(monkeypatch)
+        yield made.url
+        if made.made:
+            told.append(("opened in PostgreSQL", len(made.made)))
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -105,7 +119,11 @@ def each_world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterat
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """Says what stood for a transaction pooler, where one was asked for."""
+    """Says what stood for a transaction pooler, where one was asked for, and how many tests another store has stood for."""
+    if terminalreporter.config.getoption("--store") == "postgres":
+        told = Counter(name for reports in terminalreporter.stats.values() for r in reports if getattr(r, "when", "") == "teardown" for name, _ in r.user_properties)
+        opened, kept = told["opened in PostgreSQL"], told["kept to its store"]
+        terminalreporter.write_line(f"--store postgres: {opened} tests opened a store in PostgreSQL, {kept} kept the one that they name")
     if any(
         "postgres_pooled" in report.nodeid for reports in terminalreporter.stats.values() for report in reports if hasattr(report, "nodeid")
     ):

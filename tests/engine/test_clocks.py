@@ -19,6 +19,7 @@ from holdfast.stores import MemoryStore
 from holdfast.testing import open_store
 from holdfast.testing.conformance import Script
 from holdfast.testing.conformance_outbox import MAIL, intent, settle
+from tests.postgres.server import shared
 
 HOUR = 3600.0
 PATIENCE = 20.0
@@ -100,7 +101,8 @@ async def delayed_by_nothing(rt: Runtime) -> Run[Any]:
 
 
 async def asked_for_a_time_that_has_come(rt: Runtime) -> Run[Any]:
-    return await rt.submit("plain", at=dt.datetime.fromtimestamp(time.time_ns() / 1e9, dt.UTC) - dt.timedelta(minutes=1))
+    """By the store's clock: a file goes by the wall clock, a database by its own (§1.9)."""
+    return await rt.submit("plain", at=dt.datetime.fromtimestamp(rt.store.now() / 1e6, dt.UTC) - dt.timedelta(minutes=1))
 
 
 async def a_follow_up(rt: Runtime) -> Run[Any]:
@@ -196,6 +198,7 @@ async def test_the_clock_jumps_in_between(jumps: tuple[float, ...], wall: Wall, 
         assert all(run.condition == "done" for run in await rt.runs())
 
 
+@pytest.mark.one_store("the wall clock that jumps is that of a file's machine; a database goes by its own")
 async def test_a_time_that_was_asked_for_is_kept(wall: Wall, tmp_path: Path) -> None:
     """§10.15: a delay is one; a clock that jumps there makes it due, and none begins before."""
     async with Runtime(f"sqlite:///{tmp_path}/runs.db", skills=skills(wall, 0.0)) as rt:
@@ -205,6 +208,15 @@ async def test_a_time_that_was_asked_for_is_kept(wall: Wall, tmp_path: Path) -> 
         wall.off = HOUR + 1
         await rt.worker(until_idle=True)
         assert (await rt.get(run.run_id)).condition == "done"
+
+
+async def test_a_database_does_not_go_by_the_wall_clock(wall: Wall) -> None:
+    """§1.9: the same over PostgreSQL, whose own time has not come because a worker's clock has jumped."""
+    async with Runtime(shared().fresh(), skills=skills(wall, 0.0)) as rt:
+        run = await rt.submit("plain", delay=HOUR)
+        wall.off = HOUR + 1
+        await rt.worker(until_idle=True)
+        assert (await rt.get(run.run_id)).condition == "queued"
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR], ids=["ahead", "behind"])

@@ -26,6 +26,7 @@ from holdfast.shelf import Shelf
 from holdfast.stores import MemoryStore, PostgresStore, SealedStore, SqliteStore, WorkspaceStore, open_url
 from holdfast.stores.sealing import VERBS
 from holdfast.stores.vault import Vault
+from tests.postgres.instead import OtherStore
 from tests.postgres.server import shared
 
 K1, K2, K3 = b"1" * 32, b"2" * 32, b"3" * 32
@@ -165,9 +166,9 @@ def contents(url: str, folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("at", STORES, ids=lambda s: s.__name__)
-async def test_no_payload_is_kept_in_clear(at: Callable[[Path], str], tmp_path: Path) -> None:
+async def test_no_payload_is_kept_in_clear(at: Callable[[Path], str], tmp_path: Path, other_store: OtherStore) -> None:
     """Something is written into every place there is; none of it is in any file, or any row."""
-    url = at(tmp_path)
+    url = other_store(at(tmp_path))
     ids = await lived(url, FIRST)
     async with Runtime(url, skills=[skill(), failing()], encryption=Encryption(FIRST, strict=True)) as rt:
         assert (await rt.get(ids["run"])).values["text"].startswith(f"{WORD} input")
@@ -183,9 +184,9 @@ async def test_no_payload_is_kept_in_clear(at: Callable[[Path], str], tmp_path: 
 
 
 @pytest.mark.parametrize("at", STORES, ids=lambda s: s.__name__)
-async def test_the_same_runs_without_encryption_show_the_word(at: Callable[[Path], str], tmp_path: Path) -> None:
+async def test_the_same_runs_without_encryption_show_the_word(at: Callable[[Path], str], tmp_path: Path, other_store: OtherStore) -> None:
     """The test above can fail."""
-    url = at(tmp_path)
+    url = other_store(at(tmp_path))
     async with Runtime(url, skills=[skill()]) as rt:
         await rt.invoke("notes", {"text": f"{WORD} input"})
     assert any(form in data for _, data in contents(url, tmp_path) for form in forms())
@@ -294,6 +295,7 @@ async def test_what_is_carried_away_stays_encrypted(at: Callable[[Path], str], t
             await rt.import_runs(tmp_path / "plain")
 
 
+@pytest.mark.one_store("a backup is a copy of a SQLite file")
 async def test_a_backup_is_restored_encrypted(tmp_path: Path) -> None:
     url = sqlite(tmp_path)
     ids = await lived(url, FIRST)
@@ -394,10 +396,10 @@ def test_what_is_no_encryption(given: Any) -> None:
         Runtime("memory:", encryption=given)
 
 
-def test_the_command_line_takes_keys_from_the_environment(tmp_path: Path) -> None:
+def test_the_command_line_takes_keys_from_the_environment(tmp_path: Path, other_store: OtherStore) -> None:
     """$HOLDFAST_KEYS names the file; without it what is encrypted is named, and looking goes on."""
     (tmp_path / "keys").write_text(as_line("k1", K1))
-    env = {**os.environ, "HOLDFAST_STORE": sqlite(tmp_path), "HOLDFAST_KEYS": str(tmp_path / "keys"), "HOLDFAST_KEYS_STRICT": "1"}
+    env = {**os.environ, "HOLDFAST_STORE": other_store(sqlite(tmp_path)), "HOLDFAST_KEYS": str(tmp_path / "keys"), "HOLDFAST_KEYS_STRICT": "1"}
 
     def holdfast(*words: str, **changed: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "holdfast", *words], cwd=tmp_path, env={**env, **changed}, capture_output=True, text=True, timeout=60)

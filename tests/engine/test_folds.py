@@ -55,6 +55,7 @@ async def test_a_list_shows_what_a_fresh_look_shows(url: str, tmp_path: Path) ->
         assert (await same())[0] == ["note 3", "kept", "note 4"]
 
 
+@pytest.mark.one_store("it counts SQLite's statements")
 async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     graph = notes()
     with counting_statements() as counts:

@@ -18,6 +18,8 @@ from tests.statements import counting_statements
 
 STEPS = 50
 RUNS = 20
+COUNTED = pytest.mark.one_store("it counts SQLite's statements; those of PostgreSQL are counted in tests/stores/test_postgres_counts.py")
+CALLED = pytest.mark.one_store("its bound is that of SQLite's path, whose driver is not Python; a connection to a server is")
 
 
 class Line(State):
@@ -58,6 +60,7 @@ async def counts(rt: Runtime, steps: int, counted: Counter[str]) -> Counter[str]
     return Counter({k: counted[k] - before[k] for k in counted})
 
 
+@COUNTED
 async def test_a_lone_step_is_one_commit_and_four_statements(tmp_path: Any, statements: Counter[str]) -> None:
     """Four statements a step: BEGIN, the log row, the run's row, COMMIT (architecture: "the same path is short")."""
     async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
@@ -78,6 +81,7 @@ async def test_a_step_is_two_events(tmp_path: Any) -> None:
     assert sum(kinds.values()) <= 2 * STEPS + 6
 
 
+@COUNTED
 async def test_runs_begun_together_share_their_commits(tmp_path: Any, statements: Counter[str]) -> None:
     """§1.11: the first run must not keep the loop to itself until its end, though its commits never wait."""
     runs = 20
@@ -100,6 +104,7 @@ async def test_what_invoke_returns_is_what_is_loaded(tmp_path: Any) -> None:
     assert live.lease == loaded.lease and live.condition == loaded.condition
 
 
+@CALLED
 async def test_a_step_is_few_calls(tmp_path: Any) -> None:
     """Targets, "Exact counts come first": what a hundred runs at once pay for is Python. A step of one of many is some 65 calls of
     Python functions, comprehensions and continued coroutines included; this bound has room for another release of Python."""
@@ -169,6 +174,7 @@ def conversation() -> Graph[Chat]:
     return graph
 
 
+@COUNTED
 async def test_a_turn_of_a_conversation_is_few_statements(tmp_path: Any, statements: Counter[str]) -> None:
     """Issue «Speed», 3: born, claimed and begun in one commit; a commit a node; nothing is read back, at turn 3 as at turn 60."""
 
@@ -191,6 +197,7 @@ async def test_a_turn_of_a_conversation_is_few_statements(tmp_path: Any, stateme
     assert (turns[59] - turns[3]).total() <= 1
 
 
+@COUNTED
 async def test_births_and_ends_of_a_crowd_share_their_looks(tmp_path: Any, statements: Counter[str]) -> None:
     """Issue «Speed», 2: who takes and of which store is looked up once a group; a birth asks for its lane, an end for its inbox, at once."""
     runs = 40
@@ -204,6 +211,7 @@ async def test_births_and_ends_of_a_crowd_share_their_looks(tmp_path: Any, state
     assert found["SELECT"] < 1.5 * runs
 
 
+@CALLED
 async def test_a_turn_of_a_conversation_is_few_calls(tmp_path: Any) -> None:
     """Issue «Speed», 3: what a turn of three nodes costs of Python: some 730 calls."""
     counted = 0
@@ -225,6 +233,7 @@ async def test_a_turn_of_a_conversation_is_few_calls(tmp_path: Any) -> None:
     assert counted / turns < 850
 
 
+@CALLED
 async def test_a_birth_and_an_end_are_few_calls(tmp_path: Any) -> None:
     """Issue «Speed», 2: what a run of one step costs, birth and end included: some 520 calls."""
     counted = 0

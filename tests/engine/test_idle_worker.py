@@ -16,6 +16,8 @@ from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.connection import Q
 from tests.statements import counting_compilations
 
+pytestmark = pytest.mark.one_store("it counts SQLite's statements, and damages its rows")
+
 
 class Count(State):
     n: int = 0

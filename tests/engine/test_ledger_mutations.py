@@ -15,6 +15,7 @@ from holdfast import Context, Runtime, flow
 from holdfast.core.errors import HoldfastError
 
 acts: list[str] = []
+ROWS = pytest.mark.one_store("it alters the rows of a SQLite file; those of PostgreSQL are altered in tests/damage")
 
 
 async def pay(name: str) -> str:
@@ -72,6 +73,7 @@ async def named(url: str) -> set[str]:
         return {p.code for p in await rt.check() if p.code.startswith("effect_record")}
 
 
+@ROWS
 @pytest.mark.parametrize("how", MUTATIONS)
 async def test_a_mutation_of_a_row(tmp_path: Path, how: str) -> None:
     acts.clear()
@@ -86,6 +88,7 @@ async def test_a_mutation_of_a_row(tmp_path: Path, how: str) -> None:
     assert how == "one deleted" or "completed" not in again, again
 
 
+@ROWS
 async def test_an_older_copy_of_the_rows(tmp_path: Path) -> None:
     """All rows of the ledger as they stood before, put back: their runs are on record, and nothing of them is done again."""
     acts.clear()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -211,7 +213,8 @@ async def test_lanes_show_who_holds_and_who_waits() -> None:
         assert [w.owner for w in await rt.workers()] == [rt.owner]
 
 
-async def test_a_run_that_cannot_be_read_harms_its_own_line_only() -> None:
+@pytest.mark.parametrize("url", ["memory:", "sqlite:///{}/a.db"])
+async def test_a_run_that_cannot_be_read_harms_its_own_line_only(url: str, tmp_path: Path) -> None:
     """§3.6."""
 
     class Kept(State):
@@ -223,7 +226,7 @@ async def test_a_run_that_cannot_be_read_harms_its_own_line_only() -> None:
     async def say(state: Kept) -> dict[str, Any]:
         return {"word": state.word or "x" * 400}
 
-    async with Runtime("memory:", skills=[g, fine := graph()]) as rt:
+    async with Runtime(url.format(tmp_path), skills=[g, fine := graph()]) as rt:
         await rt.invoke(fine, {"name": "Ada"})
         run: Run[Any] = await rt.invoke(g, {"word": ""}, thread_id="t")
         store: Any = Unreadable(rt.store, run.run_id)
@@ -232,14 +235,21 @@ async def test_a_run_that_cannot_be_read_harms_its_own_line_only() -> None:
 
 
 class Unreadable:
-    """A store in which the log of one run cannot be read."""
+    """A store in which the log of one run cannot be read, neither alone nor with others, where there is a verb for that."""
 
     def __init__(self, store: Any, run_id: str) -> None:
         self._store = store
         self._run_id = run_id
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        given = getattr(self._store, name)
+        if name != "heads":
+            return given
+
+        async def heads(run_ids: Sequence[str]) -> Any:
+            return {run_id: head for run_id, head in (await given(run_ids)).items() if run_id != self._run_id}
+
+        return heads
 
     async def load(self, run_id: str) -> Any:
         if run_id == self._run_id:

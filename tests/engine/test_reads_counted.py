@@ -17,7 +17,8 @@ from holdfast.core.codec import Row
 from holdfast.core.errors import ChainBroken
 from holdfast.core.progress import Progress
 from holdfast.engine.look.looker import Wanted
-from holdfast.stores import MemoryStore, PostgresStore, SqliteStore
+from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, open_url
+from tests.postgres.instead import OtherStore
 from tests.postgres.server import shared
 from tests.statements import counting_statements
 
@@ -125,6 +126,7 @@ async def test_a_list_of_fifty_runs_is_a_few_reads(kind: str, tmp_path: Path) ->
         assert [dict(r.values) for r in python] == [dict((await rt.get(r.run_id)).values) for r in python]
 
 
+@pytest.mark.one_store("it counts SQLite's statements")
 async def test_a_list_is_a_few_statements_of_sqlite(tmp_path: Path) -> None:
     with counting_statements() as counted:
         async with Runtime(f"sqlite:///{tmp_path}/a.db", skills=[graph := chat()]) as rt:
@@ -176,7 +178,7 @@ async def test_a_page_of_events_reads_its_own_rows(kind: str, tmp_path: Path, lo
         assert store.since()["log rows"] > STEPS, "and the whole of it is looked at"
 
 
-async def test_whoever_waits_for_a_result_reads_the_log_once(tmp_path: Path) -> None:
+async def test_whoever_waits_for_a_result_reads_the_log_once(tmp_path: Path, other_store: OtherStore) -> None:
     """However often the run moves meanwhile."""
     looked = asyncio.Event()
     graph = Graph("slow", Count)
@@ -195,8 +197,9 @@ async def test_whoever_waits_for_a_result_reads_the_log_once(tmp_path: Path) -> 
             looked.set()
             return await self.store.get(run_id)
 
-    store = Watched(SqliteStore(tmp_path / "a.db"))
-    async with Runtime(f"sqlite:///{tmp_path}/a.db", skills=[graph]) as driver, Runtime(store, skills=[graph]) as rt:
+    url = other_store(f"sqlite:///{tmp_path}/a.db")
+    store = Watched(open_url(url))
+    async with Runtime(url, skills=[graph]) as driver, Runtime(store, skills=[graph]) as rt:
         run = await driver.submit(graph, {})
         work = asyncio.ensure_future(driver.worker(until_idle=True))
         store.since()

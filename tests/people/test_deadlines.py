@@ -66,6 +66,7 @@ async def kinds(rt: Runtime, run_id: str) -> Counter[str]:
 # -- where a wait is --------------------------------------------------------------------------------
 
 
+@pytest.mark.one_store("it reads the schema of a SQLite file")
 def test_the_schema_has_no_registry_of_waits(tmp_path: Path) -> None:
     """T-33, §5.1: a wait is a paused checkpoint; no table and no column holds one."""
 
@@ -106,6 +107,7 @@ async def test_wiped_hints_are_found_again(wiped: str, tmp_path: Path) -> None:
         assert (await kinds(rt, run.run_id))["wait.timed_out"] == 1
 
 
+@pytest.mark.one_store("it alters a row of a SQLite file")
 async def test_a_wiped_answer_is_found_again(tmp_path: Path) -> None:
     """§10.16: an answer on record has queued a resume, which a lost wake-up does not undo."""
     graph, path = asking(), tmp_path / "runs.db"

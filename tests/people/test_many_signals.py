@@ -277,6 +277,7 @@ def test_a_run_keeps_so_many_names_at_hand_and_no_more() -> None:
 
 # -- SQLite, counted -----------------------------------------------------------------------------------
 
+SQLITE = pytest.mark.one_store("it counts the statements of SQLite and the steps of its machine")
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -315,10 +316,12 @@ async def same(folder: Path, work: Counter[str], last: int) -> None:
         assert again.record.unasked == last
 
 
+@SQLITE
 async def test_the_four_hundredth_signal_costs_what_the_first_did(tmp_path: Path, work: Counter[str]) -> None:
     await same(tmp_path, work, 400)
 
 
+@SQLITE
 @pytest.mark.heavy
 async def test_the_five_thousandth_too(tmp_path: Path, work: Counter[str]) -> None:
     await same(tmp_path, work, 5000)

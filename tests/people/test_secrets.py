@@ -14,6 +14,7 @@ from holdfast import Context, Graph, Runtime, State, append, flow, secret, threa
 from holdfast.cli.main import cli
 from holdfast.stores import MemoryStore
 from tests.cli.conftest import Said
+from tests.postgres.instead import OtherStore
 
 KEY, NEWS = "sk-live-0123456789", "hunter22222"
 
@@ -68,11 +69,11 @@ async def story(url: str, seen: list[Any]) -> str:
     return str(run.run_id)
 
 
-def test_secrets_are_hidden_from_those_who_look(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_are_hidden_from_those_who_look(tmp_path: Path, caplog: pytest.LogCaptureFixture, other_store: OtherStore) -> None:
     """T-94, §13.5: in every view, log and page, with --json and without; nodes, resumes and exports have them whole."""
     import asyncio
 
-    url, seen = f"sqlite:///{tmp_path}/runs.db", list[Any]()
+    url, seen = other_store(f"sqlite:///{tmp_path}/runs.db"), list[Any]()
     with caplog.at_level(logging.WARNING):
         run_id = asyncio.run(story(url, seen))
     assert seen == [(KEY, {"token": KEY, "host": "h1"}), KEY, (KEY, NEWS, [f"h1 took {KEY}"])], "it survived two resumes"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,10 @@ from holdfast import Runtime
 from holdfast.core.errors import HoldfastError
 from holdfast.encryption import Encryption, Keys
 from holdfast.telemetry import traced
+from tests.engine.test_encryption import contents
 from tests.http.support import served
 from tests.people.test_secrets_everywhere import Refuses, Secrets, lived, skill
+from tests.postgres.instead import OtherStore
 
 SEEDS = [pytest.param(n, marks=pytest.mark.heavy) if n else n for n in range(3)]
 
@@ -57,17 +58,11 @@ async def test_no_stream_holds_one(seed: int, tmp_path: Path) -> None:
     assert not {shown[:200]: found for shown in parts if "StreamPart(mode='values'" not in shown and (found := made.found_in(shown))}
 
 
-def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            yield path.name, path.read_bytes()
-
-
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_no_encrypted_file_and_no_error_about_one_holds_one(seed: int, tmp_path: Path) -> None:
+async def test_no_encrypted_file_and_no_error_about_one_holds_one(seed: int, tmp_path: Path, other_store: OtherStore) -> None:
     """The store and an export of it, as bytes, as text and in base64; and what is said by a process that has another key, or none."""
     made, right, wrong = Secrets(seed), Encryption(Keys({"k1": b"1" * 32}), strict=True), Encryption(Keys({"k1": b"2" * 32}), strict=True)
-    url = f"sqlite:///{tmp_path}/runs.db"
+    url = other_store(f"sqlite:///{tmp_path}/runs.db")
     async with Runtime(url, skills=[skill()], encryption=right) as rt:
         run = await rt.invoke("holder", {"host": "h1", **made.values()})
         await rt.approve(run.run_id, note=f"with {made.text}", actor="ada")
@@ -77,7 +72,7 @@ async def test_no_encrypted_file_and_no_error_about_one_holds_one(seed: int, tmp
         await rt.export(run.run_id, tmp_path / "out")
     words = {w.encode() for w in made.words if len(w) > 11}
     forms = words | {w.hex().encode() for w in words} | {base64.b64encode(w)[:-4] for w in words}
-    seen = list(_files(tmp_path))
+    seen = list(contents(url, tmp_path))
     assert len(seen) > 4
     assert not {name for name, data in seen for form in forms if form in data}
     said = []

@@ -25,6 +25,7 @@ from holdfast import Context, Graph, Runtime, State, append, secret
 from holdfast.api.table import ROUTES
 from holdfast.cli.main import cli
 from tests.http.support import served
+from tests.postgres.instead import OtherStore
 
 ODD = ["'", '"', "\\", "\n", "\r\n", "\t", "%", "&", "<", ">", "\u00fc", "\u2028", "\U0001f511", " ", "$", "{", "}", "\x1b[31m", "\u202e", "/", "+", "="]
 SEEDS = [pytest.param(n, marks=pytest.mark.heavy) if n else n for n in range(5)]
@@ -190,9 +191,11 @@ def typed(*words: str) -> str:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_command_and_no_log_shows_one(seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_and_no_log_shows_one(
+    seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, other_store: OtherStore
+) -> None:
     monkeypatch.chdir(tmp_path)
-    url, made = f"sqlite:///{tmp_path}/runs.db", Secrets(seed)
+    url, made = other_store(f"sqlite:///{tmp_path}/runs.db"), Secrets(seed)
     with caplog.at_level(logging.DEBUG, logger="holdfast"):
         ids = asyncio.run(lived(url, made))
     logged = "\n".join(logging.Formatter("%(name)s %(message)s").format(r) for r in caplog.records if r.name.startswith("holdfast"))
