@@ -19,6 +19,7 @@ from tests.postgres.server import shared
 from tests.statements import counting_work
 
 SHORT, LONG = 20, 400
+SQLITE = pytest.mark.one_store("it counts the steps of SQLite's machine")
 
 
 @flow("chat")
@@ -135,6 +136,7 @@ async def test_the_first_in_the_way_is_read_and_no_more() -> None:
     assert {name: counts for name, counts in given.items() if counts[0] != counts[1] or counts[0] > 14} == {}
 
 
+@SQLITE
 async def test_a_long_lane_costs_sqlite_no_more(tmp_path: Path) -> None:
     cost: dict[str, list[int]] = {name: [] for name in ACTS}
     for length in (SHORT, LONG):
@@ -174,6 +176,7 @@ async def test_a_long_lane_costs_postgresql_no_more(known: bool) -> None:
     assert read[LONG] <= read[5 * SHORT] + 60, read
 
 
+@SQLITE
 async def test_driving_those_before_costs_as_much_for_each_however_many_there_are(tmp_path: Path) -> None:
     """§4.16: whoever is far back in a lane drives those before it one after the other, and reads only the next of them each time."""
     each: list[float] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -104,15 +103,22 @@ async def test_wrong_sql_fails_its_run_alone(text: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "params"), [(PUT, ["ada"]), (PUT, ["ada", 3, 4]), ("SELECT %(owner)s", {"other": 1}), ("SELECT %d", [1]), ("SELECT %s, %(a)s", [1]), ("SELECT '100%'", [1])]
-)
-async def test_places_that_do_not_fit_the_params_fail_the_run_alone(text: str, params: Any, url: str) -> None:
-    """What the server would say of it is an error of the protocol, as when a connection breaks: it is told here."""
-    graph, sound = paying((text, params)), paying((PUT, ["ada", 3]))
-    async with Runtime(url) as rt, asyncio.timeout(20):
-        run = await rt.invoke(graph, {})
-        assert (run.status, rows()) == ("failed", []) and run.error is not None and run.error.code == "sql_failed", run.error
-        assert (await rt.invoke(sound, {})).status == "completed"
+    ("text", "params"),
+    [
+        (PUT, ["ada"]), (PUT, ["ada", 3, 4]), (PUT, {"owner": "ada", "amount": 3}), ("SELECT 1", ["ada"]), ("SELECT %(a)s::int", {"b": 1}),
+        ("SELECT %(a)s::int", [1]), ("SELECT %s::int, %(a)s::int", [1, 2]), ("SELECT %(a)s::int, %s::int", {"a": 1}), ("SELECT 5 % 2, %s::int", [1]),
+        ("SELECT %x, %s::int", [1]), ("SELECT %(a, %s::int", [1]),
+    ],
+)  # fmt: skip
+async def test_values_that_do_not_fit_their_places_fail_their_run_alone(text: str, params: Any, url: str) -> None:
+    """Values are counted before they are handed to the driver, which does not: it would end the process."""
+    sound = "INSERT INTO account (owner, amount) VALUES ('bob', 1)"
+    async with Runtime(url) as rt:
+        for _ in range(3):  # whatever was to be prepared beside it is asked for again
+            run = await rt.invoke(paying((sound, ()), (text, params)), {})
+            assert (run.status, rows()) == ("failed", []) and run.error is not None and run.error.code == "sql_failed", run.error
+        assert (await rt.invoke(paying((sound, ()), ("SELECT 5 %% 2", {"a": 1}), ("SELECT %(a b)s::int, %(c)t::text", {"a b": 1, "c": "d", "e": 2})), {})).status == "completed"
+    assert rows() == [("bob", 1, None)]
 
 
 @pytest.mark.parametrize("text", ["COMMIT", "  rollback", "/* x */ SET search_path TO x", "DROP TABLE account", "", "-- only a remark", "BEGIN; INSERT INTO account VALUES (1)"])

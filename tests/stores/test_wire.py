@@ -50,6 +50,16 @@ async def test_values_and_rows_are_those_of_psycopg(db: Connection) -> None:
     assert await db.ask() == []
 
 
+async def test_values_are_counted_before_they_are_handed_on(db: Connection) -> None:
+    """The dumper would read behind the end of its memory; and what was to be prepared beside it is not taken for prepared."""
+    beside = ("SELECT 'beside'", None)
+    await db.ask(beside)
+    for values in ((), (1, 2)):
+        with pytest.raises(sql.ProgrammingError, match="1 places"):
+            await db.ask(beside, ("SELECT %s::int", values))
+    assert await db.ask(beside, ("SELECT %s::int", (1,))) == [[("beside",)], [(1,)]]
+
+
 async def test_a_statement_is_prepared_when_it_is_sent_again(db: Connection) -> None:
     for n in range(4):
         assert (await db.ask(("SELECT %s::int", (n,))))[0] == [(n,)]

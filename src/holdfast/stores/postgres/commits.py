@@ -655,7 +655,7 @@ async def _application(db: Connection, statements: Sequence[commit.Statement]) -
         async with db.pipeline():  # psycopg's own way: it says what is wrong with a text that others wrote, and with its places
             for s in statements:
                 await db.execute(s.text, _params(s))
-    except psycopg.Error as e:
+    except (psycopg.Error, TypeError) as e:  # a TypeError: places with names and values without, or the other way round
         if passing(e):
             raise
         raise StatementFailed(f"{type(e).__name__}: {str(e).strip()[:500]}", hint="nothing of the step was committed; fix the table or the code, then resume") from None

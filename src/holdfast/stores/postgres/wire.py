@@ -85,8 +85,14 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
             psycopg.Error: nothing can be sent.
         """
         sent: list[_Sent] = []
-        for text, values in asked:
-            self._plan(text, values, sent)
+        try:
+            for text, values in asked:
+                self._plan(text, values, sent)
+        except BaseException:  # nothing was sent, so that nothing will be prepared
+            for each in sent:
+                if each.prepares is not None:
+                    self.forget(each.prepares)
+            raise
         return Exchange(self, sent, over)
 
     async def hear(self, told: Callable[[str], None], seconds: float) -> None:
@@ -162,7 +168,10 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         else:
             query, formats, names = _understood(text)
             adapter = self._adapter()
-            given = adapter.dump_sequence(values if names is None else [values[name] for name in names], formats)
+            given = values if names is None else [values[name] for name in names]
+            if len(given) != len(formats):  # the dumper does not count them: it would read behind the end of its memory
+                raise sql.ProgrammingError(f"the statement has {len(formats)} places, and {len(given)} values were given for them")
+            given = adapter.dump_sequence(given, formats)
             types, kinds = adapter.types or (), adapter.formats
         key = (query, types)
         known = self._statements
