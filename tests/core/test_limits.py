@@ -28,6 +28,7 @@ from holdfast.core.limits import (
     next_token,
     own_name,
     queues,
+    soon,
     taken,
 )
 
@@ -219,6 +220,15 @@ def test_a_damaged_rule_is_one_error_with_a_way_out(data: bytes) -> None:
     with pytest.raises(EventUnreadable, match="limit cannot be read") as caught:
         codec.decode_rule(data)
     assert "limits set" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("at", "waited", "waits"),
+    [(1_000_000, 0.0, True), (1_000_000, 0.99, True), (1_000_000, 1.0, False), (1_050_000, 0.0, True), (1_050_001, 0.0, False), (-5, 0.5, True), (-5, 1.0, False)],
+)
+def test_what_comes_within_a_second_is_waited_for(at: int, waited: float, waits: bool) -> None:
+    """A little more, for the store's time is known by the way of an answer."""
+    assert soon(Later("crowded", 7_000_000 + at), waited, 7_000_000) is waits
 
 
 def test_what_is_given_is_a_list_that_says_when_more_goes() -> None:

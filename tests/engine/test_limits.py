@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast import Context, Graph, Limit, Runtime, State, Tool
 from holdfast.core.errors import InvalidInput, LimitReached, QueueFull
 from holdfast.core.status import Status
+from holdfast.stores import MemoryStore
 
 
 class Empty(State):
@@ -230,6 +232,47 @@ async def test_a_transport_uses_its_limit() -> None:
         assert {i.state for i in await rt.intents()} == {"sent"}
         assert (await rt.store.usage()).calls == {}
     assert meter.most == 1 and meter.done == 6
+
+
+async def test_a_turn_is_waited_for_though_the_servers_time_is_known_a_little_late() -> None:
+    """§1.9: a server says by its own time when to come back, and a worker knows that time by the way of an answer. A turn that comes within a second is
+    not given up for that."""
+    meter, asked = Meter(), 0
+
+    class Asked(MemoryStore):
+        async def enter(self, owner: str, run_id: str, place: str, needs: Any, *, resting: bool = False) -> Any:
+            nonlocal asked
+            asked += 1
+            assert not resting, "it would come back only after its turn"
+            later = await super().enter(owner, run_id, place, needs, resting=resting)
+            return None if later is None else msgspec.structs.replace(later, at=later.at + 3_000)
+
+    class Mail:
+        dedupes = True
+        limit = "smtp"
+
+        async def send(self, payload: Any, key: str) -> None:
+            async with meter.inside():
+                return None
+
+    graph = Graph("mails", Empty)
+
+    @graph.node(start=True)
+    async def work(state: Empty, ctx: Context) -> None:
+        await asyncio.gather(*[ctx.effect(call, n, key=str(n), limit="smtp", side_effects="read") for n in range(4)])
+        for n in range(4):
+            ctx.send("mail", {"n": n})
+
+    async def call(n: int) -> None:
+        async with meter.inside():
+            return None
+
+    async with Runtime(Asked(), skills=[graph], transports={"mail": Mail()}, limits={"smtp": Limit(in_flight=1)}) as rt:
+        assert (await rt.invoke(graph, {})).status == "completed"
+        await rt.dispatch(until_idle=True)
+        assert {i.state for i in await rt.intents()} == {"sent"}
+    assert meter.most == 1 and meter.done == 8
+    assert asked < 60, asked
 
 
 def test_what_is_no_limit_is_refused() -> None:

@@ -25,6 +25,7 @@ WORKER = "worker"
 QUEUE, TENANT, ANY = "queue:", "tenant:", "*"
 KEPT_CHANGES = 100
 SOON_US = SECOND  # what waits longer for its turn rests instead
+HEARD_US = 50_000  # so far a server's time as it was heard may be from what it is: a way of an answer
 LONGEST_WAIT_US = 30 * SECOND
 
 
@@ -342,6 +343,16 @@ def may_enter(needs: Sequence[tuple[str, Limit | None, int]], buckets: Mapping[s
     return {name: taken(limit, buckets.get(name, 0), now) for name, limit, _ in needs if limit is not None and limit.every}
 
 
+def soon(later: Later, waited: float, now: int) -> bool:
+    """Whether a call waits for its turn where it is: it comes within a second, and has not done so for a second.
+
+    Args:
+        waited: seconds since it first asked, by the worker's clock, which measures spans only (§1.9).
+        now: the store's time.
+    """
+    return waited * SECOND < SOON_US and later.at - now <= SOON_US + HEARD_US
+
+
 # -- the way in ---------------------------------------------------------------------------------------
 
 
@@ -407,5 +418,5 @@ def queues(backlog: Sequence[Backlog], held: Sequence[Held], rules: Rules, bucke
 
 __all__ = [
     "Backlog", "Bounded", "Change", "Chosen", "Due", "Given", "Held", "Later", "Limit", "QueueState", "Rule", "Rules", "Use", "admitted", "chosen", "come_back", "in_force", "may_enter", "name",
-    "next_token", "own_name", "queues", "taken",
+    "next_token", "own_name", "queues", "soon", "taken",
 ]  # fmt: skip

@@ -29,7 +29,7 @@ from holdfast.core.commit import InboxItem, LedgerRow, Settlement
 from holdfast.core.errors import ErrorValue, HoldfastError, MaybeSent, PermanentError, RetryAfter, StoreError, UsageError
 from holdfast.core.intents import Ask, Doubtful, Failed, Intent, IntentState, Late, LookUp, Outcome, Refused, Sent
 from holdfast.core.lease import SAFE_PART, at_once
-from holdfast.core.limits import SOON_US, Later, Limit
+from holdfast.core.limits import Later, Limit, soon
 from holdfast.handle import IntentView
 from holdfast.outbox.hands import Hands, NotReached
 from holdfast.outbox.pace import Lane, Pace
@@ -397,11 +397,11 @@ class Dispatcher:
 
     async def _entered(self, intent: Intent, limit: str) -> Later | None:
         """Holds a limit for one sending, or says when to come back; what has room within a second is waited for (§10.11)."""
-        until = self._clock.now() + SOON_US
+        began = self._clock.monotonic()
         try:
             while (later := await self._store.enter(self._sender.owner, intent.run_id, intent.intent_id, {limit: self._limits.get(limit)})) is not None:
-                now = self._clock.now()
-                if now >= until or (later.at > until and later.at - now > SOON_US):
+                now = self._store.now()
+                if not soon(later, self._clock.monotonic() - began, now):
                     return later
                 await self._clock.sleep(min(max(later.at - now, 1_000), LOOK_US) / 1_000_000)
         except BaseException:

@@ -20,7 +20,7 @@ from holdfast.core import events as ev
 from holdfast.core.called import Called, brief
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import StoreError, UsageError
-from holdfast.core.limits import SOON_US, Later
+from holdfast.core.limits import Later, soon
 from holdfast.core.retry import Retry
 from holdfast.core.waits import WaitKind
 from holdfast.engine.base.failures import ControlFlow, recorded
@@ -78,12 +78,12 @@ async def _declared(services: Services, limit: str) -> None:
 
 
 async def _entered(services: Services, run_id: str, place: str, limit: str) -> None:
-    store, needs, until = services.store, {limit: services.limits.get(limit)}, services.clock.now() + SOON_US
+    store, clock, needs, began = services.store, services.clock, {limit: services.limits.get(limit)}, services.clock.monotonic()
     while (later := await store.enter(services.owner, run_id, place, needs)) is not None:
-        now = services.clock.now()
-        if now >= until or (later.at > until and later.at - now > SOON_US):
+        now = store.now()
+        if not soon(later, clock.monotonic() - began, now):
             break
-        await services.clock.sleep(min(max(later.at - now, 1_000), LOOK_US) / 1_000_000)
+        await clock.sleep(min(max(later.at - now, 1_000), LOOK_US) / 1_000_000)
     else:
         return
     later = await store.enter(services.owner, run_id, place, needs, resting=True)
