@@ -6,6 +6,7 @@ here say what their arrays hold, so that one join of bytes makes each.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +61,11 @@ class _Numbers(Dumper):
     oid = _BIGINTS
 
     def dump(self, obj: Numbers) -> bytes:
-        return _headed(_BIGINT, obj, [_NULL if number is None else _NUMBER.pack(8, number) for number in obj])
+        if None in obj:
+            return _headed(_BIGINT, obj, [_NULL if number is None else _NUMBER.pack(8, number) for number in obj])
+        sized: list[int | None] = [8] * (2 * len(obj))
+        sized[1::2] = obj
+        return _headed(_BIGINT, obj, (_numbers(len(obj)).pack(*sized),))
 
 
 def _array(of: int, items: Sequence[bytes | None]) -> bytes:
@@ -68,6 +73,12 @@ def _array(of: int, items: Sequence[bytes | None]) -> bytes:
     for item in items:
         parts += (_NULL,) if item is None else (_SIZE.pack(len(item)), item)
     return _headed(of, items, parts)
+
+
+@functools.lru_cache(1024)
+def _numbers(count: int) -> struct.Struct:
+    """So many numbers, each with its size."""
+    return struct.Struct("!" + "iq" * count)
 
 
 def _headed(of: int, items: Sequence[object], parts: Sequence[bytes]) -> bytes:
