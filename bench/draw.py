@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.tables import aims, by_metric, counted, short
+from bench.tables import GOALS_OVER_A_SERVER, aims, by_metric, counted, short
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -173,6 +173,8 @@ def served() -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "about-run": lambda: about("run"),
+    "about-postgres": lambda: about("run-postgres"),
+    "aims-postgres": lambda: "\n".join(aims(record("run-postgres")["measurements"], GOALS_OVER_A_SERVER)),
     "about-serving": lambda: about("serving"),
     "serving": served,
     "about-growth": lambda: about("growth"),
