@@ -148,6 +148,13 @@ def claims_of(db: apsw.Connection, run_id: str) -> list[DedupClaim]:
     return found
 
 
+def claims_among(db: apsw.Connection, run_ids: Sequence[str]) -> list[DedupClaim]:
+    """The claims of several runs, by one look through all claims: no index leads from a run to its claims."""
+    found = [DedupClaim(*r) for r in rows(db, Q.claims_among, (json.dumps(list(run_ids)),))]
+    vouch.hold(map(vouch.of_claim, found), under_any(db, run_ids, "claim"))
+    return found
+
+
 # -- tokens -------------------------------------------------------------------------------------------
 
 

@@ -520,6 +520,8 @@ INSERT INTO inbox (run, key, put_at, taken, command, placed) VALUES (?, ?, ?, ?,
 INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 -- name: claims_of_run
 SELECT kind, scope, key, digest, expires_at FROM claim WHERE run_id = ? ORDER BY kind, scope, key;
+-- name: claims_among
+SELECT kind, scope, key, run_id, digest, expires_at FROM claim WHERE run_id IN (SELECT value FROM json_each(?)) ORDER BY kind, scope, key;
 -- name: run_lineages
 SELECT run_id, lineage_root, parent_run_id, status, doc FROM run ORDER BY id;
 -- name: lineages_open
@@ -531,7 +533,8 @@ SELECT lineage_root FROM effect WHERE status IN ('attempted', 'unknown');
 -- The newest row of all keeps its id and its hash, for the anchor, and loses its content.
 UPDATE log SET run = 0, prev = 0, data = x'' WHERE run = ? AND id = ?;
 -- name: prune_log
-DELETE FROM log WHERE run = ? AND id < ?;
+-- The log has no index by run, which every step would have to keep: one look through it for all runs that go.
+DELETE FROM log WHERE id < ?1 AND run IN (SELECT value FROM json_each(?2));
 -- name: prune_whole
 DELETE FROM whole WHERE run = ?;
 -- name: prune_carry

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -208,16 +208,22 @@ def _ended(status: str, doc: bytes) -> int | None:
         return None
 
 
-def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
+def prune(db: apsw.Connection, run_ids: Sequence[str]) -> None:
     """Inside a transaction: deletes runs with all that hangs on them.
 
-    Log ids must never be used again, for the anchor counts on it: the newest row stays, emptied and nobody's.
+    Log ids must never be used again, for the anchor counts on it: the newest row stays, emptied and nobody's. The log and
+    the claims, which have no index by run, are looked through once for all of them.
     """
     newest = row(db, Q.last_log)[0]
+    keys = [0]
+    for claim in besides.claims_among(db, run_ids):
+        if claim.kind != "effect":
+            db.execute(Q.prune_claim, (claim.kind, claim.scope, claim.key))
+            db.execute(Q.vouch_drop, (OWN, "claim", vouch.claim_id(claim.kind, claim.scope, claim.key)))
     for run_id in run_ids:
         key = row(db, Q.run_tip, (run_id,))[0]
-        for statement in (Q.prune_tombstone, Q.prune_log):
-            db.execute(statement, (key, newest))
+        keys.append(key)
+        db.execute(Q.prune_tombstone, (key, newest))
         for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_chunk, Q.prune_token, Q.run_delete):
             db.execute(statement, (key,))
         gone, large = apply.tombstones(besides.effects_of_run(db, run_id))
@@ -231,8 +237,4 @@ def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
         for statement in (Q.prune_intent, Q.prune_ledger, Q.vouch_prune):
             db.execute(statement, (run_id,))
         limits.forget(db, run_id)
-        for claim in besides.claims_of(db, run_id):
-            if claim.kind != "effect":
-                db.execute(Q.prune_claim, (claim.kind, claim.scope, claim.key))
-                db.execute(Q.vouch_drop, (OWN, "claim", vouch.claim_id(claim.kind, claim.scope, claim.key)))
-    db.execute(Q.prune_log, (0, newest))
+    db.execute(Q.prune_log, (newest, json.dumps(keys)))
