@@ -1334,7 +1334,8 @@ class PostgresStore:
         return besides.pruned(*await self._ask(*besides.pruned_of([run_id])))
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes."""
+        """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes. After each batch others have
+        the server to themselves for as long as it took."""
         gone: set[str] = set()
         kept: dict[str, str] = {}
         after = ""
@@ -1344,9 +1345,12 @@ class PostgresStore:
             async def work(db: Connection, sent: int, roots: list[str] = roots) -> Pruned:
                 return await upkeep.prune(db, roots, before, dry=dry, at=self.now(), by=actor)
 
+            began = time.monotonic()
             found = await self._do(work)
             gone.update(found.run_ids)
             kept.update(found.kept)
+            if not dry and len(roots) == _LINEAGES:
+                await asyncio.sleep(time.monotonic() - began)
         if gone and not dry:
             self._news.tell()
         return Pruned(tuple(sorted(gone)), dict(sorted(kept.items())))
