@@ -441,3 +441,26 @@ def test_nobody_looks_after_a_loop_of_virtual_time() -> None:
 
     clock = VirtualClock()
     assert run_virtual(story(), seed=1, clock=clock) == []
+
+
+async def test_frames_are_listed_without_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finalizer that is run in the middle of it may wait for ever: a worker hung so, with all its threads."""
+    collects: list[bool] = []
+    frames = sys._current_frames
+
+    def listed() -> dict[int, types.FrameType]:
+        collects.append(gc.isenabled())
+        return frames()
+
+    monkeypatch.setattr(sys, "_current_frames", listed)
+    async with Runtime(MemoryStore()) as rt:
+        await ended(rt, await rt.invoke(KINDS["spins_at_once"](), {}))
+    assert len(collects) >= 3 and not any(collects), "the watch looks, looks on, and strikes"
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with blocked.uncollected():
+            pass
+        assert not gc.isenabled(), "who collects nothing is left so"
+    finally:
+        gc.enable()

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import contextvars
 import ctypes
+import gc
 import itertools
 import logging
 import operator
@@ -186,6 +187,19 @@ class _Taken(BaseException):
     """Raised in the place of a strike that is taken back."""
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile. The interpreter lists the frames of all threads under a lock, and before 3.12 may collect within: a finalizer there can
+    hand over to a thread that is ending, which holds the interpreter and waits for that lock, for ever."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def strike(thread: int, held: Held, error: type[Overdue]) -> bool:
     """Raises it in that thread if that very frame is still what runs there. Looking and raising are one call of C: no thread runs in between."""
     there = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, itertools.repeat((), 1)))
@@ -197,7 +211,8 @@ def strike(thread: int, held: Held, error: type[Overdue]) -> bool:
         if settled:
             struck[thread] = error
         try:
-            done = next(act, 0) == 1
+            with uncollected():
+                done = next(act, 0) == 1
         except KeyError:  # the thread has ended
             done = False
         if not done and settled:
@@ -276,7 +291,7 @@ class Watch:
 
     def _work(self) -> None:
         while not self._stop.wait(TICK_SECONDS):
-            frame = sys._current_frames().get(self._watched)
+            frame = self._frame()
             if frame is None or self._loop.is_closed():
                 return
             if frame.f_globals.get("__name__") == "selectors":
@@ -320,8 +335,12 @@ class Watch:
         if lapsed is not None:
             self._renewing.lapse(None)
 
+    def _frame(self) -> FrameType | None:
+        with uncollected():
+            return sys._current_frames().get(self._watched)
+
     def _held(self) -> Held | None:
-        frame = sys._current_frames().get(self._watched)
+        frame = self._frame()
         try:
             return None if frame is None else holder(frame, self._whose)
         except (AttributeError, LookupError, RuntimeError):
