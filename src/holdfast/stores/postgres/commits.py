@@ -86,7 +86,8 @@ W = TypeVar("W", _Stepping, _Waiting)
 
 class Seen(msgspec.Struct):
     """What the first round trip of a group has read: ``apply.Sight``. ``after``: the hash of the row that follows each commit's tip, if there
-    is one; ``unread``: the runs whose inbox holds more than the commit takes; ``taking`` and ``vouched``: the inbox items that it takes, those
+    is one; ``unread``: the runs whose inbox holds more than the commit takes; ``followed``: those in whose lane others are marked as standing behind
+    its holder; ``taking`` and ``vouched``: the inbox items that it takes, those
     that are there and those that are vouched for; ``tokens``: the open links of waits that it closes; ``numbers``: of the ledger rows that it
     writes."""
 
@@ -95,6 +96,7 @@ class Seen(msgspec.Struct):
     keys: dict[str, Key]
     found: dict[str, Found]
     unread_runs: set[str]
+    followed: set[str]
     taking: dict[str, set[str]]
     vouched: dict[str, set[str]]
     after: dict[str, bytes | None]
@@ -463,6 +465,7 @@ class Committer:
         beside: list[Statement] = []
         application: list[commit.Statement] = []
         begun: list[str] = []  # births that keep their owner
+        left: list[Run] = []  # whose lane is free for those who stand behind
         for w in batch:
             p = w.prepared
             c, run_id = p.commit, p.commit.run.run_id
@@ -475,6 +478,8 @@ class Committer:
                 continue
             if run_id not in seen.keys and ruling.owner is not None:
                 begun.append(run_id)
+            if not ruling.holds and run_id in seen.followed:
+                left.append(c.run)
             beside += self._written(p, ruling, seen, rows)
             application += c.statements
             outcomes.append(p.tip(_number(c)))
@@ -484,6 +489,8 @@ class Committer:
                 self.keys.pop(run_id, None)
         await _application(db, application)
         writes = rows.statements()
+        if left:
+            beside.append((Q.behind_next, {"tenant": [r.tenant_id for r in left], "session": [r.session_key for r in left], "lane": [r.lane for r in left]}))
         answers = await many(db, [*writes, *beside, (Q.commit, None)])
         born: dict[str, int] = dict(answers[len(writes) - 1]) if rows.born else {}
         for run_id in begun:
@@ -552,6 +559,7 @@ class Committer:
             keys={},
             found={},
             unread_runs=set(),
+            followed=set(),
             taking={},
             vouched={},
             after={},
@@ -571,12 +579,14 @@ class Committer:
         ends = {run: rest for run, *rest in answers[3]}
         for run, bucket, id, fence, owner, holds, turn, status in answers[2]:
             seen.keys[run] = Key(bucket, id)
-            n, digest, after, boot, left, unread, untaken, vouched = ends.get(run, (0, b"", None, None, None, False, (), ()))
+            n, digest, after, boot, left, unread, followed, untaken, vouched = ends.get(run, (0, b"", None, None, None, False, False, (), ()))
             live = owner is not None and self._judge(owner, boot, left) is None
             seen.found[run] = Found(fence, owner, live, n or 0, digest or b"", holds, turn, status)
             seen.after[run], seen.taking[run], seen.vouched[run] = after, set(untaken), set(vouched)
             if unread:
                 seen.unread_runs.add(run)
+            if followed:
+                seen.followed.add(run)
         return seen
 
     def _rule(self, p: Prepared, seen: Seen) -> Ruling | HoldfastError:

@@ -52,9 +52,10 @@ SELECT r.run_id, r.bucket, r.id, r.fence, r.owner, r.holds, r.turn, r.status
 FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- name: see_runs
--- The ends of the logs, whether the inbox holds more than is being taken, and the owners' leases; `mine` is the row that follows the
--- one that the commit names, if there is one.
+-- The ends of the logs, whether the inbox holds more than is being taken, whether runs are marked as standing behind in the lane, and the owners'
+-- leases; `mine` is the row that follows the one that the commit names, if there is one.
 SELECT x.run, t.n, t.hash, mine.hash, w.boot, {expiry} - {now}, i.unread,
+  EXISTS (SELECT 1 FROM holdfast.run b WHERE b.tenant_id = r.tenant_id AND b.session_key = r.session_key AND b.lane = r.lane AND b.behind OFFSET 0),
   ARRAY(SELECT i.key FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL AND x.took::jsonb ? i.key),
   ARRAY(SELECT v.id FROM holdfast.vouch v WHERE v.run = x.run AND v.kind = 'inbox' AND v.mark IS NULL AND x.took::jsonb ? v.id)
 FROM unnest(%(b)s::smallint[], %(run)s::text[], %(n)s::bigint[], %(took)s::text[]) AS x (b, run, n, took)
@@ -140,7 +141,7 @@ SELECT run_id, id FROM r;
 -- name: run_update
 -- The row was locked in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is, a null turn the place.
 WITH n AS MATERIALIZED (SELECT coalesce(%s::bigint, nextval('holdfast.number')) AS turn), r AS (
-  UPDATE holdfast.run SET fence = %s, owner = %s, due = %s, holds = %s, turn = n.turn, status = %s, priority = %s,
+  UPDATE holdfast.run SET fence = %s, owner = %s, due = %s, holds = %s, behind = false, turn = n.turn, status = %s, priority = %s,
     fingerprint = %s, ended = %s, doc = coalesce(%b, doc), previous = NULL, cause = NULL, seal = holdfast.standing(run_id, %s, %s, %s, %s, n.turn) FROM n WHERE bucket = %s AND id = %s
   RETURNING bucket, id
 )
@@ -154,13 +155,19 @@ WITH n AS MATERIALIZED (
     %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::bytea[], %b::bytea[])
     AS t (place, fence, owner, due, holds, status, priority, fingerprint, ended, doc, bucket, id, n, seq, since, whole, version, step, head, hash, data)
 ), r AS (
-  UPDATE holdfast.run r SET fence = n.fence, owner = n.owner, due = n.due, holds = n.holds <> 0, turn = n.turn, status = n.status, priority = n.priority,
+  UPDATE holdfast.run r SET fence = n.fence, owner = n.owner, due = n.due, holds = n.holds <> 0, behind = false, turn = n.turn, status = n.status, priority = n.priority,
     fingerprint = n.fingerprint, ended = n.ended, doc = coalesce(n.doc, r.doc), previous = NULL, cause = NULL,
     seal = holdfast.standing(r.run_id, n.fence, n.owner, n.due, n.holds <> 0, n.turn) FROM n WHERE r.bucket = n.bucket AND r.id = n.id
   RETURNING r.bucket, r.id
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT r.bucket, r.id, n.n, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.bucket = n.bucket AND r.id = n.id;
+-- name: behind_next
+-- In lanes that somebody lets go of: the first that stands behind does so no longer. One that is being written to is passed over; it is found when the lanes are gone through.
+UPDATE holdfast.run SET behind = false WHERE (bucket, id) IN (
+  SELECT b.bucket, b.id FROM unnest(%(tenant)s::text[], %(session)s::text[], %(lane)s::text[]) AS x (tenant, session, lane) CROSS JOIN LATERAL (
+    SELECT r.bucket, r.id FROM holdfast.run r WHERE r.tenant_id = x.tenant AND r.session_key = x.session AND r.lane = x.lane AND r.behind
+    ORDER BY r.turn LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) b);
 -- name: whole_insert
 INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, %s, %s, %b FROM holdfast.run WHERE bucket = %s AND run_id = %s;
 -- name: carry_insert
@@ -379,21 +386,21 @@ WITH RECURSIVE gone AS MATERIALIZED (
   WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
 ), level AS (
   (SELECT f.* FROM ({known}
-    UNION ALL (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL ORDER BY queue, priority DESC, tenant_id LIMIT 1)
+    UNION ALL (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND NOT behind ORDER BY queue, priority DESC, tenant_id LIMIT 1)
     LIMIT 1) f)
   UNION ALL
   SELECT n.queue, n.priority, n.tenant_id FROM level l CROSS JOIN LATERAL (
-    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority < l.priority
+    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind AND r.queue = l.queue AND r.priority < l.priority
      ORDER BY r.priority DESC, r.tenant_id LIMIT 1)
     UNION ALL
-    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue > l.queue
+    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind AND r.queue > l.queue
      ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1)
     LIMIT 1) n
 ), simple AS MATERIALIZED (
   SELECT 1 WHERE %(simple)s::boolean AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND NOT EXISTS (
     SELECT 1 FROM level l WHERE (%(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) AND (
       SELECT r.tenant_id FROM holdfast.run r
-      WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id
+      WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id
       ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) IS NOT NULL)
 ), orphans AS MATERIALIZED (
   SELECT r.bucket, r.id, r.owner, gone.cause FROM gone JOIN holdfast.run r ON r.owner = gone.owner
@@ -411,7 +418,7 @@ WITH RECURSIVE gone AS MATERIALIZED (
     SELECT r.bucket, r.id, r.due, r.turn FROM holdfast.run r
     WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due <= k.until
       AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text) AND k.known < k.until THEN greatest(k.after, k.known) ELSE k.after END
-      AND r.owner IS NULL
+      AND r.owner IS NULL AND NOT r.behind
       AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
       AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
       AND (r.holds OR (NOT EXISTS (
@@ -441,32 +448,66 @@ UNION ALL SELECT NULL, 0::smallint, 0, 0, NULL, NULL, 0, 0, 0 WHERE NOT EXISTS (
 -- The first line of what is due, and the oldest of what is due there at once and at a time: below them lie only what was due before, and it
 -- stays in the index as long as somebody holds a snapshot. Nobody is locked.
 SELECT l.queue, l.priority, l.tenant_id, n.at,
-  (SELECT r.due - n.once FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL
+  (SELECT r.due - n.once FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
     AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text) AND %(begins)s::bigint < n.at THEN n.once + %(begins)s::bigint ELSE 2 * n.once END AND r.due < 0 ORDER BY r.due LIMIT 1),
-  (SELECT r.due FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL
+  (SELECT r.due FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
     AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text) AND %(times)s::bigint < n.at THEN %(times)s::bigint ELSE -1 END ORDER BY r.due LIMIT 1)
 FROM (SELECT {now} AS at, -4611686018427387904 AS once) n, (SELECT f.* FROM ({known}
-    UNION ALL (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL ORDER BY queue, priority DESC, tenant_id LIMIT 1)
+    UNION ALL (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND NOT behind ORDER BY queue, priority DESC, tenant_id LIMIT 1)
     LIMIT 1) f) l;
+-- name: crowds
+-- Lines in which many of those who are due first stand behind the holder of their lane: every claim would go through them.
+WITH RECURSIVE {lines}
+SELECT l.queue, l.priority, l.tenant_id FROM (SELECT * FROM line WHERE %(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[]) LIMIT %(lines)s::bigint) l
+WHERE %(crowd)s::bigint <= (SELECT count(*) FROM (
+  SELECT r.tenant_id, r.session_key, r.lane, r.holds FROM holdfast.run r
+  WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
+    AND r.due <= {now} AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text)
+      THEN %(begins)s::bigint - 4611686018427387904 ELSE -9223372036854775807::bigint END
+  ORDER BY r.due LIMIT %(few)s::bigint) f
+  WHERE NOT f.holds AND EXISTS (SELECT 1 FROM holdfast.run h WHERE h.tenant_id = f.tenant_id AND h.session_key = f.session_key AND h.lane = f.lane AND h.holds OFFSET 0));
+-- name: behind_lost
+-- Goes through lanes in which somebody is marked, from one on, and takes the mark from the first of each that nobody holds: that of a holder who was
+-- written to by other means, or whose follower was being written to. Gives the last lane.
+WITH RECURSIVE lane AS (
+  (SELECT r.tenant_id, r.session_key, r.lane, 1 AS n FROM holdfast.run r
+   WHERE r.behind AND (r.tenant_id, r.session_key, r.lane) > (%(lane_tenant)s::text, %(lane_session)s::text, %(lane)s::text) ORDER BY r.tenant_id, r.session_key, r.lane LIMIT 1)
+  UNION ALL
+  SELECT f.tenant_id, f.session_key, f.lane, l.n + 1 FROM lane l CROSS JOIN LATERAL (
+    SELECT r.tenant_id, r.session_key, r.lane FROM holdfast.run r
+    WHERE r.behind AND (r.tenant_id, r.session_key, r.lane) > (l.tenant_id, l.session_key, l.lane) ORDER BY r.tenant_id, r.session_key, r.lane LIMIT 1) f
+  WHERE l.n < %(lanes)s::bigint
+), gone AS (
+  UPDATE holdfast.run SET behind = false WHERE (bucket, id) IN (
+    SELECT b.bucket, b.id FROM lane l CROSS JOIN LATERAL (
+      SELECT r.bucket, r.id FROM holdfast.run r WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.behind
+      ORDER BY r.turn LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) b
+    WHERE NOT EXISTS (SELECT 1 FROM holdfast.run h WHERE h.tenant_id = l.tenant_id AND h.session_key = l.session_key AND h.lane = l.lane AND h.holds OFFSET 0))
+)
+SELECT tenant_id, session_key, lane FROM lane ORDER BY n DESC LIMIT 1;
+-- name: behind_set
+-- Marks runs of a line that are due. The holders of their lanes are locked in share mode: whoever lets go of one sees who was marked. Nobody is waited for.
+WITH among AS MATERIALIZED (
+  SELECT r.bucket, r.id, r.tenant_id, r.session_key, r.lane FROM holdfast.run r
+  WHERE r.queue = %(queue)s AND r.priority = %(priority)s AND r.tenant_id = %(tenant)s AND r.due IS NOT NULL AND r.due <= {now} AND r.owner IS NULL AND NOT r.behind
+  ORDER BY r.due, r.turn LIMIT %(among)s::bigint
+), held AS MATERIALIZED (
+  SELECT h.tenant_id, h.session_key, h.lane FROM (SELECT DISTINCT tenant_id, session_key, lane FROM among) l CROSS JOIN LATERAL (
+    SELECT r.tenant_id, r.session_key, r.lane FROM holdfast.run r
+    WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.holds AND (r.owner IS NOT NULL OR r.due IS NULL OR r.due > {now})
+    LIMIT 1 FOR SHARE SKIP LOCKED) h
+), few AS MATERIALIZED (
+  SELECT r.bucket, r.id FROM held h JOIN among a ON a.tenant_id = h.tenant_id AND a.session_key = h.session_key AND a.lane = h.lane
+  JOIN holdfast.run r ON r.bucket = a.bucket AND r.id = a.id
+  WHERE NOT r.holds AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind LIMIT %(marked)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
+)
+UPDATE holdfast.run r SET behind = true FROM few WHERE r.bucket = few.bucket AND r.id = few.id RETURNING 1;
 -- name: limits_lock
 -- Whoever judges by what is in use does so alone; the lock ends with the transaction.
 SELECT pg_advisory_xact_lock(4854);
 -- name: due_lines
 -- In which queues, priorities and tenants there is anything to come.
-WITH RECURSIVE line AS (
-  (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL ORDER BY queue, priority DESC, tenant_id LIMIT 1)
-  UNION ALL
-  SELECT n.queue, n.priority, n.tenant_id FROM line l CROSS JOIN LATERAL (
-    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r
-     WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id ORDER BY r.tenant_id LIMIT 1)
-    UNION ALL
-    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority < l.priority
-     ORDER BY r.priority DESC, r.tenant_id LIMIT 1)
-    UNION ALL
-    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue > l.queue
-     ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1)
-    LIMIT 1) n
-) SELECT queue, priority, tenant_id FROM line WHERE %(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[]);
+WITH RECURSIVE {lines} SELECT queue, priority, tenant_id FROM line WHERE %(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[]);
 -- name: due_orphans
 -- The runs of owners that are proven dead or whose lease has run out.
 SELECT r.bucket, r.id, r.run_id, r.queue, r.tenant_id, r.priority, coalesce(r.due, 0), r.turn, r.owner,
@@ -486,7 +527,7 @@ SELECT c.* FROM unnest(%(in_queues)s::text[], %(in_priorities)s::integer[], %(in
 CROSS JOIN kind k CROSS JOIN LATERAL (
   SELECT r.bucket, r.id, r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn, NULL::text, NULL::text FROM holdfast.run r
   WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due > k.after AND r.due <= k.until
-    AND r.owner IS NULL AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+    AND r.owner IS NULL AND NOT r.behind AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
     AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
     AND (r.holds OR (NOT EXISTS (
         SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
@@ -508,7 +549,7 @@ WHERE r.bucket = %s AND r.run_id = %s FOR NO KEY UPDATE;
 -- name: see_owner
 SELECT w.boot, {expiry} - {now} FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
 -- name: take
-UPDATE holdfast.run SET owner = %(owner)s, fence = fence + 1, holds = true, due = least(due, n.once), previous = %(previous)s, cause = %(cause)s,
+UPDATE holdfast.run SET owner = %(owner)s, fence = fence + 1, holds = true, behind = false, due = least(due, n.once), previous = %(previous)s, cause = %(cause)s,
   seal = holdfast.standing(run_id, fence + 1, %(owner)s, least(due, n.once), true, turn, %(previous)s, %(cause)s) FROM (SELECT {at_once} AS once) n
 WHERE bucket = %(b)s AND id = %(id)s;
 -- name: held
@@ -620,7 +661,8 @@ FROM (SELECT {at_once} AS once) n WHERE (u.bucket, u.id) IN (
 -- name: queue_lock
 SELECT pg_advisory_xact_lock(4855, hashtext(%(queue)s || chr(31) || %(tenant)s));
 -- name: waiting_in
-SELECT count(*) FROM holdfast.run WHERE queue = %(queue)s AND tenant_id = %(tenant)s AND due IS NOT NULL AND owner IS NULL AND status = 'pending';
+SELECT (SELECT count(*) FROM holdfast.run WHERE queue = %(queue)s AND tenant_id = %(tenant)s AND due IS NOT NULL AND owner IS NULL AND NOT behind AND status = 'pending')
+  + (SELECT count(*) FROM holdfast.run WHERE queue = %(queue)s AND tenant_id = %(tenant)s AND due IS NOT NULL AND owner IS NULL AND behind AND status = 'pending');
 -- name: backlog
 SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), count(*) FILTER (WHERE NOT r.holds AND (EXISTS (
     SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
@@ -628,7 +670,8 @@ SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), count(*) FILTE
     SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
       AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now} OFFSET 0))),
   min(CASE WHEN r.due < 0 THEN r.due + 4611686018427387904 ELSE r.due END)
-FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.due <= {now} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
+FROM (SELECT * FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND NOT behind
+  UNION ALL SELECT * FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND behind) r WHERE r.due <= {now} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 
 -- Reads ---------------------------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ from holdfast.ports import (
 )
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
+from holdfast.stores.crowds import AMONG, CROWD, FEW, LANES, LINES, MARKED, Crowds, Line
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.postgres import besides, outbox, upkeep
 from holdfast.stores.postgres import limits as bounds
@@ -146,6 +147,7 @@ class PostgresStore:
         self._mine: dict[str, dict[str, Any]] = {}
         self._remembered = Remembered()
         self._ground = Ground()
+        self._crowds = Crowds()
         self._moved = 0
         self._full = self._counted = 0.0
         self.suspect: HoldfastError | None = None
@@ -503,11 +505,13 @@ class PostgresStore:
                 return (await self._answers_lost(db, owner) if sent else []) or await self._claim_one(db, owner, named, limits)
 
             return _driven(committer, await self._do(by_name, whole=True))
+        if self._crowds.lines:
+            await self._mark_crowd(self._crowds.lines[0])
         begins, look = self._ground.where()
         values = {
             "simple": not limits, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
             "shapes": None if shapes is None else list(shapes), "limit": limit, "dead": list(self._dead), "now": self._clock(),
-            **begins, "look": look,
+            **begins, "look": look, "crowds": self._crowds.look(),
         }  # fmt: skip
         taken, dead, bounded = await self._do(lambda db, sent: self._claim(db, sent, values), whole=True)
         self._ground.took(len(taken))
@@ -533,14 +537,28 @@ class PostgresStore:
         if self._moved and not await self._spoken(db):
             return [], self._dead, False
         asked: list[Statement] = [(Q.claim, values), (Q.claimers, {"owner": owner, "boot": self._boot})]
-        *ground, rows, known = await many(db, [(Q.ground, values), *asked] if values["look"] else asked)
-        for found in ground:
-            self._ground.seen(found)
+        looks: list[Statement] = [(Q.ground, values)] if values["look"] else []
+        if values["crowds"]:
+            tenant, session, lane = self._crowds.lane
+            within = {"lines": LINES, "few": FEW, "crowd": CROWD, "lanes": LANES, "lane_tenant": tenant, "lane_session": session, "lane": lane}
+            looks += [(Q.crowds, {**values, **within}), (Q.behind_lost, {**values, **within})]
+        *seen, rows, known = await many(db, [*looks, *asked])
+        if values["look"]:
+            self._ground.seen(seen[0])
+        if values["crowds"]:
+            self._crowds.seen(seen[-2], seen[-1][0] if seen[-1] else None)
         if owner not in {name for name, _ in known}:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         dead = tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
         bounded = bool(rows) and rows[0][0] is None
         return [] if bounded else self._claimed(rows), dead, bounded
+
+    async def _mark_crowd(self, line: Line) -> None:
+        """Marks some of those who stand behind the holders of their lanes: claims go through them no more."""
+        queue, priority, tenant = line
+        asked = {"queue": queue, "priority": priority, "tenant": tenant, "among": AMONG, "marked": MARKED, "now": self._clock()}
+        marked = await self._do(lambda db, sent: _all(db, Q.behind_set, asked), whole=True)
+        self._crowds.marked(line, len(marked))
 
     async def _claim_beside(
         self, db: Connection, sent: int, values: Mapping[str, Any], declared: Mapping[str, Limit], *, bounded: bool
