@@ -379,6 +379,7 @@ WHERE EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run
 -- that what is due within each is one range of the index for each kind (`due_ranges` in stores/apply); whoever waits longest goes first.
 -- A run whose lane is held, or has somebody due before it, is left; one that is being claimed by another is passed over.
 -- The claimer's own row is locked, so that nobody lets go of it meanwhile, once there is something to take: a claim that finds nothing writes nothing.
+-- The runs of each owner that is gone are looked for by its name: as a join with all of them it could read the whole table, where nobody is gone.
 -- OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join, or a hash, that reads the queue.
 -- ORDER BY does the same for the search of another tenant: where the statistics know of the queue, it would read all of it and find none.
 WITH RECURSIVE gone AS MATERIALIZED (
@@ -403,11 +404,13 @@ WITH RECURSIVE gone AS MATERIALIZED (
       WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id
       ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) IS NOT NULL)
 ), orphans AS MATERIALIZED (
-  SELECT r.bucket, r.id, r.owner, gone.cause FROM gone JOIN holdfast.run r ON r.owner = gone.owner
-  WHERE EXISTS (SELECT 1 FROM simple) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
-    AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-    AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
-  ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
+  SELECT o.bucket, o.id, gone.owner, gone.cause FROM gone CROSS JOIN LATERAL (
+    SELECT r.bucket, r.id, r.priority, r.due, r.turn FROM holdfast.run r
+    WHERE r.owner = gone.owner AND EXISTS (SELECT 1 FROM simple) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
+      AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+      AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
+    ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE SKIP LOCKED) o
+  ORDER BY o.priority DESC, o.due, o.turn LIMIT %(limit)s::bigint
 ), kind AS MATERIALIZED (
   SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
     (once + at, -1::bigint, once, true, 2 * once), (2 * once, once + at, once, false, once + %(begins)s::bigint), (-1, at, 0, false, %(times)s::bigint)) k (after, until, origin, ahead, known)
