@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -187,6 +186,20 @@ async def test_a_mark_without_a_reason_is_lost(wrong: str) -> None:
         assert set(await ended(rt)) == {run for lane in lanes for run in lane}
 
 
+async def test_a_holder_that_is_marked_goes_on() -> None:
+    """However it came to be: it would hide its whole lane."""
+    url = shared().fresh()
+    async with Runtime(url, skills=[chat]) as rt:
+        holder = await held(rt)
+        order = await behind(rt, 3)
+        alter("UPDATE holdfast.run SET behind = true")
+        await looks(rt, 1)
+        assert marked(url) == order
+        await rt.approve(holder, drive=False)
+        await rt.worker(until_idle=True)
+        assert await ended(rt) == [holder, *order]
+
+
 async def test_few_are_left_as_they_are() -> None:
     """Where hardly anybody stands behind another, nothing is written: a claim goes through them in no time."""
     url = shared().fresh()
@@ -238,25 +251,3 @@ async def test_a_holder_does_not_let_go_while_those_behind_it_are_being_marked()
             marking.commit()
         assert (await letting).status == "completed"
         assert marked(url) == order[1:]
-
-
-def test_when_it_is_looked_for_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many claims, and so much time; what was seen is kept until little of it is left to mark."""
-    monkeypatch.setattr(crowds, "CALLS", 3)
-    monkeypatch.setattr(crowds, "SECONDS", 1.0)
-    at = [0.0]
-    clock: Callable[[], float] = lambda: at[0]  # noqa: E731
-    known = crowds.Crowds(clock)
-    assert [known.look() for _ in range(5)] == [False] * 5, "a second has to be over"
-    at[0] = 1.5
-    assert [known.look() for _ in range(4)] == [True, False, False, False], "and then as many claims again, and another second"
-    at[0] = 3.0
-    assert known.look()
-    known.seen([("q", 0, "t"), ("q", 0, "u")], ("t", "s", "l"))
-    assert known.lines == [("q", 0, "t"), ("q", 0, "u")] and known.lane == ("t", "s", "l")
-    known.marked(("q", 0, "t"), crowds.MARKED)
-    assert known.lines == [("q", 0, "t"), ("q", 0, "u")]
-    known.marked(("q", 0, "t"), crowds.CROWD - 1)
-    assert known.lines == [("q", 0, "u")]
-    known.seen([], None)
-    assert known.lines == [] and known.lane == crowds.START

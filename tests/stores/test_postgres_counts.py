@@ -75,7 +75,7 @@ async def steps_of_twenty_runs(store: PostgresStore, name: str) -> AsyncIterator
     await asyncio.gather(*[script.steps(1) for script in scripts])
 
 
-@costs(trips=2, statements=7, syncs=1, wal=1_700)
+@costs(trips=1, statements=1, syncs=1, wal=1_700)
 async def birth(store: PostgresStore, name: str) -> AsyncIterator[None]:
     yield
     await Script(store, name).submit()
@@ -88,13 +88,13 @@ async def birth_under_a_key(store: PostgresStore, name: str) -> AsyncIterator[No
     await script.write(script.first(claims=(DedupClaim("request", "default", name, name, "d"),)))
 
 
-@costs(trips=2, statements=7, syncs=1, wal=35_000)
+@costs(trips=1, statements=1, syncs=1, wal=35_000)
 async def births_of_twenty_runs(store: PostgresStore, name: str) -> AsyncIterator[None]:
     yield
     await asyncio.gather(*[Script(store, f"{name}.{n}").submit() for n in range(MANY)])
 
 
-@costs(trips=2, statements=9, syncs=1, wal=1_900)
+@costs(trips=1, statements=1, syncs=1, wal=1_900)
 async def birth_that_begins(store: PostgresStore, name: str) -> AsyncIterator[None]:
     """As ``invoke`` does: born, taken and begun."""
     yield
@@ -131,7 +131,7 @@ async def result(store: PostgresStore, name: str) -> AsyncIterator[None]:
     await script.write(script.commit(ev.SideEffectRecorded(done.effect_id, name), effects=(done,)))
 
 
-@costs(trips=2, statements=7, syncs=1, wal=1_480)
+@costs(trips=1, statements=2, syncs=1, wal=1_480)
 async def end(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = await driven(store, name)
     yield

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-CALLS = 100  # claims before the first look, and at least between two: what is claimed seldom may take its time
+CALLS = 20  # claims before the first look, and at least between two: what is claimed seldom may take its time
 SECONDS = 1.0  # at least between two looks
 LINES = 64  # queues, priorities and tenants that a look goes through
 FEW = 32  # due runs of each of them that it looks at ...
 CROWD = 16  # ... of which so many stand behind a holder, where there is a crowd
 AMONG = 2_000  # due runs of a line among which those are looked for that are marked
-MARKED = 500  # of them at once: some 20 ms
+MARKED = 1_000  # of them at once: some 40 ms over PostgreSQL
 LANES = 256  # in which somebody is marked, gone through at each look
 
 Line = tuple[str, int, str]

@@ -17,7 +17,7 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,9 +32,10 @@ from holdfast.core.blobs import Blob
 from holdfast.core.chunks import LINGER_US, Emitted
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Step, ThreadEnd, Tip
 from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound, StatementFailed, StoreError, VersionConflict
-from holdfast.core.lease import Take, Touch
+from holdfast.core.lease import Release, Take, Touch
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
+from holdfast.core.status import Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN
 from holdfast.stores import apply
@@ -409,6 +410,8 @@ class Committer:
     # -- the general way ----------------------------------------------------------------------------
 
     async def _write_others(self, batch: list[_Waiting]) -> None:
+        if not (batch := await self._write_at_once(batch)):
+            return
         try:
             await self._settle(batch)
         except Exception as e:
@@ -420,6 +423,42 @@ class Committer:
                     await self._settle([w])
                 except Exception as e:
                     _fail(w, translate(e, self._url))
+
+    async def _write_at_once(self, batch: Sequence[_Waiting]) -> list[_Waiting]:
+        """Births and ends that write nothing beside, in one round trip. Gives those that were not written, and all others: why not is found the general way."""
+        born = [w for w in batch if _begins(w.prepared)]
+        ended = [w for w in batch if w.prepared.end and not w.prepared.closed and w.prepared.run_id in self.keys]
+        if not born and not ended:
+            return list(batch)
+        asked: list[Statement] = []
+        if ended:
+            ends = _named(_ENDS, [_end(w.prepared, self.keys[w.prepared.run_id]) for w in ended])
+            asked += [(Q.lock_keys, {"bucket": ends["bucket"], "id": ends["id"]}), (Q.ends, ends)]
+        if born:
+            asked.append((Q.births, {**_named(_BIRTHS, [_birth(w.prepared) for w in born]), "now": self._given()}))
+        try:
+            async with asyncio.timeout(self._patience), self._pool.held() as db:
+                answers = await many(db, asked)
+        except (psycopg.Error, OSError) as e:
+            for w in (*born, *ended):
+                w.sent = w.sent or (passing(e) and not isinstance(e, UNPREPARED))
+            return list(batch)
+        over = {id for (id,) in answers[1]} if ended else set()
+        keys: dict[str, int] = dict(answers[-1]) if born else {}
+        done: list[_Waiting] = []
+        for w in born:
+            run_id = w.prepared.run_id
+            if run_id in keys:
+                done.append(w)
+                if w.prepared.birth:
+                    self.keys[run_id] = Key(ids.bucket_number(run_id), keys[run_id])
+        for w in ended:
+            if self.keys[w.prepared.run_id].id in over:
+                done.append(w)
+                del self.keys[w.prepared.run_id]
+        self._concluded(done, [w.prepared.tip(_number(w.prepared.commit)) for w in done])
+        written = set(map(id, done))
+        return [w for w in batch if id(w) not in written]
 
     async def _settle(self, batch: list[_Waiting]) -> None:
         """One group in one transaction; each is answered after the commit.
@@ -440,7 +479,10 @@ class Committer:
                         raise
             raise AssertionError("the last attempt gives an outcome")
 
-        outcomes = await outlasting(work, self._url, self._patience)
+        self._concluded(batch, await outlasting(work, self._url, self._patience))
+
+    def _concluded(self, batch: Sequence[_Waiting], outcomes: Sequence[Tip | HoldfastError]) -> None:
+        """Answers commits, and tells those whom they concern."""
         moved, news = False, 0
         for w, outcome in zip(batch, outcomes, strict=True):
             c = w.prepared.commit
@@ -608,7 +650,7 @@ class Committer:
         """What a commit writes beside its log row and its run's, which go into ``rows``: they are there before anything else is written."""
         c, run, log = p.commit, p.commit.run, p.sealed.row
         key = seen.keys.get(run.run_id)
-        end = (log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data)
+        end = _logged(p)
         ended = run.finished_at if run.terminal else None
         if key is None:
             found_by = (run.tenant_id, run.skill_id, run.shape, run.thread_id, run.session_key, run.lane, run.queue)
@@ -688,6 +730,55 @@ _LOGGED = (Numbers, Numbers, Numbers, Numbers, Texts, Texts, Blobs, Blobs)
 _STEPPED = (Numbers, Numbers, Numbers, *_LOGGED, Numbers, Blobs)
 _BORN = (Numbers, Texts, Numbers, Texts, Numbers, Numbers, *[Texts] * 8, Numbers, Texts, Texts, Numbers, Blobs, *_LOGGED)
 _MOVED = (Numbers, Numbers, Texts, Numbers, Numbers, Texts, Numbers, Texts, Numbers, Blobs, Numbers, Numbers, Numbers, *_LOGGED)
+
+
+# The same of births and ends that write nothing beside, by the names that their statements give to them.
+_HOT = {"seq": Numbers, "since": Numbers, "whole": Numbers, "version": Numbers, "step": Texts, "head": Texts, "hash": Blobs, "data": Blobs}
+_BIRTHS: dict[str, Callable[[Any], Any]] = {
+    "bucket": Numbers, "run": Texts, "fence": Numbers, "owner": Texts, "due": Numbers, "holds": Numbers, "status": Texts, "tenant": Texts, "skill": Texts,
+    "fingerprint": Texts, "thread": Texts, "session": Texts, "lane": Texts, "queue": Texts, "priority": Numbers, "parent": Texts, "root": Texts, "ended": Numbers,
+    "doc": Blobs, **_HOT,
+}  # fmt: skip
+_ENDS: dict[str, Callable[[Any], Any]] = {
+    "bucket": Numbers, "id": Numbers, "fence": Numbers, "status": Texts, "priority": Numbers, "fingerprint": Texts, "ended": Numbers, "doc": Blobs, "n": Numbers,
+    "after": Blobs, **_HOT,
+}  # fmt: skip
+
+
+def _named(arrays: Mapping[str, Callable[[Any], Any]], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    return dict(zip(arrays, _columns(list(arrays.values()), rows), strict=True))
+
+
+def _begins(p: Prepared) -> bool:
+    """Whether it is the birth of a run that begins at once or waits to, and writes nothing beside."""
+    c = p.commit
+    if c.after is not None or not p.plain or p.whole is not None or p.closed or c.max_queued is not None or c.follows is not None or c.run.terminal:
+        return False
+    return c.run.status is Status.PENDING if isinstance(c.lease, Release | Touch) else isinstance(c.lease, Take) and not c.lease.found
+
+
+def _birth(p: Prepared) -> tuple[Any, ...]:
+    """The row of a run that is born, with its log row. That it is due at once is said by no time at all: the database knows it better."""
+    c, run = p.commit, p.commit.run
+    owner = apply.owner_after(c, None)
+    due = apply.due_after(c, owner, 0, lambda: False)
+    doc = p.sealed.doc or codec.encode_run(run)
+    return (
+        ids.bucket_number(run.run_id), run.run_id, c.fence, owner, due, apply.holds_after(c, False), run.status.value, run.tenant_id, run.skill_id, run.shape,
+        run.thread_id, run.session_key, run.lane, run.queue, run.priority, run.parent_run_id, run.lineage_root, None, doc, *_logged(p),
+    )  # fmt: skip
+
+
+def _end(p: Prepared, key: Key) -> tuple[Any, ...]:
+    """What becomes of the row of a run that ends, with its log row and the one that it follows."""
+    c, run = p.commit, p.commit.run
+    assert c.after is not None, "a run that ends has begun"
+    return (key.bucket, key.id, c.fence, run.status.value, run.priority, run.shape, run.finished_at, p.sealed.doc, c.after.row, c.after.hash, *_logged(p))
+
+
+def _logged(p: Prepared) -> tuple[Any, ...]:
+    run, log = p.commit.run, p.sealed.row
+    return log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data
 
 
 def _columns(arrays: Sequence[Callable[[Any], Any]], rows: Sequence[tuple[Any, ...]]) -> list[Any]:

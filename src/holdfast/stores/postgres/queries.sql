@@ -45,6 +45,68 @@ CROSS JOIN LATERAL (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.b AND l.run 
 ON CONFLICT DO NOTHING
 RETURNING run;
 
+-- Births and ends that write nothing beside ----------------------------------------------------------
+
+-- name: births
+-- Runs that begin at once or wait to: one statement, one round trip. Gives the names and keys of those that were written. Not written is one
+-- that is there already, of another generation of the store, whose taker nobody knows, or that begins in a lane which is not free: why, is looked into.
+WITH n AS MATERIALIZED (
+  SELECT *, nextval('holdfast.number') AS turn FROM unnest(%(bucket)b::bigint[], %(run)b::text[], %(fence)b::bigint[], %(owner)b::text[], %(due)b::bigint[],
+    %(holds)b::bigint[], %(status)b::text[], %(tenant)b::text[], %(skill)b::text[], %(fingerprint)b::text[], %(thread)b::text[], %(session)b::text[], %(lane)b::text[],
+    %(queue)b::text[], %(priority)b::bigint[], %(parent)b::text[], %(root)b::text[], %(ended)b::bigint[], %(doc)b::bytea[], %(seq)b::bigint[], %(since)b::bigint[],
+    %(whole)b::bigint[], %(version)b::bigint[], %(step)b::text[], %(head)b::text[], %(hash)b::bytea[], %(data)b::bytea[])
+    AS t (bucket, run_id, fence, owner, due, holds, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue, priority, parent_run_id,
+      lineage_root, ended, doc, seq, since, whole, version, step, head, hash, data)
+), known AS MATERIALIZED (
+  SELECT owner FROM holdfast.worker WHERE owner = ANY(ARRAY(SELECT DISTINCT owner FROM n WHERE owner IS NOT NULL)) FOR KEY SHARE
+), may AS MATERIALIZED (
+  SELECT n.*, CASE WHEN n.due = -4611686018427387904 THEN {at_once} ELSE n.due END AS due_at FROM n
+  WHERE n.fence = (SELECT value << 32 | 1 FROM holdfast.meta WHERE key = 'incarnation')
+    AND (n.owner IS NULL OR n.owner = ANY(ARRAY(SELECT owner FROM known)))
+    AND (n.holds = 0 OR (NOT EXISTS (
+        SELECT 1 FROM holdfast.run h WHERE h.tenant_id = n.tenant_id AND h.session_key = n.session_key AND h.lane = n.lane AND h.holds OFFSET 0
+      ) AND NOT EXISTS (
+        SELECT 1 FROM holdfast.run p WHERE p.tenant_id = n.tenant_id AND p.session_key = n.session_key AND p.lane = n.lane AND p.due IS NOT NULL AND p.due <= {now} OFFSET 0)))
+), r AS (
+  INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
+    priority, parent_run_id, lineage_root, ended, doc, seal)
+  SELECT bucket, run_id, fence, owner, due_at, holds <> 0, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
+    priority, parent_run_id, lineage_root, ended, doc, holdfast.standing(run_id, fence, owner, due_at, holds <> 0, turn) FROM may
+  ON CONFLICT (bucket, run_id) DO NOTHING
+  RETURNING bucket, id, run_id
+), l AS (
+  INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+  SELECT r.bucket, r.id, 1, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.run_id = n.run_id
+)
+SELECT run_id, id FROM r;
+-- name: lock_keys
+-- What a statement after this one sees of these runs stays as it is.
+SELECT FROM unnest(%(bucket)b::bigint[], %(id)b::bigint[]) AS x (b, id) JOIN holdfast.run r ON r.bucket = x.b AND r.id = x.id ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
+-- name: ends
+-- Ends of runs that were locked in this transaction, under the fence and after the row that each names, with nothing left in the inbox and nobody marked as
+-- standing behind. Gives the keys of those that were written; what became of the others, and why, is looked into.
+WITH g AS MATERIALIZED (
+  SELECT * FROM unnest(%(bucket)b::bigint[], %(id)b::bigint[], %(fence)b::bigint[], %(status)b::text[], %(priority)b::bigint[], %(fingerprint)b::text[], %(ended)b::bigint[],
+    %(doc)b::bytea[], %(n)b::bigint[], %(after)b::bytea[], %(seq)b::bigint[], %(since)b::bigint[], %(whole)b::bigint[], %(version)b::bigint[], %(step)b::text[], %(head)b::text[],
+    %(hash)b::bytea[], %(data)b::bytea[])
+    AS t (bucket, id, fence, status, priority, fingerprint, ended, doc, n, after, seq, since, whole, version, step, head, hash, data)
+), may AS MATERIALIZED (
+  SELECT g.* FROM g CROSS JOIN LATERAL (
+    SELECT 1 FROM holdfast.run f WHERE f.bucket = g.bucket AND f.id = g.id AND f.fence = g.fence AND f.owner IS NOT NULL AND f.status NOT IN ('completed', 'failed', 'canceled')
+      AND NOT EXISTS (SELECT 1 FROM holdfast.run b WHERE b.tenant_id = f.tenant_id AND b.session_key = f.session_key AND b.lane = f.lane AND b.behind OFFSET 0) OFFSET 0) f
+  WHERE EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = g.id AND l.n = g.n AND l.hash = g.after OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = g.id AND l.n = g.n + 1 OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = g.bucket AND i.run = g.id AND i.taken IS NULL OFFSET 0)
+), moved AS (
+  UPDATE holdfast.run r SET owner = NULL, due = NULL, holds = false, status = may.status, priority = may.priority, fingerprint = may.fingerprint, ended = may.ended,
+    doc = coalesce(may.doc, r.doc), previous = NULL, cause = NULL, seal = holdfast.standing(r.run_id, r.fence, NULL, NULL, false, r.turn)
+  FROM may WHERE r.bucket = may.bucket AND r.id = may.id RETURNING r.bucket, r.id
+), l AS (
+  INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+  SELECT m.bucket, m.id, may.n + 1, may.seq, may.since, may.whole, may.version, may.step, may.head, may.hash, may.data FROM moved m JOIN may ON may.bucket = m.bucket AND may.id = m.id
+)
+SELECT id FROM moved;
+
 -- Any other commit: what it needs to know ------------------------------------------------------------
 
 -- name: lock_runs
@@ -470,8 +532,8 @@ WHERE %(crowd)s::bigint <= (SELECT count(*) FROM (
   ORDER BY r.due LIMIT %(few)s::bigint) f
   WHERE NOT f.holds AND EXISTS (SELECT 1 FROM holdfast.run h WHERE h.tenant_id = f.tenant_id AND h.session_key = f.session_key AND h.lane = f.lane AND h.holds OFFSET 0));
 -- name: behind_lost
--- Goes through lanes in which somebody is marked, from one on, and takes the mark from the first of each that nobody holds: that of a holder who was
--- written to by other means, or whose follower was being written to. Gives the last lane.
+-- Goes through lanes in which somebody is marked, from one on, and takes the mark from the first of each that nobody holds, where its holder was
+-- written to by other means or the first was just being written to; and from a holder who has one himself. Gives the last lane.
 WITH RECURSIVE lane AS (
   (SELECT r.tenant_id, r.session_key, r.lane, 1 AS n FROM holdfast.run r
    WHERE r.behind AND (r.tenant_id, r.session_key, r.lane) > (%(lane_tenant)s::text, %(lane_session)s::text, %(lane)s::text) ORDER BY r.tenant_id, r.session_key, r.lane LIMIT 1)
@@ -486,6 +548,11 @@ WITH RECURSIVE lane AS (
       SELECT r.bucket, r.id FROM holdfast.run r WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.behind
       ORDER BY r.turn LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) b
     WHERE NOT EXISTS (SELECT 1 FROM holdfast.run h WHERE h.tenant_id = l.tenant_id AND h.session_key = l.session_key AND h.lane = l.lane AND h.holds OFFSET 0))
+), holder AS (
+  UPDATE holdfast.run SET behind = false WHERE (bucket, id) IN (
+    SELECT b.bucket, b.id FROM lane l CROSS JOIN LATERAL (
+      SELECT r.bucket, r.id FROM holdfast.run r WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.holds AND r.behind
+      LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) b)
 )
 SELECT tenant_id, session_key, lane FROM lane ORDER BY n DESC LIMIT 1;
 -- name: behind_set
