@@ -80,11 +80,11 @@ def child(program: str, *words: Path) -> subprocess.Popen[str]:
 
 
 def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
-    """The tables as they were and the new ones: empty, but for a voucher for each record beside the log (§12.1), a digest in each run's row, and
-    the number by which records are ordered, kept once more."""
+    """The tables as they were and the new ones: empty, but for a voucher for each record beside the log (§12.1), a digest in each run's row, which is
+    not marked, and the number by which records are ordered, kept once more."""
     after = tables(path)
     found, runs = after["vouch"], after["run"]
-    assert [r[:-1] for r in runs] == before["run"] and all(len(r[-1]) == canon.HASH_BYTES for r in runs)
+    assert [r[:-2] for r in runs] == before["run"] and all(len(seal) == canon.HASH_BYTES and not behind for *_, seal, behind in runs)
     beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "worker"))
     assert len(found) == beside > 0, "each record that was there is vouched for"
     assert all([r[:-1] for r in after[name]] == before[name] and all(r[-1] == r[0] for r in after[name]) for name in ORDERED)

@@ -200,7 +200,11 @@ class Committer:
             ended.append((*_ended(p, key), number))
             done[i] = Applied(p.tip(number), key, False)
         if ended:
-            self._many(log, Q.ends_run, ended)
+            self._cursor.executemany(Q.steps_log, log)
+            for end in ended:  # one by one: what is changed for those who stand behind counts among all changes
+                self._cursor.execute(Q.ends_run, end)
+                if self.db.changes() != 1:
+                    raise Refused
             self._log_id, self._log_hash = number, digest
 
     def _many(self, log: Sequence[tuple[Any, ...]], statement: str, runs: Sequence[tuple[Any, ...]]) -> None:

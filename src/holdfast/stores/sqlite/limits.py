@@ -81,7 +81,7 @@ def backlog(db: apsw.Connection, now: int) -> list[Backlog]:
 
 def waiting_in(db: apsw.Connection, queue: str, tenant: str) -> int:
     """How many runs of a tenant wait in a queue and have not begun."""
-    count, priority = 0, 2**62
+    count, priority = int(row(db, Q.waiting_behind, (tenant, queue))[0]), 2**62
     while (priority := row(db, Q.next_priority, (queue, priority))[0]) is not None:
         count += row(db, Q.waiting_in, (queue, priority, tenant))[0]
     return count

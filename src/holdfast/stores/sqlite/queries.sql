@@ -71,7 +71,7 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?
         standing(?17, ?7, ?8, ?9, ?10, ?11));
 -- name: run_update
 -- The row was read in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is.
-UPDATE run SET seq = ?1, tip = ?2, since = ?3, version = ?4, step = ?5, head = ?6, fence = ?7, owner = ?8, due = ?9, holds = ?10, turn = ?11, whole = ?12,
+UPDATE run SET seq = ?1, tip = ?2, since = ?3, version = ?4, step = ?5, head = ?6, fence = ?7, owner = ?8, due = ?9, holds = ?10, behind = 0, turn = ?11, whole = ?12,
                status = ?13, priority = ?14, fingerprint = ?15, doc = ifnull(?16, doc), seal = standing(run_id, ?7, ?8, ?9, ?10, ?11)
 WHERE id = ?17;
 -- name: whole_insert
@@ -189,18 +189,18 @@ SELECT r.run_id, i.key, i.put_at, i.command, i.taken FROM inbox i JOIN run r ON 
 -- Claims --------------------------------------------------------------------------------------------
 
 -- name: next_queue
-SELECT CAST(min(queue) AS BLOB) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue > CAST(? AS TEXT);
+SELECT CAST(min(queue) AS BLOB) FROM run WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND queue > CAST(? AS TEXT);
 -- name: next_priority
 -- Priorities are walked from the highest down, so that what is due within each is one range of the index.
-SELECT max(priority) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority < ?;
+SELECT max(priority) FROM run WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND queue = ? AND priority < ?;
 -- name: next_tenant
 -- A name goes and comes as bytes: one that is no text would never be passed otherwise.
-SELECT CAST(min(tenant_id) AS BLOB) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority = ? AND tenant_id > CAST(? AS TEXT);
+SELECT CAST(min(tenant_id) AS BLOB) FROM run WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND queue = ? AND priority = ? AND tenant_id > CAST(? AS TEXT);
 -- name: claim_due
 -- One range of what is due (timers, or what is due at once and therefore stored below zero); within one, whoever waits longest goes first.
 SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due, r.holds, r.turn, r.queue, r.tenant_id
 FROM run r
-WHERE r.queue = ?1 AND r.priority = ?2 AND r.tenant_id = ?7 AND r.due > ?8 AND r.due <= ?9 AND r.due IS NOT NULL AND r.owner IS NULL
+WHERE r.queue = ?1 AND r.priority = ?2 AND r.tenant_id = ?7 AND r.due > ?8 AND r.due <= ?9 AND r.due IS NOT NULL AND r.owner IS NULL AND r.behind = 0
   AND (?4 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?4)))
   AND (?6 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?6))
     OR '*' || CASE instr(r.fingerprint, '@') WHEN 0 THEN '' ELSE substr(r.fingerprint, instr(r.fingerprint, '@')) END IN (SELECT value FROM json_each(?6)))
@@ -235,8 +235,49 @@ UPDATE run SET owner = ?1, fence = fence + 1, holds = 1, seal = standing(run_id,
 -- name: take_due_holder
 UPDATE run SET owner = ?1, fence = fence + 1, seal = standing(run_id, fence + 1, ?1, due, holds, turn) WHERE id = ?2 AND fence = ?3;
 -- name: take
-UPDATE run SET owner = ?1, fence = fence + 1, holds = 1, due = min(ifnull(due, ?2), ?2), seal = standing(run_id, fence + 1, ?1, min(ifnull(due, ?2), ?2), 1, turn)
+UPDATE run SET owner = ?1, fence = fence + 1, holds = 1, behind = 0, due = min(ifnull(due, ?2), ?2), seal = standing(run_id, fence + 1, ?1, min(ifnull(due, ?2), ?2), 1, turn)
 WHERE id = ?3 AND fence = ?4;
+-- name: behind_first
+-- How many of the first of a line that are due stand behind a holder of their lane that does not go on yet.
+SELECT count(*) FROM (
+  SELECT tenant_id, session_key, lane, holds FROM run INDEXED BY run_due
+  WHERE queue = ?1 AND priority = ?2 AND tenant_id = ?3 AND due <= ?4 AND due IS NOT NULL AND owner IS NULL AND behind = 0 ORDER BY due LIMIT ?5
+) r WHERE r.holds = 0 AND EXISTS (
+  SELECT 1 FROM run h INDEXED BY run_lane_holder WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
+    AND (h.owner IS NOT NULL OR h.due IS NULL OR h.due > ?4));
+-- name: behind_set
+UPDATE run SET behind = 1 WHERE id IN (
+  SELECT r.id FROM (
+    SELECT id, tenant_id, session_key, lane, holds FROM run INDEXED BY run_due
+    WHERE queue = ?1 AND priority = ?2 AND tenant_id = ?3 AND due <= ?4 AND due IS NOT NULL AND owner IS NULL AND behind = 0 ORDER BY due LIMIT ?5
+  ) r WHERE r.holds = 0 AND EXISTS (
+    SELECT 1 FROM run h INDEXED BY run_lane_holder WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
+      AND (h.owner IS NOT NULL OR h.due IS NULL OR h.due > ?4))
+  LIMIT ?6);
+-- name: behind_lanes
+-- Of some lanes in which somebody is marked, from one on: whose mark hides a run in vain, that of the holder itself, or that of the first where
+-- nobody holds the lane. One comparison of three columns would read all of a lane.
+WITH RECURSIVE lane (id, n) AS (
+  SELECT coalesce(
+    (SELECT id FROM run INDEXED BY run_behind WHERE behind = 1 AND tenant_id = ?1 AND session_key = ?2 AND lane > ?3 ORDER BY lane, turn LIMIT 1),
+    (SELECT id FROM run INDEXED BY run_behind WHERE behind = 1 AND tenant_id = ?1 AND session_key > ?2 ORDER BY session_key, lane, turn LIMIT 1),
+    (SELECT id FROM run INDEXED BY run_behind WHERE behind = 1 AND tenant_id > ?1 ORDER BY tenant_id, session_key, lane, turn LIMIT 1)), 1
+  UNION ALL
+  SELECT coalesce(
+    (SELECT b.id FROM run b INDEXED BY run_behind WHERE b.behind = 1 AND b.tenant_id = r.tenant_id AND b.session_key = r.session_key AND b.lane > r.lane
+     ORDER BY b.lane, b.turn LIMIT 1),
+    (SELECT b.id FROM run b INDEXED BY run_behind WHERE b.behind = 1 AND b.tenant_id = r.tenant_id AND b.session_key > r.session_key
+     ORDER BY b.session_key, b.lane, b.turn LIMIT 1),
+    (SELECT b.id FROM run b INDEXED BY run_behind WHERE b.behind = 1 AND b.tenant_id > r.tenant_id ORDER BY b.tenant_id, b.session_key, b.lane, b.turn LIMIT 1)),
+    l.n + 1
+  FROM lane l JOIN run r ON r.id = l.id WHERE l.n < ?4
+)
+SELECT r.tenant_id, r.session_key, r.lane, CASE WHEN h.id IS NULL THEN r.id WHEN h.behind = 1 THEN h.id END
+FROM lane l JOIN run r ON r.id = l.id
+LEFT JOIN run h INDEXED BY run_lane_holder ON h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
+ORDER BY l.n;
+-- name: behind_clear
+UPDATE run SET behind = 0 WHERE id = ?;
 
 -- Workers -------------------------------------------------------------------------------------------
 
@@ -308,7 +349,10 @@ WHERE c.name = ? AND c.owner IS NULL AND r.owner IS NULL AND r.due > ? ORDER BY 
 UPDATE run SET due = ?1, seal = standing(run_id, fence, owner, ?1, holds, turn) WHERE id = ?2;
 -- name: waiting_in
 -- How many runs of a tenant wait in a queue and have not begun.
-SELECT count(*) FROM run INDEXED BY run_due WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority = ? AND tenant_id = ? AND status = 'pending';
+SELECT count(*) FROM run INDEXED BY run_due
+WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND queue = ? AND priority = ? AND tenant_id = ? AND status = 'pending';
+-- name: waiting_behind
+SELECT count(*) FROM run INDEXED BY run_behind WHERE behind = 1 AND tenant_id = ? AND queue = ? AND status = 'pending';
 -- name: backlog
 SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), sum(r.holds = 0 AND (EXISTS (
     SELECT 1 FROM run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
@@ -316,7 +360,12 @@ SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), sum(r.holds = 
     SELECT 1 FROM run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
       AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= ?1))),
   min(CASE WHEN r.due < 0 THEN r.due + 4611686018427387904 ELSE r.due END)
-FROM run r INDEXED BY run_due WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.due <= ?1 GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
+FROM (SELECT queue, tenant_id, skill_id, fingerprint, session_key, lane, holds, turn, due FROM run INDEXED BY run_due
+        WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND due <= ?1
+      UNION ALL
+      SELECT queue, tenant_id, skill_id, fingerprint, session_key, lane, holds, turn, due FROM run INDEXED BY run_behind
+        WHERE behind = 1 AND owner IS NULL AND due <= ?1) r
+GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 
 -- Reads ---------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -79,9 +79,10 @@ from holdfast.ports import (
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.changes import BOARD, Bell, Board, Changes
+from holdfast.stores.crowds import Crowds
 from holdfast.stores.files import Identity, on_disk, store_error
 from holdfast.stores.liveness import Liveness
-from holdfast.stores.sqlite import besides, limits, outbox, upkeep
+from holdfast.stores.sqlite import besides, lanes, limits, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, Sight, keep_blob, lane_blocker
 from holdfast.stores.sqlite.connection import (
@@ -105,6 +106,7 @@ from holdfast.stores.sqlite.connection import (
     waiting_log,
     writing,
 )
+from holdfast.stores.sqlite.lanes import NOBODY, Behind
 from holdfast.stores.sqlite.owners import Owners, Seen
 from holdfast.stores.sqlite.writer import Writer
 
@@ -186,6 +188,7 @@ class SqliteStore:
         self._moved = now is not None
         self._owners = Owners(self._liveness, self._now, given=self._moved)
         self._tidied = -math.inf
+        self._crowds = Crowds()
         self._search = outbox.Search(self._owners)
         self._changes = Changes(self._data_version)
         self._noted = (0, 0)
@@ -473,7 +476,8 @@ class SqliteStore:
         wanted = _Wanted.of(queues, skills, shapes, limits)
         with mapped(self.path):
             found = self._found(self._read(), owner, wanted, min(limit, 1), run_id)
-        return await self._claimed(owner, wanted, limit, run_id, found)
+            behind = lanes.behind(self._read(), self._crowds, queues, self._now()) if run_id is None else NOBODY
+        return await self._claimed(owner, wanted, limit, run_id, found, behind)
 
     async def claim_or_load(
         self,
@@ -490,9 +494,11 @@ class SqliteStore:
         with mapped(self.path):
             db = self._read()
             found = self._found(db, owner, wanted, min(limit, 2), None)
-            if len(found.runs) == 1 and found.runs[0].holds is not None and (loaded := self._unbegun(db, found.runs[0].run_id, limits)) is not None:
+            behind = lanes.behind(db, self._crowds, queues, self._now())
+            alone = len(found.runs) == 1 and found.runs[0].holds is not None and not behind
+            if alone and (loaded := self._unbegun(db, found.runs[0].run_id, limits)) is not None:
                 return loaded
-        return await self._claimed(owner, wanted, limit, None, found)
+        return await self._claimed(owner, wanted, limit, None, found, behind)
 
     def _unbegun(self, db: apsw.Connection, run_id: str, declared: Mapping[str, Limit]) -> Loaded | None:
         """A run as it stands, if it was only ever born and no limit concerns it. One that cannot be read is claimed: its claimer says so on the run."""
@@ -503,26 +509,31 @@ class SqliteStore:
                 return loaded
         return None
 
-    async def _claimed(self, owner: str, wanted: _Wanted, limit: int, run_id: str | None, found: _Found) -> Claims:
+    async def _claimed(self, owner: str, wanted: _Wanted, limit: int, run_id: str | None, found: _Found, behind: Behind) -> Claims:
         """Takes what there is to take; ``found``: some of it, as a look has shown."""
         writer = self._write()
         with mapped(self.path):
-            if not found.runs and (run_id is not None or not self._litter(self._read(), owner)):
+            if not found.runs and not behind and (run_id is not None or not self._litter(self._read(), owner)):
                 self._known(self._read(), owner)
                 return Claims((), found.again)
 
-        def work(committer: Committer) -> tuple[list[tuple[int, Claim]], int | None]:
+        def work(committer: Committer) -> tuple[list[tuple[int, Claim]], int | None, int]:
             with committer.writing():
                 self._known(committer.db, owner)
+                marked = lanes.settle(committer.db, behind, self._now()) if behind else 0
                 found = self._found(committer.db, owner, wanted, limit, run_id)
-                if not found.runs and not self._litter(committer.db, owner):
+                if not found.runs and not marked and not behind.freed and not self._litter(committer.db, owner):
                     raise _Nothing(found.again)
-                return self._taken(committer.db, owner, found), found.again
+                return self._taken(committer.db, owner, found), found.again, marked
 
         try:
-            taken, again = await writer.run(work)
+            taken, again, marked = await writer.run(work)
         except _Nothing as e:
-            return Claims((), e.again)
+            taken, again, marked = [], e.again, 0
+        if behind.line is not None:
+            self._crowds.marked(behind.line, marked)
+        if behind.freed:
+            self._changes.tell(News.DUE)
         for key, claim in taken:
             writer.drives(claim.run_id, key)
         return Claims([claim for _, claim in taken], again)
@@ -586,11 +597,11 @@ class SqliteStore:
         for worker in workers:
             if worker.owner != owner and worker.lost is not None:
                 found += rows(db, Q.claim_orphans, (worker.owner, among, wanted.skills, limit, wanted.shapes))
-        for queue in wanted.queues or _names(db, Q.next_queue):
+        for queue in wanted.queues or lanes.names(db, Q.next_queue):
             here: list[Any] = []
             priority = 2**62
             while len(here) < limit and (priority := _one(db, Q.next_priority, (queue, priority))) is not None:
-                for tenant in _names(db, Q.next_tenant, queue, priority):
+                for tenant in lanes.names(db, Q.next_tenant, queue, priority):
                     if use is None or use.in_the_way(queue, tenant) is None:
                         for after, until in apply.due_ranges(now):
                             here += rows(db, Q.claim_due, (queue, priority, now, wanted.skills, limit, wanted.shapes, tenant, after, until))
@@ -1411,14 +1422,6 @@ def set_aside(path: str, source: str) -> str:
 def _one(db: apsw.Connection, sql: str, values: Sequence[Any]) -> Any:
     found = row(db, sql, values)
     return None if found is None else found[0]
-
-
-def _names(db: apsw.Connection, sql: str, *given: Any) -> Iterator[str]:
-    """Names in their order, one look each. One that is no text is passed over: what lies under it waits for its repair."""
-    found = b""
-    while (found := _one(db, sql, (*given, found))) is not None:
-        with contextlib.suppress(UnicodeDecodeError):
-            yield found.decode()
 
 
 def _listing(query: RunFilter, now: int) -> list[tuple[str, list[Any]]]:
