@@ -193,11 +193,11 @@ async def test_a_past_release_refuses_the_new_schema(old: Path, monkeypatch: pyt
 
 @contextlib.contextmanager
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As release 0.1.0 was: its schema, and statements that know of no digest in a run's row."""
+    """As release 0.1.0 was: its schema, and statements that know of no digest in a run's row, and of nobody who is marked in it."""
     with monkeypatch.context() as patch:
         patch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
         for name in ("run_insert", "runs_insert", "run_update"):
-            patch.setattr(connection.Q, name, re.sub(r", seal = standing\([^)]*\)|,\s+seal\b|,\s+standing\([^)]*\)", "", getattr(connection.Q, name)))
+            patch.setattr(connection.Q, name, re.sub(r", behind = 0|, seal = standing\([^)]*\)|,\s+seal\b|,\s+standing\([^)]*\)", "", getattr(connection.Q, name)))
         yield
 
 

@@ -112,7 +112,7 @@ async def test_claims_go_through_no_lane(tmp_path: Path, limits: dict[str, Limit
                 await held(rt)
                 for _ in range(count // 100):
                     await asyncio.gather(*(rt.submit(chat, {}, thread_id="t") for _ in range(100)))
-                name = await looks(rt, 1 + count // crowds.MARKED + 1)
+                name = await looks(rt, 1 + count // lanes.MARKED + 1)
                 assert len(marked(tmp_path / f"{count}.db")) == count
                 for n in range(4):
                     await rt.submit(chat, {}, thread_id=f"other {n}")
