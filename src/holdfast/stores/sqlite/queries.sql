@@ -259,20 +259,20 @@ UPDATE run SET behind = 1 WHERE id IN (
 -- nobody holds the lane. One comparison of three columns would read all of a lane.
 WITH RECURSIVE lane (id, n) AS (
   SELECT coalesce(
-    (SELECT id FROM run INDEXED BY run_behind WHERE behind = 1 AND tenant_id = ?1 AND session_key = ?2 AND lane > ?3 ORDER BY lane, turn LIMIT 1),
-    (SELECT id FROM run INDEXED BY run_behind WHERE behind = 1 AND tenant_id = ?1 AND session_key > ?2 ORDER BY session_key, lane, turn LIMIT 1),
-    (SELECT id FROM run INDEXED BY run_behind WHERE behind = 1 AND tenant_id > ?1 ORDER BY tenant_id, session_key, lane, turn LIMIT 1)), 1
+    (SELECT id FROM run INDEXED BY run_behind WHERE behind <> 0 AND tenant_id = ?1 AND session_key = ?2 AND lane > ?3 ORDER BY lane, turn LIMIT 1),
+    (SELECT id FROM run INDEXED BY run_behind WHERE behind <> 0 AND tenant_id = ?1 AND session_key > ?2 ORDER BY session_key, lane, turn LIMIT 1),
+    (SELECT id FROM run INDEXED BY run_behind WHERE behind <> 0 AND tenant_id > ?1 ORDER BY tenant_id, session_key, lane, turn LIMIT 1)), 1
   UNION ALL
   SELECT coalesce(
-    (SELECT b.id FROM run b INDEXED BY run_behind WHERE b.behind = 1 AND b.tenant_id = r.tenant_id AND b.session_key = r.session_key AND b.lane > r.lane
+    (SELECT b.id FROM run b INDEXED BY run_behind WHERE b.behind <> 0 AND b.tenant_id = r.tenant_id AND b.session_key = r.session_key AND b.lane > r.lane
      ORDER BY b.lane, b.turn LIMIT 1),
-    (SELECT b.id FROM run b INDEXED BY run_behind WHERE b.behind = 1 AND b.tenant_id = r.tenant_id AND b.session_key > r.session_key
+    (SELECT b.id FROM run b INDEXED BY run_behind WHERE b.behind <> 0 AND b.tenant_id = r.tenant_id AND b.session_key > r.session_key
      ORDER BY b.session_key, b.lane, b.turn LIMIT 1),
-    (SELECT b.id FROM run b INDEXED BY run_behind WHERE b.behind = 1 AND b.tenant_id > r.tenant_id ORDER BY b.tenant_id, b.session_key, b.lane, b.turn LIMIT 1)),
+    (SELECT b.id FROM run b INDEXED BY run_behind WHERE b.behind <> 0 AND b.tenant_id > r.tenant_id ORDER BY b.tenant_id, b.session_key, b.lane, b.turn LIMIT 1)),
     l.n + 1
   FROM lane l JOIN run r ON r.id = l.id WHERE l.n < ?4
 )
-SELECT r.tenant_id, r.session_key, r.lane, CASE WHEN h.id IS NULL THEN r.id WHEN h.behind = 1 THEN h.id END
+SELECT r.tenant_id, r.session_key, r.lane, CASE WHEN h.id IS NULL THEN r.id WHEN h.behind <> 0 THEN h.id END
 FROM lane l JOIN run r ON r.id = l.id
 LEFT JOIN run h INDEXED BY run_lane_holder ON h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
 ORDER BY l.n;
@@ -352,7 +352,7 @@ UPDATE run SET due = ?1, seal = standing(run_id, fence, owner, ?1, holds, turn) 
 SELECT count(*) FROM run INDEXED BY run_due
 WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND queue = ? AND priority = ? AND tenant_id = ? AND status = 'pending';
 -- name: waiting_behind
-SELECT count(*) FROM run INDEXED BY run_behind WHERE behind = 1 AND tenant_id = ? AND queue = ? AND status = 'pending';
+SELECT count(*) FROM run INDEXED BY run_behind WHERE behind <> 0 AND tenant_id = ? AND queue = ? AND status = 'pending';
 -- name: backlog
 SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), sum(r.holds = 0 AND (EXISTS (
     SELECT 1 FROM run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
@@ -364,7 +364,7 @@ FROM (SELECT queue, tenant_id, skill_id, fingerprint, session_key, lane, holds, 
         WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND due <= ?1
       UNION ALL
       SELECT queue, tenant_id, skill_id, fingerprint, session_key, lane, holds, turn, due FROM run INDEXED BY run_behind
-        WHERE behind = 1 AND owner IS NULL AND due <= ?1) r
+        WHERE behind <> 0 AND owner IS NULL AND due <= ?1) r
 GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 
 -- Reads ---------------------------------------------------------------------------------------------
