@@ -62,7 +62,7 @@ async def held(rt: Runtime, lane: str = "t", **options: Any) -> str:
     """A lane whose holder waits for a person."""
     holder = await rt.invoke(chat, {"asks": True}, thread_id=lane, **options)
     assert holder.status == "waiting_for_human"
-    return holder.run_id
+    return str(holder.run_id)
 
 
 async def goes_on(rt: Runtime, holder: str) -> None:
