@@ -550,9 +550,9 @@ WITH RECURSIVE lane AS (
     WHERE NOT EXISTS (SELECT 1 FROM holdfast.run h WHERE h.tenant_id = l.tenant_id AND h.session_key = l.session_key AND h.lane = l.lane AND h.holds OFFSET 0))
 ), holder AS (
   UPDATE holdfast.run SET behind = false WHERE (bucket, id) IN (
-    SELECT b.bucket, b.id FROM lane l CROSS JOIN LATERAL (
-      SELECT r.bucket, r.id FROM holdfast.run r WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.holds AND r.behind
-      LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) b)
+    SELECT h.bucket, h.id FROM lane l CROSS JOIN LATERAL (
+      SELECT r.bucket, r.id, r.behind FROM holdfast.run r WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.holds
+      LIMIT 1) h WHERE h.behind)
 )
 SELECT tenant_id, session_key, lane FROM lane ORDER BY n DESC LIMIT 1;
 -- name: behind_set
