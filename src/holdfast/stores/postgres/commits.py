@@ -174,7 +174,8 @@ class Committer:
     """The way in for commits. ``keys``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them;
     ``knows_all``: whether these are all that it holds.
     ``given`` is a clock that tests move; ``judge`` says why an owner is lost, by its name, boot and what is
-    left of its lease; ``tell`` is called with the kinds of news when others may have something to do."""
+    left of its lease; ``tell`` is called with the kinds of news when others may have something to do, and whether they were told of it by the
+    transaction itself: what tells them, if anything, is given by ``with_it``."""
 
     def __init__(
         self,
@@ -183,7 +184,8 @@ class Committer:
         patience: float,
         given: Callable[[], int | None],
         judge: Callable[[str, str | None, int | None], str | None],
-        tell: Callable[[int], None],
+        tell: Callable[[int, bool], None],
+        with_it: Callable[[int], Statement | None],
     ) -> None:
         self.keys: dict[str, Key] = {}
         self.fences: dict[str, int] = {}
@@ -194,6 +196,7 @@ class Committer:
         self._given = given
         self._judge = judge
         self._tell = tell
+        self._with_it = with_it
         self._steps: list[_Stepping] = []
         self._others: list[_Waiting] = []
         self._busy = 0
@@ -436,6 +439,9 @@ class Committer:
             asked += [(Q.lock_keys, {"bucket": ends["bucket"], "id": ends["id"]}), (Q.ends, ends)]
         if born:
             asked.append((Q.births, {**_named(_BIRTHS, [_birth(w.prepared) for w in born]), "now": self._given()}))
+        spoken = self._with_it(_news([w.prepared for w in (*born, *ended)]))
+        if spoken is not None:
+            asked.append(spoken)
         try:
             async with asyncio.timeout(self._patience), self._pool.held() as db:
                 answers = await many(db, asked)
@@ -444,7 +450,7 @@ class Committer:
                 w.sent = w.sent or (passing(e) and not isinstance(e, UNPREPARED))
             return list(batch)
         over = {id for (id,) in answers[1]} if ended else set()
-        keys: dict[str, int] = dict(answers[-1]) if born else {}
+        keys: dict[str, int] = dict(answers[2 if ended else 0]) if born else {}
         done: list[_Waiting] = []
         for w in born:
             run_id = w.prepared.run_id
@@ -456,7 +462,7 @@ class Committer:
             if self.keys[w.prepared.run_id].id in over:
                 done.append(w)
                 del self.keys[w.prepared.run_id]
-        self._concluded(done, [w.prepared.tip(_number(w.prepared.commit)) for w in done])
+        self._concluded(done, [w.prepared.tip(_number(w.prepared.commit)) for w in done], told=spoken is not None)
         written = set(map(id, done))
         return [w for w in batch if id(w) not in written]
 
@@ -481,24 +487,23 @@ class Committer:
 
         self._concluded(batch, await outlasting(work, self._url, self._patience))
 
-    def _concluded(self, batch: Sequence[_Waiting], outcomes: Sequence[Tip | HoldfastError]) -> None:
-        """Answers commits, and tells those whom they concern."""
-        moved, news = False, 0
+    def _concluded(self, batch: Sequence[_Waiting], outcomes: Sequence[Tip | HoldfastError], *, told: bool = False) -> None:
+        """Answers commits, and tells those whom they concern, unless they were told already."""
+        written: list[Prepared] = []
         for w, outcome in zip(batch, outcomes, strict=True):
             c = w.prepared.commit
             if isinstance(outcome, Tip):
-                if free := apply.owner_after(c, "") is None:
+                if apply.owner_after(c, "") is None:
                     self.fences.pop(c.run.run_id, None)
                 elif isinstance(c.lease, Take):
                     self.fences[c.run.run_id] = c.fence
                 _answer(w, outcome)
-                moved = moved or w.prepared.sealed.doc is not None or not w.prepared.plain
-                news |= apply.news_of(w.prepared, not free)
+                written.append(w.prepared)
             else:
                 self.keys.pop(c.run.run_id, None)
                 _fail(w, outcome)
-        if moved:
-            self._tell(news)
+        if any(_moves(p) for p in written):
+            self._tell(_news(written), told)
 
     async def _transaction(self, db: Connection, batch: Sequence[_Waiting]) -> list[Tip | HoldfastError]:
         seen = await self._look(db, [w.prepared for w in batch])
@@ -755,6 +760,20 @@ def _begins(p: Prepared) -> bool:
     if c.after is not None or not p.plain or p.whole is not None or p.closed or c.max_queued is not None or c.follows is not None or c.run.terminal:
         return False
     return c.run.status is Status.PENDING if isinstance(c.lease, Release | Touch) else isinstance(c.lease, Take) and not c.lease.found
+
+
+def _moves(p: Prepared) -> bool:
+    """Whether anybody else may have something to do because of it."""
+    return p.sealed.doc is not None or not p.plain
+
+
+def _news(written: Iterable[Prepared]) -> int:
+    """Of which kinds it is, where these commits are news."""
+    news, moved = 0, False
+    for p in written:
+        news |= apply.news_of(p, apply.owner_after(p.commit, "") is not None)
+        moved = moved or _moves(p)
+    return news if moved else 0
 
 
 def _birth(p: Prepared) -> tuple[Any, ...]:

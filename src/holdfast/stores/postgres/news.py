@@ -22,6 +22,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.ports import ANYTHING, News
 from holdfast.stores.changes import Changes
 from holdfast.stores.postgres.connection import LAST_ANSWER, Connections, Place, connect
+from holdfast.stores.postgres.wire import Statement
 
 ACTIVE_POLL, IDLE_POLL = 0.010, 0.040
 CROWDED_POLL, LONGEST_POLL = 0.2, 0.5
@@ -78,14 +79,24 @@ class Hearing:
         if here:  # a question that was broken off closes its connection, which takes a moment
             await asyncio.wait(here, timeout=LAST_ANSWER)
 
-    def tell(self, news: int = int(ANYTHING)) -> None:
-        """Something of these kinds was written here: those who wait here are woken, others are told once it is quiet. What is of no kind they poll for."""
+    def tell(self, news: int = int(ANYTHING), told: bool = False) -> None:
+        """Something of these kinds was written here: those who wait here are woken, others are told once it is quiet, unless they were ``told`` by the
+        transaction itself. What is of no kind they poll for."""
         self._moved_at = time.monotonic()
         self._changes.tell(news)
-        if self._place.listen is not None and self._pool is not None:
+        if self._place.listen is not None and self._pool is not None and not told:
             self._owed |= news & ~OTHER
             if self._owed and (self._saying is None or self._saying.done()):
                 self._saying = asyncio.ensure_future(self._say(self._pool))
+
+    def with_it(self, news: int) -> Statement | None:
+        """What goes with the transaction that writes something of these kinds, so that others hear of it at once; None where they were told something just now, and are told of it later."""
+        kinds = news & ~OTHER
+        if self._place.listen is None or self._pool is None or not kinds or (self._saying is not None and not self._saying.done()):
+            return None
+        kinds, self._owed = kinds | self._owed, 0
+        self._saying = asyncio.ensure_future(self._quiet(self._pool))
+        return "SELECT pg_notify(%s, %s)", (CHANNEL, f"{kinds} {self._name}")
 
     async def _say(self, pool: Connections) -> None:
         await asyncio.sleep(0)
@@ -96,6 +107,10 @@ class Hearing:
                 await db.execute(f"SET LOCAL synchronous_commit = off; NOTIFY {CHANNEL}, '{kinds} {self._name}'", prepare=False)
         except (psycopg.Error, OSError):
             return  # a hint that was not given: polling finds it
+        await self._quiet(pool)
+
+    async def _quiet(self, pool: Connections) -> None:
+        """Others hear of what comes meanwhile once it is over."""
         await asyncio.sleep(QUIET)
         if self._owed and self._pool is pool:
             self._saying = asyncio.ensure_future(self._say(pool))

@@ -192,7 +192,7 @@ class PostgresStore:
             raise
         self._pool, self._home = pool, asyncio.get_running_loop()
         self._crowded(1.0 if pool.crowded else self._full)
-        self._committer = Committer(pool, self.url, self.patience, self._clock, self._lost, self._news.tell)
+        self._committer = Committer(pool, self.url, self.patience, self._clock, self._lost, self._news.tell, self._news.with_it)
         self._news.open(pool)
 
     async def _make(self, db: Connection) -> None:
