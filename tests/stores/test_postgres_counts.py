@@ -101,14 +101,14 @@ async def birth_that_begins(store: PostgresStore, name: str) -> AsyncIterator[No
     await Script(store, name).begin("w")
 
 
-@costs(trips=2, statements=7, syncs=1, wal=1_720)
+@costs(trips=1, statements=2, syncs=1, wal=1_720)
 async def rest(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = await driven(store, name)
     yield
     await script.wait()
 
 
-@costs(trips=2, statements=7, syncs=1, wal=1_960)
+@costs(trips=1, statements=2, syncs=1, wal=1_960)
 async def rest_until_a_time(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = await driven(store, name)
     yield
@@ -138,14 +138,14 @@ async def end(store: PostgresStore, name: str) -> AsyncIterator[None]:
     await script.complete()
 
 
-@costs(trips=2, statements=7, syncs=1, wal=1_500)
+@costs(trips=1, statements=2, syncs=1, wal=1_500)
 async def failure(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = await driven(store, name)
     yield
     await script.write(script.commit(ev.RunFailed("boom", ErrorValue("E", "m")), lease=RELEASE))
 
 
-@costs(trips=2, statements=7, syncs=1, wal=1_770)
+@costs(trips=1, statements=2, syncs=1, wal=1_770)
 async def release(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = await driven(store, name)
     yield

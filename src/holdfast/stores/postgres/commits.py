@@ -3,6 +3,9 @@
 Commits that wait at the same time go together. Plain steps of runs that are driven here share one statement that only inserts, one
 round trip in all; those that were not written, for whatever reason, are looked into together, which says why.
 
+Commits that write nothing beside their log row and their run's are one round trip too: a run's birth is one statement; where it moves, rests or ends, its
+row is locked before, so that the next statement sees what others have put into its inbox. Those that were not written go the general way, which says why.
+
 The general way is one transaction for a whole group in two round trips: the first locks the runs, in the order of their ids, and reads
 what ``apply`` asks for; the second writes what it ruled. A commit that may not be applied is a verdict and leaves its neighbours alone;
 only what nobody could see before (two who take one key in two transactions) breaks a group, and then each is tried alone.
@@ -32,7 +35,7 @@ from holdfast.core.blobs import Blob
 from holdfast.core.chunks import LINGER_US, Emitted
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Step, ThreadEnd, Tip
 from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound, StatementFailed, StoreError, VersionConflict
-from holdfast.core.lease import Release, Take, Touch
+from holdfast.core.lease import Keep, Release, Take, Touch
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
@@ -428,43 +431,41 @@ class Committer:
                     _fail(w, translate(e, self._url))
 
     async def _write_at_once(self, batch: Sequence[_Waiting]) -> list[_Waiting]:
-        """Births and ends that write nothing beside, in one round trip. Gives those that were not written, and all others: why not is found the general way."""
+        """Those that write nothing beside, in one round trip. Gives those that were not written, and all others: why not is found the general way."""
         born = [w for w in batch if _begins(w.prepared)]
-        ended = [w for w in batch if w.prepared.end and not w.prepared.closed and w.prepared.run_id in self.keys]
-        if not born and not ended:
+        moved = [w for w in batch if w.prepared.run_id in self.keys and _moves(w.prepared)]
+        if not born and not moved:
             return list(batch)
         asked: list[Statement] = []
-        if ended:
-            ends = _named(_ENDS, [_end(w.prepared, self.keys[w.prepared.run_id]) for w in ended])
-            asked += [(Q.lock_keys, {"bucket": ends["bucket"], "id": ends["id"]}), (Q.ends, ends)]
+        if moved:
+            values = _named(_MOVES, [_move(w.prepared, self.keys[w.prepared.run_id]) for w in moved])
+            asked += [(Q.lock_keys, {"bucket": values["bucket"], "id": values["id"]}), (Q.moves, {**values, "now": self._given()})]
         if born:
             asked.append((Q.births, {**_named(_BIRTHS, [_birth(w.prepared) for w in born]), "now": self._given()}))
-        spoken = self._with_it(_news([w.prepared for w in (*born, *ended)]))
+        spoken = self._with_it(_news([w.prepared for w in (*born, *moved)]))
         if spoken is not None:
             asked.append(spoken)
         try:
             async with asyncio.timeout(self._patience), self._pool.held() as db:
                 answers = await many(db, asked)
         except (psycopg.Error, OSError) as e:
-            for w in (*born, *ended):
+            for w in (*born, *moved):
                 w.sent = w.sent or (passing(e) and not isinstance(e, UNPREPARED))
             return list(batch)
-        over = {id for (id,) in answers[1]} if ended else set()
-        keys: dict[str, int] = dict(answers[2 if ended else 0]) if born else {}
-        done: list[_Waiting] = []
-        for w in born:
-            run_id = w.prepared.run_id
-            if run_id in keys:
-                done.append(w)
-                if w.prepared.birth:
-                    self.keys[run_id] = Key(ids.bucket_number(run_id), keys[run_id])
-        for w in ended:
-            if self.keys[w.prepared.run_id].id in over:
-                done.append(w)
+        there = {id for (id,) in answers[1]} if moved else set()
+        keys: dict[str, int] = dict(answers[2 if moved else 0]) if born else {}
+        done = [w for w in moved if self.keys[w.prepared.run_id].id in there]
+        for w in done:
+            if apply.owner_after(w.prepared.commit, "") is None:
                 del self.keys[w.prepared.run_id]
+        for w in born:
+            if (id := keys.get(w.prepared.run_id)) is not None:
+                done.append(w)
+                if isinstance(w.prepared.commit.lease, Take):
+                    self.keys[w.prepared.run_id] = Key(ids.bucket_number(w.prepared.run_id), id)
         self._concluded(done, [w.prepared.tip(_number(w.prepared.commit)) for w in done], told=spoken is not None)
-        written = set(map(id, done))
-        return [w for w in batch if id(w) not in written]
+        written = {w.prepared.run_id for w in done}
+        return [w for w in batch if w.prepared.run_id not in written]
 
     async def _settle(self, batch: list[_Waiting]) -> None:
         """One group in one transaction; each is answered after the commit.
@@ -502,7 +503,7 @@ class Committer:
             else:
                 self.keys.pop(c.run.run_id, None)
                 _fail(w, outcome)
-        if any(_moves(p) for p in written):
+        if any(_told_of(p) for p in written):
             self._tell(_news(written), told)
 
     async def _transaction(self, db: Connection, batch: Sequence[_Waiting]) -> list[Tip | HoldfastError]:
@@ -737,16 +738,16 @@ _BORN = (Numbers, Texts, Numbers, Texts, Numbers, Numbers, *[Texts] * 8, Numbers
 _MOVED = (Numbers, Numbers, Texts, Numbers, Numbers, Texts, Numbers, Texts, Numbers, Blobs, Numbers, Numbers, Numbers, *_LOGGED)
 
 
-# The same of births and ends that write nothing beside, by the names that their statements give to them.
+# The same of commits that write nothing beside, by the names that their statements give to them.
 _HOT = {"seq": Numbers, "since": Numbers, "whole": Numbers, "version": Numbers, "step": Texts, "head": Texts, "hash": Blobs, "data": Blobs}
 _BIRTHS: dict[str, Callable[[Any], Any]] = {
     "bucket": Numbers, "run": Texts, "fence": Numbers, "owner": Texts, "due": Numbers, "holds": Numbers, "status": Texts, "tenant": Texts, "skill": Texts,
     "fingerprint": Texts, "thread": Texts, "session": Texts, "lane": Texts, "queue": Texts, "priority": Numbers, "parent": Texts, "root": Texts, "ended": Numbers,
     "doc": Blobs, **_HOT,
 }  # fmt: skip
-_ENDS: dict[str, Callable[[Any], Any]] = {
-    "bucket": Numbers, "id": Numbers, "fence": Numbers, "status": Texts, "priority": Numbers, "fingerprint": Texts, "ended": Numbers, "doc": Blobs, "n": Numbers,
-    "after": Blobs, **_HOT,
+_MOVES: dict[str, Callable[[Any], Any]] = {
+    "bucket": Numbers, "id": Numbers, "fence": Numbers, "keeps": Numbers, "due": Numbers, "due_unread": Numbers, "holds": Numbers, "holds_anew": Numbers, "status": Texts,
+    "priority": Numbers, "fingerprint": Texts, "ended": Numbers, "doc": Blobs, "n": Numbers, "after": Blobs, **_HOT,
 }  # fmt: skip
 
 
@@ -762,7 +763,7 @@ def _begins(p: Prepared) -> bool:
     return c.run.status is Status.PENDING if isinstance(c.lease, Release | Touch) else isinstance(c.lease, Take) and not c.lease.found
 
 
-def _moves(p: Prepared) -> bool:
+def _told_of(p: Prepared) -> bool:
     """Whether anybody else may have something to do because of it."""
     return p.sealed.doc is not None or not p.plain
 
@@ -772,7 +773,7 @@ def _news(written: Iterable[Prepared]) -> int:
     news, moved = 0, False
     for p in written:
         news |= apply.news_of(p, apply.owner_after(p.commit, "") is not None)
-        moved = moved or _moves(p)
+        moved = moved or _told_of(p)
     return news if moved else 0
 
 
@@ -788,11 +789,25 @@ def _birth(p: Prepared) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _end(p: Prepared, key: Key) -> tuple[Any, ...]:
-    """What becomes of the row of a run that ends, with its log row and the one that it follows."""
+def _moves(p: Prepared) -> bool:
+    """Whether it moves a run that its owner has, keeps it or gives it back, and writes nothing beside."""
+    c = p.commit
+    if c.after is None or not p.plain or p.whole is not None or p.closed or c.max_queued is not None or c.follows is not None:
+        return False
+    return isinstance(c.lease, Keep | Release)
+
+
+def _move(p: Prepared, key: Key) -> tuple[Any, ...]:
+    """What becomes of a run's row, with its log row and the one that it follows: when it is due as its inbox is empty or not, and whether it holds its lane as it held
+    it before or not."""
     c, run = p.commit, p.commit.run
-    assert c.after is not None, "a run that ends has begun"
-    return (key.bucket, key.id, c.fence, run.status.value, run.priority, run.shape, run.finished_at, p.sealed.doc, c.after.row, c.after.hash, *_logged(p))
+    assert c.after is not None, "a run that moves has begun"
+    owner = apply.owner_after(c, "")
+    due, unread = apply.due_after(c, owner, 0, lambda: False), apply.due_after(c, owner, 0, lambda: True)
+    return (
+        key.bucket, key.id, c.fence, owner is not None, due, unread, apply.holds_after(c, True), apply.holds_after(c, False), run.status.value, run.priority, run.shape,
+        run.finished_at if run.terminal else None, p.sealed.doc, c.after.row, c.after.hash, *_logged(p),
+    )  # fmt: skip
 
 
 def _logged(p: Prepared) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ CROSS JOIN LATERAL (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.b AND l.run 
 ON CONFLICT DO NOTHING
 RETURNING run;
 
--- Births and ends that write nothing beside ----------------------------------------------------------
+-- Commits that write nothing beside -------------------------------------------------------------------
 
 -- name: births
 -- Runs that begin at once or wait to: one statement, one round trip. Gives the names and keys of those that were written. Not written is one
@@ -82,24 +82,30 @@ SELECT run_id, id FROM r;
 -- name: lock_keys
 -- What a statement after this one sees of these runs stays as it is.
 SELECT FROM unnest(%(bucket)b::bigint[], %(id)b::bigint[]) AS x (b, id) JOIN holdfast.run r ON r.bucket = x.b AND r.id = x.id ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
--- name: ends
--- Ends of runs that were locked in this transaction, under the fence and after the row that each names, with nothing left in the inbox and nobody marked as
--- standing behind. Gives the keys of those that were written; what became of the others, and why, is looked into.
+-- name: moves
+-- Commits of runs that were locked in this transaction, under the fence and after the row that each names. When a run is due and whether it holds its lane
+-- depends on how it stands: each has a value for either case. Not written is the end of a run with anything left in its inbox, and whoever lets go of a lane in
+-- which somebody is marked as standing behind. Gives the keys of those that were written; what became of the others, and why, is looked into.
 WITH g AS MATERIALIZED (
-  SELECT * FROM unnest(%(bucket)b::bigint[], %(id)b::bigint[], %(fence)b::bigint[], %(status)b::text[], %(priority)b::bigint[], %(fingerprint)b::text[], %(ended)b::bigint[],
-    %(doc)b::bytea[], %(n)b::bigint[], %(after)b::bytea[], %(seq)b::bigint[], %(since)b::bigint[], %(whole)b::bigint[], %(version)b::bigint[], %(step)b::text[], %(head)b::text[],
-    %(hash)b::bytea[], %(data)b::bytea[])
-    AS t (bucket, id, fence, status, priority, fingerprint, ended, doc, n, after, seq, since, whole, version, step, head, hash, data)
+  SELECT * FROM unnest(%(bucket)b::bigint[], %(id)b::bigint[], %(fence)b::bigint[], %(keeps)b::bigint[], %(due)b::bigint[], %(due_unread)b::bigint[], %(holds)b::bigint[],
+    %(holds_anew)b::bigint[], %(status)b::text[], %(priority)b::bigint[], %(fingerprint)b::text[], %(ended)b::bigint[], %(doc)b::bytea[], %(n)b::bigint[], %(after)b::bytea[],
+    %(seq)b::bigint[], %(since)b::bigint[], %(whole)b::bigint[], %(version)b::bigint[], %(step)b::text[], %(head)b::text[], %(hash)b::bytea[], %(data)b::bytea[])
+    AS t (bucket, id, fence, keeps, due, due_unread, holds, holds_anew, status, priority, fingerprint, ended, doc, n, after, seq, since, whole, version, step, head, hash, data)
 ), may AS MATERIALIZED (
-  SELECT g.* FROM g CROSS JOIN LATERAL (
-    SELECT 1 FROM holdfast.run f WHERE f.bucket = g.bucket AND f.id = g.id AND f.fence = g.fence AND f.owner IS NOT NULL AND f.status NOT IN ('completed', 'failed', 'canceled')
-      AND NOT EXISTS (SELECT 1 FROM holdfast.run b WHERE b.tenant_id = f.tenant_id AND b.session_key = f.session_key AND b.lane = f.lane AND b.behind OFFSET 0) OFFSET 0) f
+  SELECT g.*, CASE WHEN g.keeps <> 0 THEN f.owner END AS owner, f.held, CASE f.due WHEN -4611686018427387904 THEN {at_once} ELSE f.due END AS due_at
+  FROM g CROSS JOIN LATERAL (
+    SELECT r.owner, h.held, CASE WHEN i.unread THEN g.due_unread ELSE g.due END AS due FROM holdfast.run r
+    CROSS JOIN LATERAL (SELECT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = g.bucket AND i.run = g.id AND i.taken IS NULL OFFSET 0) AS unread) i
+    CROSS JOIN LATERAL (SELECT CASE WHEN r.holds THEN g.holds <> 0 ELSE g.holds_anew <> 0 END AS held) h
+    WHERE r.bucket = g.bucket AND r.id = g.id AND r.fence = g.fence AND r.owner IS NOT NULL AND r.status NOT IN ('completed', 'failed', 'canceled')
+      AND NOT (i.unread AND g.status IN ('completed', 'failed', 'canceled'))
+      AND (h.held OR NOT EXISTS (SELECT 1 FROM holdfast.run b WHERE b.tenant_id = r.tenant_id AND b.session_key = r.session_key AND b.lane = r.lane AND b.behind OFFSET 0)) OFFSET 0) f
   WHERE EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = g.id AND l.n = g.n AND l.hash = g.after OFFSET 0)
     AND NOT EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = g.id AND l.n = g.n + 1 OFFSET 0)
-    AND NOT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = g.bucket AND i.run = g.id AND i.taken IS NULL OFFSET 0)
 ), moved AS (
-  UPDATE holdfast.run r SET owner = NULL, due = NULL, holds = false, status = may.status, priority = may.priority, fingerprint = may.fingerprint, ended = may.ended,
-    doc = coalesce(may.doc, r.doc), previous = NULL, cause = NULL, seal = holdfast.standing(r.run_id, r.fence, NULL, NULL, false, r.turn)
+  UPDATE holdfast.run r SET owner = may.owner, due = may.due_at, holds = may.held, behind = false, status = may.status, priority = may.priority,
+    fingerprint = may.fingerprint, ended = may.ended, doc = coalesce(may.doc, r.doc), previous = NULL, cause = NULL,
+    seal = holdfast.standing(r.run_id, r.fence, may.owner, may.due_at, may.held, r.turn)
   FROM may WHERE r.bucket = may.bucket AND r.id = may.id RETURNING r.bucket, r.id
 ), l AS (
   INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
