@@ -14,8 +14,9 @@ from tests.postgres.server import shared
 
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
 from holdfast.stores.postgres.connection import connect, place
-from holdfast.stores.postgres.wire import MOST_PREPARED, Connection
+from holdfast.stores.postgres.wire import GREATEST_AGE, MOST_PREPARED, Connection, Statement
 
+PLANS = "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE statement = 'SELECT $1::int'"
 PREPARED = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'holdfast%'"
 
 
@@ -71,6 +72,48 @@ async def test_a_statement_is_prepared_when_it_is_sent_again(db: Connection) -> 
     for _ in range(3):
         await db.ask(again)
     assert (await db.ask((PREPARED, None)))[0] == [(3,)], "behind a pooler none is"
+
+
+async def test_a_connection_lets_go_of_its_plans_in_the_message_of_another_statement() -> None:
+    """At growing intervals, without a round trip, in no transaction but its own, and not behind a pooler; what it has prepared stays prepared."""
+    elapsed = 0.0
+    shared().fresh("wire")
+    async with Proxy(shared().folder, "wire") as proxy:
+        db = await connect(place(proxy.url), clock=lambda: elapsed)
+        asked = ("SELECT %s::int", (1,))
+
+        async def dropped(*more: Statement) -> bool:
+            statements = proxy.statements
+            assert (await db.ask(asked, *more))[0] == [(1,)]
+            return proxy.statements - statements == 2 + len(more)
+
+        for _ in range(7):
+            assert not await dropped()
+        assert (await db.ask((PLANS, None)))[0] == [(5, 1)]
+        times = []
+        for second in range(200):
+            elapsed = float(second)
+            if await dropped():
+                times.append(second)
+        assert times == [1, 3, 7, 15, 31, 63, 123, 183]
+        assert (await db.ask((PLANS, None)))[0] == [(5, 201)], "it is still the same one"
+        elapsed += GREATEST_AGE
+        await db.ask(("BEGIN ISOLATION LEVEL REPEATABLE READ", None))
+        assert db.pgconn.transaction_status == TransactionStatus.INTRANS
+        elapsed += GREATEST_AGE
+        assert not await dropped(), "it waits for the end of a transaction"
+        assert await dropped(("COMMIT", None)) is False
+        assert await dropped()
+        elapsed += GREATEST_AGE
+        with pytest.raises(sql.DivisionByZero):
+            await db.ask(("SELECT 1/0", None))
+        elapsed += GREATEST_AGE
+        answers = proxy.answers
+        assert await db.ask(("SELECT 2", None)) == [[(2,)]]
+        assert proxy.answers - answers == 2, "two transactions, sent together"
+        db.prepares, elapsed = False, elapsed + GREATEST_AGE
+        assert not await dropped()
+        await db.close()
 
 
 async def test_a_connection_keeps_a_bounded_number_of_statements(db: Connection) -> None:

@@ -38,7 +38,7 @@ from holdfast.core.errors import (
 from holdfast.core.lease import AT_ONCE
 from holdfast.machine import note_error
 from holdfast.stores.postgres.arrays import taught
-from holdfast.stores.postgres.wire import Connection, Rows, Statement
+from holdfast.stores.postgres.wire import Connection, Plans, Rows, Statement
 from holdfast.stores.statements import named, numbered
 
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
@@ -268,8 +268,8 @@ def _violated(error: psycopg.Error) -> HoldfastError:
 # -- connections ------------------------------------------------------------------------------------
 
 
-async def connect(place: Place, *, prepared: bool = True, conninfo: str | None = None) -> Connection:
-    """A connection on which each statement is a transaction of its own until one is begun."""
+async def connect(place: Place, *, prepared: bool = True, conninfo: str | None = None, clock: Callable[[], float] = time.monotonic) -> Connection:
+    """A connection on which each statement is a transaction of its own until one is begun. ``clock`` tells how old its plans are."""
     db = await Connection.connect(
         conninfo or place.conninfo,
         autocommit=True,
@@ -282,6 +282,7 @@ async def connect(place: Place, *, prepared: bool = True, conninfo: str | None =
         application_name="holdfast",
     )
     db.prepares = prepared and not place.pooled
+    db.plans = Plans(clock)
     db.prepare_threshold = 1 if db.prepares else None
     taught(db)
     return db
@@ -290,10 +291,13 @@ async def connect(place: Place, *, prepared: bool = True, conninfo: str | None =
 class Connections:
     """A few connections, made when they are first needed, handed out one at a time, the warmest first. ``generation`` moves when the
     server is left: what was connected before is closed when it comes back. ``check`` looks at each new connection. On a server that is
-    ``crowded`` one is used at a time, and no other kept: every process is to have one."""
+    ``crowded`` one is used at a time, and no other kept: every process is to have one. ``clock`` is that of their plans."""
 
-    def __init__(self, place: Place, *, check: Callable[[Connection], Awaitable[None]], most: int = MOST) -> None:
+    def __init__(
+        self, place: Place, *, check: Callable[[Connection], Awaitable[None]], most: int = MOST, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._place = place
+        self._clock = clock
         self._check = check
         self._idle: list[Held] = []
         self._room: asyncio.Queue[None] = asyncio.Queue()
@@ -380,7 +384,7 @@ class Connections:
                 return generation, db
         generation = self._generation
         try:
-            db = await connect(self._place, prepared=self._prepared)
+            db = await connect(self._place, prepared=self._prepared, clock=self._clock)
         except psycopg.Error as e:
             self.crowded = self.crowded or too_many(e)
             raise

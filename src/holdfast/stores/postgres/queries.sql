@@ -121,7 +121,7 @@ FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run 
 ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- name: see_runs
 -- The ends of the logs, whether the inbox holds more than is being taken, whether runs are marked as standing behind in the lane, and the owners'
--- leases; `mine` is the row that follows the one that the commit names, if there is one.
+-- leases; `mine` is the row that follows the one that the commit names, if there is one. OFFSET 0 makes that a look-up by the whole key, as in `steps`.
 SELECT x.run, t.n, t.hash, mine.hash, w.boot, {expiry} - {now}, i.unread,
   EXISTS (SELECT 1 FROM holdfast.run b WHERE b.tenant_id = r.tenant_id AND b.session_key = r.session_key AND b.lane = r.lane AND b.behind OFFSET 0),
   ARRAY(SELECT i.key FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL AND x.took::jsonb ? i.key),
@@ -129,7 +129,7 @@ SELECT x.run, t.n, t.hash, mine.hash, w.boot, {expiry} - {now}, i.unread,
 FROM unnest(%(b)s::smallint[], %(run)s::text[], %(n)s::bigint[], %(took)s::text[]) AS x (b, run, n, took)
 JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 LEFT JOIN LATERAL (SELECT l.n, l.hash FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true
-LEFT JOIN holdfast.log mine ON mine.bucket = r.bucket AND mine.run = r.id AND mine.n = x.n
+LEFT JOIN LATERAL (SELECT l.hash FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id AND l.n = x.n OFFSET 0) mine ON true
 LEFT JOIN holdfast.worker w ON w.owner = r.owner
 CROSS JOIN LATERAL (SELECT EXISTS (SELECT 1 FROM holdfast.inbox i
   WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL AND NOT x.took::jsonb ? i.key) AS unread) i;
@@ -403,7 +403,8 @@ SELECT bucket, id, owner, status FROM holdfast.run WHERE bucket = %s AND run_id 
 -- name: put
 -- A run at rest becomes claimable in the transaction that put something into its inbox, unless it is interrupted. Its row was locked before:
 -- a rest that is being committed is over, and is seen. Gives the item that was there already, if any, with what vouches for it; or a
--- row of nothing, where one was there and is lost: then nothing is put in its place.
+-- row of nothing, where one was there and is lost: then nothing is put in its place. The run is found first, in a query of its own, here and
+-- wherever its inbox is read: a join with it would begin with the inboxes of the whole bucket where the statistics know nothing of them.
 WITH put AS (
   INSERT INTO holdfast.inbox (bucket, run, key, put_at, command)
   SELECT bucket, id, %(key)s, %(at)s, %(command)b FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s
@@ -417,18 +418,18 @@ WITH put AS (
   WHERE r.bucket = put.bucket AND r.id = put.run AND r.owner IS NULL AND r.status NOT IN ('completed', 'failed', 'canceled')
     AND NOT (r.due IS NULL AND r.status IN ('running', 'replaying')) RETURNING 1
 )
-SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id
-LEFT JOIN holdfast.vouch v ON v.run = r.run_id AND v.kind = 'inbox' AND v.id = i.key
-WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND i.key = %(key)s AND NOT EXISTS (SELECT 1 FROM put)
+SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END, v.seal, v.mark FROM holdfast.inbox i
+LEFT JOIN holdfast.vouch v ON v.run = %(run)s AND v.kind = 'inbox' AND v.id = i.key
+WHERE (i.bucket, i.run) = (SELECT bucket, id FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s) AND i.key = %(key)s AND NOT EXISTS (SELECT 1 FROM put)
 UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL FROM holdfast.vouch v WHERE v.run = %(run)s AND v.kind = 'inbox' AND v.id = %(key)s AND NOT EXISTS (
-  SELECT 1 FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND i.key = %(key)s);
+  SELECT 1 FROM holdfast.inbox i WHERE (i.bucket, i.run) = (SELECT bucket, id FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s) AND i.key = %(key)s);
 -- name: inbox_of
-SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
-WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND (%(taken)s OR i.taken IS NULL) ORDER BY i.id;
+SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END FROM holdfast.inbox i
+WHERE (i.bucket, i.run) = (SELECT bucket, id FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s) AND (%(taken)s OR i.taken IS NULL) ORDER BY i.id;
 -- name: inbox_get
-SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
-LEFT JOIN holdfast.vouch v ON v.run = r.run_id AND v.kind = 'inbox' AND v.id = i.key
-WHERE r.bucket = %s AND r.run_id = %s AND i.key = %s;
+SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END, v.seal, v.mark FROM holdfast.inbox i
+LEFT JOIN holdfast.vouch v ON v.run = %(run)s AND v.kind = 'inbox' AND v.id = i.key
+WHERE (i.bucket, i.run) = (SELECT bucket, id FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s) AND i.key = %(key)s;
 -- name: marked
 -- Runs of an owner whose inbox holds what nobody has taken.
 SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
@@ -1092,7 +1093,8 @@ DELETE FROM holdfast.chunk WHERE run_id = %s AND turn = %s AND last < %s;
 -- name: chunk_gone
 UPDATE holdfast.chunk SET gone = {now} WHERE run_id = %(run)s AND turn = ANY(%(turns)s::text[]) AND gone IS NULL;
 -- name: chunk_sweep
-DELETE FROM holdfast.chunk WHERE gone < {now} - %(linger)s;
+-- By the index of those that are gone: how many are is not known from the statistics, and the third of the table that is guessed is read by reading all.
+DELETE FROM holdfast.chunk WHERE serial = ANY(ARRAY(SELECT serial FROM holdfast.chunk WHERE gone < {now} - %(linger)s ORDER BY gone LIMIT 100));
 -- name: chunk_fences
 SELECT r.run_id, r.fence FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run)
 JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run ORDER BY r.bucket, r.id FOR SHARE OF r;

@@ -130,17 +130,20 @@ T = TypeVar("T")
 
 class PostgresStore:
     """A store in one PostgreSQL database, in a schema of its own. ``now`` replaces its clock, so that tests can move time; ``patience``
-    is for how many seconds a verb outlasts an outage."""
+    is for how many seconds a verb outlasts an outage; ``clock`` counts the seconds for which a connection keeps its plans."""
 
     takes_statements = True
     has_server: bool = True
 
-    def __init__(self, url: str, *, now: Callable[[], int] | None = None, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, url: str, *, now: Callable[[], int] | None = None, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._place = place(url)
         self.url = self._place.url
         self.incarnation = 0
         self.patience = patience
         self._given = now
+        self._plans = clock
         self._heard = (time.time_ns() // 1000, ticks())
         self._boot = "" if now is not None else boot()
         self._liveness: Liveness | None = None
@@ -172,7 +175,7 @@ class PostgresStore:
         if self._pool is not None:
             return
         self._finding = asyncio.Lock()
-        pool = Connections(self._place, check=self._same_server)
+        pool = Connections(self._place, check=self._same_server, clock=self._plans)
 
         async def work(sent: int) -> None:
             async with pool.held() as db:
@@ -1042,7 +1045,7 @@ class PostgresStore:
         async def work(db: Connection, sent: int) -> InboxItem:
             bucket = ids.bucket_number(item.run_id)
             asked = [
-                (Q.lock_run, (bucket, item.run_id)), (Q.token_lock, (hash,)), (Q.inbox_get, (bucket, item.run_id, item.key)),
+                (Q.lock_run, (bucket, item.run_id)), (Q.token_lock, (hash,)), (Q.inbox_get, {"b": bucket, "run": item.run_id, "key": item.key}),
                 (Q.vouch_under, ([hash.hex()], "token")),
             ]  # fmt: skip
             locked, tokens, there, stated = await many(db, asked)

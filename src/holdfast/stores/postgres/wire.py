@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ Statement = tuple[str, Any]
 Rows = list[tuple[Any, ...]]
 CANCEL_SECONDS = 1.0
 MOST_PREPARED = 500  # by one connection; the statements of this store are fewer
+FIRST_AGE, GREATEST_AGE = 1.0, 60.0  # seconds for which a connection keeps its plans
 _PLACE = re.compile(r"%(?:(%)|(?:\((\w+)\))?([sb]))")
 _FORMATS = {"s": PyFormat.AUTO, "b": PyFormat.BINARY}
 _WENT_WELL = frozenset((ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK))
@@ -52,12 +54,32 @@ class _Prepared:
         self.number = 0
 
 
+class Plans:
+    """How long a connection keeps the plans of what it has prepared. The server makes them once, with the sizes that its tables have then, and keeps
+    them until it hears of new statistics: on a new database those of nearly empty tables, by which it reads all runs of a session to find one. So they
+    are let go of, soon at first and later seldom; the next use of each statement makes its plan anew, by the sizes of that time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._age = FIRST_AGE
+        self._until = clock() + FIRST_AGE
+
+    def old(self) -> bool:
+        return self._clock() >= self._until
+
+    def let_go(self) -> None:
+        """Others are made from now on."""
+        self._age = min(2 * self._age, GREATEST_AGE)
+        self._until = self._clock() + self._age
+
+
 class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
     """One of psycopg's that can be asked in this way. ``prepares`` is to be false behind a transaction pooler, where the next transaction is in another session."""
 
     def __init__(self, pgconn: PGconn, row_factory: Any = tuple_row) -> None:
         super().__init__(pgconn, row_factory)
         self.prepares = True
+        self.plans = Plans()
         self._statements = _Prepared()
         self._adapts: Adapts | None = None
 
@@ -93,7 +115,10 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
                 if each.prepares is not None:
                     self.forget(each.prepares)
             raise
-        return Exchange(self, sent, over)
+        anew = self.prepares and self.plans.old() and self.pgconn.transaction_status == TransactionStatus.IDLE
+        if anew:
+            self.plans.let_go()
+        return Exchange(self, sent, over, anew=anew)
 
     async def hear(self, told: Callable[[str], None], seconds: float) -> None:
         """Calls ``told`` with the payload of each notification, for so long.
@@ -190,9 +215,10 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
 
 
 class Exchange:
-    """What was sent over a connection, until all of it is answered. Nothing else may be sent over it meanwhile."""
+    """What was sent over a connection, until all of it is answered. Nothing else may be sent over it meanwhile. ``anew``: the connection lets go of its
+    plans first, in a transaction of its own that costs no round trip; what the server says to that is no answer to anybody."""
 
-    def __init__(self, db: Connection, sent: Sequence[_Sent], over: Callable[[], None]) -> None:
+    def __init__(self, db: Connection, sent: Sequence[_Sent], over: Callable[[], None], *, anew: bool = False) -> None:
         self._db = db
         self._pg = pg = db.pgconn
         self._sent = sent
@@ -200,9 +226,13 @@ class Exchange:
         self._found: list[PGresult] = []
         self._error: psycopg.Error | None = None
         self._loop, self._socket = asyncio.get_running_loop(), pg.socket
-        self._piped = len(sent) > 1
+        self._piped = anew or len(sent) > 1
+        self._before = anew
         if self._piped:
             pg.enter_pipeline_mode()
+        if anew:
+            pg.send_query_params(b"DISCARD PLANS", None)
+            pg.pipeline_sync()
         for each in sent:
             each.send()
         if self._piped:
@@ -254,9 +284,11 @@ class Exchange:
                     if not self._piped:
                         break
                 elif answer.status == ExecStatus.PIPELINE_SYNC:
-                    pg.exit_pipeline_mode()
-                    break
-                else:
+                    if not self._before:
+                        pg.exit_pipeline_mode()
+                        break
+                    self._before = False
+                elif not self._before:
                     self._found.append(answer)
             else:
                 return
@@ -286,4 +318,4 @@ def _understood(text: str) -> tuple[bytes, list[PyFormat], list[str] | None]:
     return _PLACE.sub(place, text).encode(), formats, names or None
 
 
-__all__ = ["Connection", "Exchange", "Rows", "Statement"]
+__all__ = ["Connection", "Exchange", "Plans", "Rows", "Statement"]
