@@ -329,6 +329,7 @@ async def test_an_older_schema_is_brought_up_to_date() -> None:
         for table, column in (("run", "seal"), ("run", "behind"), ("effect", "placed"), ("inbox", "placed"), ("intent", "placed"), ("schedule", "placed")):
             db.execute(f"ALTER TABLE holdfast.{table} DROP COLUMN {column}".encode())
         db.execute("CREATE INDEX run_due ON holdfast.run (queue)")  # it went with its column
+        db.execute("ALTER TABLE holdfast.run DROP CONSTRAINT run_id, ADD UNIQUE (bucket, run_id); CREATE INDEX run_id ON holdfast.run (run_id)")
         db.execute(f"DROP TABLE {', '.join(later)}; UPDATE holdfast.meta SET value = 1 WHERE key = 'schema'".encode())
     both = [PostgresStore(url), PostgresStore(url)]
     await asyncio.gather(*[s.open() for s in both])

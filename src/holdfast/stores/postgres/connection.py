@@ -88,7 +88,12 @@ _LINES = (
     f" UNION ALL ({_COMING} AND r.queue = l.queue AND r.priority < l.priority ORDER BY r.priority DESC, r.tenant_id LIMIT 1)"
     f" UNION ALL ({_COMING} AND r.queue > l.queue ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) LIMIT 1) n)"
 )
+# The runs of lineages. A root is not in the index of lineages: it is found by its name.
+_OF_ROOTS = (
+    "({0}.lineage_root = ANY(%(roots)s::text[]) AND {0}.lineage_root <> {0}.run_id OR {0}.run_id = ANY(%(roots)s::text[]) AND {0}.lineage_root = {0}.run_id)"
+)
 _FILLED = {
+    **{f"{{{of}_of_roots}}": _OF_ROOTS.format(of) for of in "mrs"},
     "{lines}": _LINES,
     "{known}": _KNOWN,
     "{at_once}": _AT_ONCE,

@@ -10,6 +10,10 @@ SELECT set_config('idle_in_transaction_session_timeout', '2000', true);
 -- The same, and rows are looked for in the order of an index. What a queue has left of itself in its indexes is passed over by such a search
 -- from the second time on; a bitmap reads all of it each time, until it is vacuumed.
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true);
+-- name: planned_once
+-- The statements behind this one are long, and their plans are the same whatever their values: they are not made anew each time, as the server would
+-- do by what it thinks that a plan for any value costs. Nor are they compiled for what it thinks that costs.
+SELECT set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true);
 -- name: begin_snapshot
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 -- name: commit
@@ -66,7 +70,7 @@ WITH n AS MATERIALIZED (
     AND (n.holds = 0 OR (NOT EXISTS (
         SELECT 1 FROM holdfast.run h WHERE h.tenant_id = n.tenant_id AND h.session_key = n.session_key AND h.lane = n.lane AND h.holds OFFSET 0
       ) AND NOT EXISTS (
-        SELECT 1 FROM holdfast.run p WHERE p.tenant_id = n.tenant_id AND p.session_key = n.session_key AND p.lane = n.lane AND p.due IS NOT NULL AND p.due <= {now} OFFSET 0)))
+        SELECT 1 FROM holdfast.run p WHERE p.tenant_id = n.tenant_id AND p.session_key = n.session_key AND p.lane = n.lane AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0)))
 ), r AS (
   INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
     priority, parent_run_id, lineage_root, ended, doc, seal)
@@ -138,14 +142,14 @@ SELECT {now}, (SELECT value FROM holdfast.meta WHERE key = 'incarnation');
 -- name: see_takers
 SELECT owner FROM holdfast.worker WHERE owner = ANY(%(owners)s::text[]) ORDER BY owner FOR KEY SHARE;
 -- name: see_lanes
--- Who holds each lane, and who is first due in it.
+-- Who holds each lane, and who is first due in it behind the holder.
 SELECT x.run,
   (SELECT h.run_id FROM holdfast.run h WHERE h.tenant_id = x.tenant AND h.session_key = x.session AND h.lane = x.lane AND h.holds AND h.run_id <> x.run LIMIT 1),
   p.run_id, p.turn
 FROM unnest(%(run)s::text[], %(tenant)s::text[], %(session)s::text[], %(lane)s::text[]) AS x (run, tenant, session, lane)
 LEFT JOIN LATERAL (
   SELECT r.run_id, r.turn FROM holdfast.run r
-  WHERE r.tenant_id = x.tenant AND r.session_key = x.session AND r.lane = x.lane AND r.due IS NOT NULL AND r.due <= {now} AND r.run_id <> x.run
+  WHERE r.tenant_id = x.tenant AND r.session_key = x.session AND r.lane = x.lane AND r.due IS NOT NULL AND NOT r.holds AND r.due <= {now} AND r.run_id <> x.run
   ORDER BY r.turn LIMIT 1) p ON true;
 -- name: see_lenders
 SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
@@ -497,7 +501,7 @@ WITH RECURSIVE gone AS MATERIALIZED (
           SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
         ) AND NOT EXISTS (
           SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-            AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now} OFFSET 0)))
+            AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0)))
     ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) d
     ORDER BY CASE WHEN k.ahead THEN 0 ELSE d.due - k.origin END, d.turn LIMIT %(limit)s::bigint
   ) c LIMIT greatest(%(limit)s::bigint - (SELECT count(*) FROM orphans), 0)
@@ -610,7 +614,7 @@ CROSS JOIN kind k CROSS JOIN LATERAL (
         SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
       ) AND NOT EXISTS (
         SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-          AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now} OFFSET 0)))
+          AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0)))
   ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) c;
 -- name: take_chosen
 UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(r.due, n.once), previous = c.previous, cause = c.cause,
@@ -745,7 +749,7 @@ SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), count(*) FILTE
     SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
   ) OR EXISTS (
     SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-      AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now} OFFSET 0))),
+      AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0))),
   min(CASE WHEN r.due < 0 THEN r.due + 4611686018427387904 ELSE r.due END)
 FROM (SELECT * FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND NOT behind
   UNION ALL SELECT * FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND behind) r WHERE r.due <= {now} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
@@ -758,9 +762,23 @@ FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
 -- name: runs
+-- Of all runs, or of those that are looked for in one of these ways (`of_thread` and so on).
 SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot
-FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
+FROM {those} r LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true;
+-- name: of_all
+holdfast.run;
+-- name: of_thread
+-- A run that is the first of its thread, and by which the thread is called, is in no index of threads; nor is the root of a lineage in that of lineages.
+(SELECT * FROM holdfast.run WHERE thread_id = %(thread_id)s AND thread_id <> run_id
+  UNION ALL SELECT * FROM holdfast.run WHERE run_id = %(thread_id)s AND thread_id = run_id);
+-- name: of_lineage
+(SELECT * FROM holdfast.run WHERE lineage_root = %(lineage_root)s AND lineage_root <> run_id
+  UNION ALL SELECT * FROM holdfast.run WHERE run_id = %(lineage_root)s AND lineage_root = run_id);
+-- name: of_session_open
+-- Those that hold a lane, and the others.
+(SELECT * FROM holdfast.run WHERE session_key = %(session_key)s AND holds
+  UNION ALL SELECT * FROM holdfast.run WHERE session_key = %(session_key)s AND NOT holds AND status NOT IN ('completed', 'failed', 'canceled'));
 -- name: runs_due
 -- Of these those that hold no lane and are due, as far as the turn of a run; one that is not there comes after all.
 NOT r.holds AND r.due IS NOT NULL AND r.due <= {now}
@@ -1039,23 +1057,25 @@ WHERE NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = b.bucket AND w
 INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, 0, 0, %s FROM holdfast.run WHERE bucket = %s AND run_id = %s ON CONFLICT DO NOTHING;
 -- name: old_roots
 -- Lineages of which some run ended before that time.
-SELECT DISTINCT lineage_root FROM holdfast.run WHERE ended < %(before)s AND lineage_root > %(after)s ORDER BY lineage_root LIMIT %(limit)s;
+SELECT DISTINCT l.lineage_root FROM (
+  SELECT lineage_root FROM holdfast.run WHERE ended < %(before)s AND lineage_root > %(after)s AND lineage_root <> run_id
+  UNION ALL SELECT run_id FROM holdfast.run WHERE ended < %(before)s AND run_id > %(after)s AND lineage_root = run_id) l ORDER BY l.lineage_root LIMIT %(limit)s;
 -- name: family
 -- What goes or stays together with lineages: those of parents and children, and those whose log a run of theirs is carried on from, or carries on.
-SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.run o ON o.run_id = m.parent_run_id WHERE m.lineage_root = ANY(%(roots)s::text[])
-UNION SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.run o ON o.parent_run_id = m.run_id WHERE m.lineage_root = ANY(%(roots)s::text[])
+SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.run o ON o.run_id = m.parent_run_id WHERE {m_of_roots}
+UNION SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.run o ON o.parent_run_id = m.run_id WHERE {m_of_roots}
 UNION SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.carry c ON c.source = m.run_id JOIN holdfast.run o ON o.run_id = c.run
-  WHERE m.lineage_root = ANY(%(roots)s::text[]);
+  WHERE {m_of_roots};
 -- name: members
-SELECT run_id, lineage_root, parent_run_id, ended FROM holdfast.run WHERE lineage_root = ANY(%(roots)s::text[]) ORDER BY id;
+SELECT run_id, lineage_root, parent_run_id, ended FROM holdfast.run r WHERE {r_of_roots} ORDER BY id;
 -- name: lock_members
-SELECT run_id FROM holdfast.run WHERE lineage_root = ANY(%(roots)s::text[]) ORDER BY bucket, id FOR UPDATE;
+SELECT run_id FROM holdfast.run r WHERE {r_of_roots} ORDER BY bucket, id FOR UPDATE;
 -- name: loans_among
 SELECT b.run_id, s.run_id FROM holdfast.carry c JOIN holdfast.run b ON b.run_id = c.run JOIN holdfast.run s ON s.run_id = c.source
-WHERE s.lineage_root = ANY(%(roots)s::text[]) AND NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = b.bucket AND w.run = b.id AND w.seq = 0);
+WHERE {s_of_roots} AND NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = b.bucket AND w.run = b.id AND w.seq = 0);
 -- name: open_among
 SELECT r.lineage_root FROM holdfast.run r JOIN holdfast.intent i ON i.run_id = r.run_id
-WHERE r.lineage_root = ANY(%(roots)s::text[]) AND i.state IN ('queued', 'sending', 'unknown')
+WHERE {r_of_roots} AND i.state IN ('queued', 'sending', 'unknown')
 UNION SELECT lineage_root FROM holdfast.effect WHERE lineage_root = ANY(%(roots)s::text[]) AND status IN ('attempted', 'unknown');
 -- name: effects_among
 SELECT run_id, data FROM holdfast.effect WHERE run_id = ANY(%(runs)s::text[]);

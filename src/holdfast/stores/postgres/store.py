@@ -545,7 +545,7 @@ class PostgresStore:
             tenant, session, lane = self._crowds.lane
             within = {"lines": LINES, "few": FEW, "crowd": CROWD, "lanes": LANES, "lane_tenant": tenant, "lane_session": session, "lane": lane}
             looks += [(Q.crowds, {**values, **within}), (Q.behind_lost, {**values, **within})]
-        *seen, rows, known = await many(db, [*looks, *asked])
+        _, *seen, rows, known = await many(db, [(Q.planned_once, None), *looks, *asked])
         if values["look"]:
             self._ground.seen(seen[0])
         if values["crowds"]:
@@ -906,7 +906,8 @@ class PostgresStore:
         parts = [(where, "r.turn DESC" if query.by_turn else "r.run_id DESC")]
         if query.ahead:  # one run at most holds a lane, so that the first page of what is due comes after it
             values["until"], parts = query.until, [([*where, "r.holds"], "r.turn"), ([*where, Q.runs_due], "r.turn")]
-        texts = [f"{Q.runs}{' WHERE ' if terms else ''}{' AND '.join(terms)} ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s" for terms, order in parts]
+        those = Q.runs.replace("{those}", _looked_for(query))
+        texts = [f"{those}{' WHERE ' if terms else ''}{' AND '.join(terms)} ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s" for terms, order in parts]
         limit, seen = min(query.limit, MAX_LIST), 0
         out: list[tuple[Run, Lease]] = []
         while len(out) < limit:
@@ -1407,6 +1408,17 @@ def _proofs(store: str) -> str:
     """The folder of a store's proofs of life on this machine, this user's alone."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return os.path.join(base, f"holdfast-{os.getuid()}", hashlib.sha256(store.encode()).hexdigest()[:24])
+
+
+def _looked_for(query: RunFilter) -> str:
+    """Where the runs of a listing are looked for, so that they are found by an index."""
+    if query.thread_id is not None:
+        return str(Q.of_thread)
+    if query.lineage_root is not None:
+        return str(Q.of_lineage)
+    if query.session_key is not None and query.statuses is not None and not TERMINAL.intersection(query.statuses):
+        return str(Q.of_session_open)
+    return str(Q.of_all)
 
 
 def _driven(committer: Committer, taken: Sequence[tuple[Key, Claim]]) -> Claims:
