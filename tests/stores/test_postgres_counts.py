@@ -75,40 +75,40 @@ async def steps_of_twenty_runs(store: PostgresStore, name: str) -> AsyncIterator
     await asyncio.gather(*[script.steps(1) for script in scripts])
 
 
-@costs(trips=1, statements=1, syncs=1, wal=1_700)
+@costs(trips=1, statements=1, syncs=1, wal=1_470)
 async def birth(store: PostgresStore, name: str) -> AsyncIterator[None]:
     yield
     await Script(store, name).submit()
 
 
-@costs(trips=2, statements=10, syncs=1, wal=2_400)
+@costs(trips=2, statements=10, syncs=1, wal=2_120)
 async def birth_under_a_key(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = Script(store, name)
     yield
     await script.write(script.first(claims=(DedupClaim("request", "default", name, name, "d"),)))
 
 
-@costs(trips=1, statements=1, syncs=1, wal=35_000)
+@costs(trips=1, statements=1, syncs=1, wal=29_700)
 async def births_of_twenty_runs(store: PostgresStore, name: str) -> AsyncIterator[None]:
     yield
     await asyncio.gather(*[Script(store, f"{name}.{n}").submit() for n in range(MANY)])
 
 
-@costs(trips=1, statements=1, syncs=1, wal=1_900)
+@costs(trips=1, statements=1, syncs=1, wal=1_470)
 async def birth_that_begins(store: PostgresStore, name: str) -> AsyncIterator[None]:
     """As ``invoke`` does: born, taken and begun."""
     yield
     await Script(store, name).begin("w")
 
 
-@costs(trips=1, statements=2, syncs=1, wal=1_720)
+@costs(trips=1, statements=2, syncs=1, wal=1_340)
 async def rest(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = await driven(store, name)
     yield
     await script.wait()
 
 
-@costs(trips=1, statements=2, syncs=1, wal=1_960)
+@costs(trips=1, statements=2, syncs=1, wal=1_480)
 async def rest_until_a_time(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = await driven(store, name)
     yield
@@ -131,21 +131,21 @@ async def result(store: PostgresStore, name: str) -> AsyncIterator[None]:
     await script.write(script.commit(ev.SideEffectRecorded(done.effect_id, name), effects=(done,)))
 
 
-@costs(trips=1, statements=2, syncs=1, wal=1_480)
+@costs(trips=1, statements=2, syncs=1, wal=1_190)
 async def end(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = await driven(store, name)
     yield
     await script.complete()
 
 
-@costs(trips=1, statements=2, syncs=1, wal=1_500)
+@costs(trips=1, statements=2, syncs=1, wal=1_240)
 async def failure(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = await driven(store, name)
     yield
     await script.write(script.commit(ev.RunFailed("boom", ErrorValue("E", "m")), lease=RELEASE))
 
 
-@costs(trips=1, statements=2, syncs=1, wal=1_770)
+@costs(trips=1, statements=2, syncs=1, wal=1_300)
 async def release(store: PostgresStore, name: str) -> AsyncIterator[None]:
     script = await driven(store, name)
     yield
@@ -178,7 +178,7 @@ async def settlement_of_an_effect(store: PostgresStore, name: str) -> AsyncItera
     assert await store.settle_effect(effect(name, 1, name, EffectStatus.RECORDED), "attempted")
 
 
-@costs(trips=1, statements=3, syncs=1, wal=1_050)
+@costs(trips=1, statements=3, syncs=1, wal=1_020)
 async def claim(store: PostgresStore, name: str) -> AsyncIterator[None]:
     await Script(store, name).submit()
     yield
@@ -209,7 +209,7 @@ async def claim_of_nothing_of_many_tenants(store: PostgresStore, name: str) -> A
     assert await store.claim("w", (), None, limit=100) == []
 
 
-@costs(trips=3, statements=9, syncs=1, wal=1_500)
+@costs(trips=3, statements=9, syncs=1, wal=1_020)
 async def claim_by_name(store: PostgresStore, name: str) -> AsyncIterator[None]:
     await Script(store, name).submit()
     yield

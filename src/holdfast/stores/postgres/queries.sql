@@ -764,23 +764,9 @@ FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
 -- name: runs
--- Of all runs, or of those that are looked for in one of these ways (`of_thread` and so on).
 SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot
-FROM {those} r LEFT JOIN holdfast.worker w ON w.owner = r.owner
+FROM {those} LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true;
--- name: of_all
-holdfast.run;
--- name: of_thread
--- A run that is the first of its thread, and by which the thread is called, is in no index of threads; nor is the root of a lineage in that of lineages.
-(SELECT * FROM holdfast.run WHERE thread_id = %(thread_id)s AND thread_id <> run_id
-  UNION ALL SELECT * FROM holdfast.run WHERE run_id = %(thread_id)s AND thread_id = run_id);
--- name: of_lineage
-(SELECT * FROM holdfast.run WHERE lineage_root = %(lineage_root)s AND lineage_root <> run_id
-  UNION ALL SELECT * FROM holdfast.run WHERE run_id = %(lineage_root)s AND lineage_root = run_id);
--- name: of_session_open
--- Those that hold a lane, and the others.
-(SELECT * FROM holdfast.run WHERE session_key = %(session_key)s AND holds
-  UNION ALL SELECT * FROM holdfast.run WHERE session_key = %(session_key)s AND NOT holds AND status NOT IN ('completed', 'failed', 'canceled'));
 -- name: runs_due
 -- Of these those that hold no lane and are due, as far as the turn of a run; one that is not there comes after all.
 NOT r.holds AND r.due IS NOT NULL AND r.due <= {now}
@@ -1059,9 +1045,9 @@ WHERE NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = b.bucket AND w
 INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, 0, 0, %s FROM holdfast.run WHERE bucket = %s AND run_id = %s ON CONFLICT DO NOTHING;
 -- name: old_roots
 -- Lineages of which some run ended before that time.
-SELECT DISTINCT l.lineage_root FROM (
-  SELECT lineage_root FROM holdfast.run WHERE ended < %(before)s AND lineage_root > %(after)s AND lineage_root <> run_id
-  UNION ALL SELECT run_id FROM holdfast.run WHERE ended < %(before)s AND run_id > %(after)s AND lineage_root = run_id) l ORDER BY l.lineage_root LIMIT %(limit)s;
+(SELECT DISTINCT lineage_root FROM holdfast.run WHERE ended < %(before)s AND lineage_root > %(after)s AND lineage_root <> run_id ORDER BY lineage_root LIMIT %(limit)s)
+UNION (SELECT run_id FROM holdfast.run WHERE ended < %(before)s AND run_id > %(after)s AND lineage_root = run_id ORDER BY run_id LIMIT %(limit)s)
+ORDER BY lineage_root LIMIT %(limit)s;
 -- name: family
 -- What goes or stays together with lineages: those of parents and children, and those whose log a run of theirs is carried on from, or carries on.
 SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.run o ON o.run_id = m.parent_run_id WHERE {m_of_roots}

@@ -906,8 +906,7 @@ class PostgresStore:
         parts = [(where, "r.turn DESC" if query.by_turn else "r.run_id DESC")]
         if query.ahead:  # one run at most holds a lane, so that the first page of what is due comes after it
             values["until"], parts = query.until, [([*where, "r.holds"], "r.turn"), ([*where, Q.runs_due], "r.turn")]
-        those = Q.runs.replace("{those}", _looked_for(query))
-        texts = [f"{those}{' WHERE ' if terms else ''}{' AND '.join(terms)} ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s" for terms, order in parts]
+        texts = [_listing(_ways(query), terms, order) for terms, order in parts]
         limit, seen = min(query.limit, MAX_LIST), 0
         out: list[tuple[Run, Lease]] = []
         while len(out) < limit:
@@ -1410,15 +1409,25 @@ def _proofs(store: str) -> str:
     return os.path.join(base, f"holdfast-{os.getuid()}", hashlib.sha256(store.encode()).hexdigest()[:24])
 
 
-def _looked_for(query: RunFilter) -> str:
-    """Where the runs of a listing are looked for, so that they are found by an index."""
-    if query.thread_id is not None:
-        return str(Q.of_thread)
-    if query.lineage_root is not None:
-        return str(Q.of_lineage)
+def _ways(query: RunFilter) -> tuple[str, ...]:
+    """How the runs of a listing are found, where it is by several indexes: each finds its own."""
+    if query.thread_id is not None:  # the run that a thread is called by is in no index of threads
+        return "r.thread_id <> r.run_id", "r.thread_id = r.run_id AND r.run_id = %(thread_id)s"
+    if query.lineage_root is not None:  # nor is the root in that of lineages
+        return "r.lineage_root <> r.run_id", "r.lineage_root = r.run_id AND r.run_id = %(lineage_root)s"
     if query.session_key is not None and query.statuses is not None and not TERMINAL.intersection(query.statuses):
-        return str(Q.of_session_open)
-    return str(Q.of_all)
+        return "r.holds", "NOT r.holds"
+    return ()
+
+
+def _listing(ways: Sequence[str], terms: Sequence[str], order: str) -> str:
+    """A page of runs. Each way gives as many as may be on it, in their order, so that no index is read further than that."""
+    if not ways:
+        where = f" WHERE {' AND '.join(terms)}" if terms else ""
+        return f"{Q.runs.replace('{those}', 'holdfast.run r')}{where} ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s"
+    each = "(SELECT * FROM holdfast.run r WHERE {0} ORDER BY {1} LIMIT %(limit)s::bigint + %(seen)s::bigint)"
+    found = " UNION ALL ".join(each.format(" AND ".join([way, *terms]), order) for way in ways)
+    return f"{Q.runs.replace('{those}', f'({found}) r')} ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s"
 
 
 def _driven(committer: Committer, taken: Sequence[tuple[Key, Claim]]) -> Claims:

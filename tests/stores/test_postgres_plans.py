@@ -1,0 +1,96 @@
+"""How PostgreSQL finds what it is asked for: which plans last, and that narrow indexes find what they are for."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from psycopg import Connection as Psycopg
+from tests.postgres.server import shared
+
+from holdfast.core.status import Status
+from holdfast.ports import RunFilter
+from holdfast.stores import PostgresStore
+from holdfast.stores.postgres import connection
+from holdfast.stores.postgres.wire import Connection
+from holdfast.testing.conformance import TTL, Script
+
+MANY = 3000
+PLANS = "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%taken_over AS%'"
+SETTINGS = "SELECT count(*) FROM pg_settings WHERE source = 'session' AND name IN ('plan_cache_mode', 'jit', 'enable_seqscan', 'enable_bitmapscan')"
+ROWS_READ = (
+    "SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE relname = 'run') + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'run')"
+)
+
+
+async def test_a_claim_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server would plan it anew each time, which takes longer than to carry it out. Nothing of that stays in the session."""
+    made: list[Connection] = []
+    learn = connection.taught
+
+    def taught(db: Connection) -> None:
+        made.append(db)
+        learn(db)
+
+    monkeypatch.setattr(connection, "taught", taught)
+    store = PostgresStore(shared().fresh(), clock=lambda: 0.0)
+    await store.open()
+    await store.register("w", TTL)
+    for n in range(12):
+        await Script(store, f"r{n}").submit()
+        assert len(await store.claim("w", (), None, limit=5)) == 1
+    found = [await db.ask((PLANS, None), (SETTINGS, None)) for db in made if not db.closed]
+    await store.close()
+    plans = [row for rows, _ in found for row in rows]
+    assert plans and all(custom == 0 and generic >= 5 for custom, generic in plans), plans
+    assert all(left == [(0,)] for _, left in found)
+
+
+def copied(db: Psycopg[tuple[object, ...]], count: int) -> None:
+    """Of the one run that is there: so many in its thread and its lineage, and in a session of others."""
+    columns = [str(c) for (c,) in db.execute("SELECT attname FROM pg_attribute WHERE attrelid = 'holdfast.run'::regclass AND attnum > 0 AND NOT attisdropped")]
+    other = {"id": "n + 1000", "turn": "n + 1000", "run_id": "'r1-' || lpad(n::text, 8, '0')", "session_key": "'s' || n % 100", "lane": "'l' || n", "holds": "n % 2 = 0"}
+    picked = ", ".join(other.get(c, f"r.{c}") for c in columns)
+    db.execute(f"INSERT INTO holdfast.run ({', '.join(columns)}) SELECT {picked} FROM holdfast.run r, generate_series(1, {count}) n".encode())
+
+
+def rows_read() -> int:
+    """As those connections tell that have ended."""
+    with shared().admin() as db:
+        until = time.monotonic() + 10
+        while db.execute("SELECT 1 FROM pg_stat_activity WHERE datname = 'holdfast' AND usename = 'holdfast'").fetchone():
+            assert time.monotonic() < until, "the connections of a closed store end"
+    with shared().admin("holdfast") as db:
+        found = db.execute(ROWS_READ).fetchone()
+    assert found is not None
+    return int(str(found[0]))
+
+
+@pytest.mark.parametrize(
+    ("query", "most"),
+    [
+        (RunFilter(thread_id="r1", limit=2), 30),
+        (RunFilter(thread_id="r1", limit=2, by_turn=True), 30),
+        (RunFilter(lineage_root="r1", limit=2), 30),
+        (RunFilter(limit=2), 30),
+        (RunFilter(thread_id="r1", before="r1-00000001", limit=2), 30),
+        (RunFilter(tenant_id="default", session_key="s7", statuses=(Status.PENDING,), limit=2, by_turn=True), 300),
+    ],
+    ids=["thread", "turns", "lineage", "all", "named", "session"],
+)
+async def test_a_listing_is_looked_up(query: RunFilter, most: int) -> None:
+    """Also of the run that a thread or a lineage is called by, which is in no index of threads and lineages; asked until its plan is one for any values."""
+    url = shared().fresh()
+    store = PostgresStore(url)
+    await store.open()
+    await Script(store, "r1").submit()
+    with shared().admin("holdfast") as db:
+        copied(db, MANY)
+        db.execute("ANALYZE holdfast.run")
+    await store.close()
+    before = rows_read()
+    await store.open()
+    for _ in range(10):
+        assert len(await store.runs(query)) == (1 if query.before else 2)
+    await store.close()
+    assert rows_read() - before < 10 * most
