@@ -49,7 +49,7 @@ async def test_a_claim_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def copied(db: Psycopg[tuple[object, ...]], count: int) -> None:
     """Of the one run that is there: so many in its thread and its lineage, and in a session of others."""
     columns = [str(c) for (c,) in db.execute("SELECT attname FROM pg_attribute WHERE attrelid = 'holdfast.run'::regclass AND attnum > 0 AND NOT attisdropped")]
-    other = {"id": "n + 1000", "turn": "n + 1000", "run_id": "'r1-' || lpad(n::text, 8, '0')", "session_key": "'s' || n % 100", "lane": "'l' || n", "holds": "n % 2 = 0"}
+    other = {"id": "r.id + n", "turn": "r.turn + n", "run_id": "'r1-' || lpad(n::text, 8, '0')", "session_key": "'s' || n % 100", "lane": "'l' || n", "holds": "n % 2 = 0"}
     picked = ", ".join(other.get(c, f"r.{c}") for c in columns)
     db.execute(f"INSERT INTO holdfast.run ({', '.join(columns)}) SELECT {picked} FROM holdfast.run r, generate_series(1, {count}) n".encode())
 
