@@ -33,7 +33,7 @@ async def test_a_claim_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
         learn(db)
 
     monkeypatch.setattr(connection, "taught", taught)
-    store = PostgresStore(shared().fresh(), clock=lambda: 0.0)
+    store = PostgresStore(shared().fresh() + "&listen=", clock=lambda: 0.0)  # each of its connections rests between its statements
     await store.open()
     await store.register("w", TTL)
     for n in range(12):
