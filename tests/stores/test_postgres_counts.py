@@ -22,9 +22,10 @@ from holdfast.core import events as ev
 from holdfast.core.commit import DedupClaim
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import ErrorValue
-from holdfast.core.lease import RELEASE
+from holdfast.core.lease import RELEASE, Take
+from holdfast.ports import Loaded
 from holdfast.stores import PostgresStore
-from holdfast.testing.conformance import TTL, Script, effect, signal
+from holdfast.testing.conformance import TTL, Script, effect, replace, signal
 
 TIMES = 3
 MANY = 20
@@ -99,6 +100,22 @@ async def birth_that_begins(store: PostgresStore, name: str) -> AsyncIterator[No
     """As ``invoke`` does: born, taken and begun."""
     yield
     await Script(store, name).begin("w")
+
+
+@costs(trips=1, statements=2, syncs=0, wal=0)
+async def look_for_a_run_that_is_due(store: PostgresStore, name: str) -> AsyncIterator[None]:
+    """As an idle worker does: what it finds is taken by its first commit."""
+    await store.claim("w", (), None, limit=5)  # what was left the time before
+    await Script(store, name).submit()
+    yield
+    assert isinstance(await store.claim_or_load("w", (), None, limit=5), Loaded)
+
+
+@costs(trips=1, statements=2, syncs=1, wal=1_900)
+async def first_commit_of_a_run_that_was_found(store: PostgresStore, name: str) -> AsyncIterator[None]:
+    script = await Script(store, name).submit()
+    yield
+    await script.write(replace(script.taking("w", ev.RunClaimed("w", 2), ev.RunStarted()), lease=Take("w", found=True)))
 
 
 @costs(trips=1, statements=2, syncs=1, wal=1_340)

@@ -3,8 +3,8 @@
 Commits that wait at the same time go together. Plain steps of runs that are driven here share one statement that only inserts, one
 round trip in all; those that were not written, for whatever reason, are looked into together, which says why.
 
-Commits that write nothing beside their log row and their run's are one round trip too: a run's birth is one statement; where it moves, rests or ends, its
-row is locked before, so that the next statement sees what others have put into its inbox. Those that were not written go the general way, which says why.
+Commits that write nothing beside their log row and their run's are one round trip too: a run's birth is one statement; where it moves, rests or ends, or is
+taken by its first commit, its row is locked before, so that the next statement sees what others have put into its inbox. Those that were not written go the general way, which says why.
 
 The general way is one transaction for a whole group in two round trips: the first locks the runs, in the order of their ids, and reads
 what ``apply`` asks for; the second writes what it ruled. A commit that may not be applied is a verdict and leaves its neighbours alone;
@@ -114,6 +114,7 @@ class Seen(msgspec.Struct):
     tokens: list[Token]
     numbers: Iterator[int]
     queued: dict[tuple[str, str], int]
+    limited: bool
 
     def missing(self, run_id: str) -> RunNotFound:
         return RunNotFound(f"there is no run {run_id}")
@@ -148,6 +149,9 @@ class Seen(msgspec.Struct):
 
     def waiting(self, queue: str, tenant_id: str) -> int:
         return self.queued[queue, tenant_id]
+
+    def any_limit(self) -> bool:
+        return self.limited
 
 
 class _Rows:
@@ -434,31 +438,38 @@ class Committer:
         """Those that write nothing beside, in one round trip. Gives those that were not written, and all others: why not is found the general way."""
         born = [w for w in batch if _begins(w.prepared)]
         moved = [w for w in batch if w.prepared.run_id in self.keys and _moves(w.prepared)]
-        if not born and not moved:
+        taken = [w for w in batch if _takes(w.prepared)]
+        if not born and not moved and not taken:
             return list(batch)
         asked: list[Statement] = []
+        if taken:
+            values = _named(_TAKES, [_take(w.prepared) for w in taken])
+            asked += [(Q.lock_runs, {"b": values["bucket"], "run": values["run"]}), (Q.takes, {**values, "now": self._given()})]
         if moved:
             values = _named(_MOVES, [_move(w.prepared, self.keys[w.prepared.run_id]) for w in moved])
             asked += [(Q.lock_keys, {"bucket": values["bucket"], "id": values["id"]}), (Q.moves, {**values, "now": self._given()})]
         if born:
             asked.append((Q.births, {**_named(_BIRTHS, [_birth(w.prepared) for w in born]), "now": self._given()}))
-        spoken = self._with_it(_news([w.prepared for w in (*born, *moved)]))
+        every = (*taken, *moved, *born)
+        spoken = self._with_it(_news([w.prepared for w in every]))
         if spoken is not None:
             asked.append(spoken)
         try:
             async with asyncio.timeout(self._patience), self._pool.held() as db:
                 answers = await many(db, asked)
         except (psycopg.Error, OSError) as e:
-            for w in (*born, *moved):
+            for w in every:
                 w.sent = w.sent or (passing(e) and not isinstance(e, UNPREPARED))
             return list(batch)
-        there = {id for (id,) in answers[1]} if moved else set()
-        keys: dict[str, int] = dict(answers[2 if moved else 0]) if born else {}
+        given = iter(answers[: len(asked)])
+        keys: dict[str, int] = dict(_second(given)) if taken else {}
+        there = {id for (id,) in _second(given)} if moved else set()
+        keys.update(next(given) if born else ())
         done = [w for w in moved if self.keys[w.prepared.run_id].id in there]
         for w in done:
             if apply.owner_after(w.prepared.commit, "") is None:
                 del self.keys[w.prepared.run_id]
-        for w in born:
+        for w in (*taken, *born):
             if (id := keys.get(w.prepared.run_id)) is not None:
                 done.append(w)
                 if isinstance(w.prepared.commit.lease, Take):
@@ -587,6 +598,7 @@ class Committer:
             (bool(moves), (Q.vouch_some, (OWN, "schedule", moves))),
             (bool(closed), (Q.see_tokens, {"runs": [q.commit.run.run_id for q in closed], "waits": [w for q in closed for w in q.closed]})),
             (bool(entries), (Q.see_numbers, {"count": entries})),
+            (any(_found(q.commit) for q in every), (Q.see_limits, None)),
             *((True, (statement, {"queue": r.queue, "tenant": r.tenant_id})) for r in queued for statement in (Q.queue_lock, Q.waiting_in)),
         ]  # fmt: skip
         answers = await many(db, asked + [statement for wanted, statement in beside if wanted])
@@ -620,7 +632,8 @@ class Committer:
             blobs={sha for (sha,) in more[6]},
             tokens=besides.sound(more[8], besides.of_token_row, besides.decode_token),
             numbers=iter([number for (number,) in more[9]]),
-            queued={(r.queue, r.tenant_id): more[11 + 2 * n][0][0] for n, r in enumerate(queued)},
+            queued={(r.queue, r.tenant_id): more[12 + 2 * n][0][0] for n, r in enumerate(queued)},
+            limited=bool(more[10]),
         )
         for key, effect_id in more[4]:
             seen.effects.setdefault(key, set()).add(effect_id)
@@ -642,7 +655,7 @@ class Committer:
         c, run_id = p.commit, p.commit.run.run_id
         taker = not isinstance(c.lease, Take) or c.lease.owner in seen.takers
         try:
-            ruling = apply.admitted(p, seen.found.get(run_id), seen, incarnation=seen.incarnation, taker=taker, now=seen.now)
+            ruling = apply.admitted(p, seen.found.get(run_id), seen, incarnation=seen.incarnation, taker=taker, now=seen.now, limited=seen.any_limit)
         except HoldfastError as e:
             return e
         if lost := set(c.took) - seen.vouched.get(run_id, set()):
@@ -749,6 +762,10 @@ _MOVES: dict[str, Callable[[Any], Any]] = {
     "bucket": Numbers, "id": Numbers, "fence": Numbers, "keeps": Numbers, "due": Numbers, "due_unread": Numbers, "holds": Numbers, "holds_anew": Numbers, "status": Texts,
     "priority": Numbers, "fingerprint": Texts, "ended": Numbers, "doc": Blobs, "n": Numbers, "after": Blobs, **_HOT,
 }  # fmt: skip
+_TAKES: dict[str, Callable[[Any], Any]] = {
+    "bucket": Numbers, "run": Texts, "fence": Numbers, "owner": Texts, "due": Numbers, "status": Texts, "priority": Numbers, "fingerprint": Texts, "doc": Blobs,
+    "n": Numbers, "after": Blobs, **_HOT,
+}  # fmt: skip
 
 
 def _named(arrays: Mapping[str, Callable[[Any], Any]], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
@@ -808,6 +825,36 @@ def _move(p: Prepared, key: Key) -> tuple[Any, ...]:
         key.bucket, key.id, c.fence, owner is not None, due, unread, apply.holds_after(c, True), apply.holds_after(c, False), run.status.value, run.priority, run.shape,
         run.finished_at if run.terminal else None, p.sealed.doc, c.after.row, c.after.hash, *_logged(p),
     )  # fmt: skip
+
+
+def _found(c: Commit) -> bool:
+    """Whether it stands in the place of a claim."""
+    return isinstance(c.lease, Take) and c.lease.found
+
+
+def _takes(p: Prepared) -> bool:
+    """Whether it begins a run that was found, in the place of its claim, and writes nothing beside."""
+    c = p.commit
+    if not _found(c) or c.after is None or not p.plain or p.whole is not None or p.closed or c.took or c.max_queued is not None or c.follows is not None:
+        return False
+    return not c.run.terminal and apply.holds_after(c, False)
+
+
+def _take(p: Prepared) -> tuple[Any, ...]:
+    """What becomes of the row of a run that is taken, with its log row and the one that it follows."""
+    c, run = p.commit, p.commit.run
+    assert c.after is not None, "a run that was found is there"
+    owner = apply.owner_after(c, None)
+    due = apply.due_after(c, owner, 0, lambda: False)
+    return (
+        ids.bucket_number(run.run_id), run.run_id, c.fence, owner, due, run.status.value, run.priority, run.shape, p.sealed.doc, c.after.row, c.after.hash, *_logged(p),
+    )  # fmt: skip
+
+
+def _second(answers: Iterator[list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
+    """The answer behind that of a lock."""
+    next(answers)
+    return next(answers)
 
 
 def _logged(p: Prepared) -> tuple[Any, ...]:

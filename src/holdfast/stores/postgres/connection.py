@@ -110,7 +110,9 @@ _FILLED = {
 
 
 def _filled(text: str) -> str:
-    for name, meant in _FILLED.items():
+    """Statements with what stands for a part of theirs replaced by it: parts that several share are in the file too, by names of their own."""
+    parts = {f"{{{name}}}": part for name, part in vars(named(text)).items() if name.startswith("part_")}
+    for name, meant in (parts | _FILLED).items():
         text = text.replace(name, meant)
     return text
 

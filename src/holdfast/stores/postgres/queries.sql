@@ -1,5 +1,7 @@
 -- Every statement the store runs, by name. {now} is the database's clock at the statement, {expiry} when a worker's leases run out.
 -- Run rows are locked in the order of their ids, before anything else; a statement after that sees what others have committed.
+-- Rows that are given as arrays are taken for a single row by the planner where it is told of something that is always true, `b + 0 = b`: each is
+-- then looked up by its key, however small the tables are, and the plan for any number of rows is as good as one for this number, so that the server keeps it.
 
 -- name: begin
 BEGIN;
@@ -63,6 +65,7 @@ WITH n AS MATERIALIZED (
     %(whole)b::bigint[], %(version)b::bigint[], %(step)b::text[], %(head)b::text[], %(hash)b::bytea[], %(data)b::bytea[])
     AS t (bucket, run_id, fence, owner, due, holds, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue, priority, parent_run_id,
       lineage_root, ended, doc, seq, since, whole, version, step, head, hash, data)
+  WHERE bucket + 0 = bucket
 ), known AS MATERIALIZED (
   SELECT owner FROM holdfast.worker WHERE owner = ANY(ARRAY(SELECT DISTINCT owner FROM n WHERE owner IS NOT NULL)) FOR KEY SHARE
 ), may AS MATERIALIZED (
@@ -87,7 +90,8 @@ WITH n AS MATERIALIZED (
 SELECT run_id, id FROM r;
 -- name: lock_keys
 -- What a statement after this one sees of these runs stays as it is.
-SELECT FROM unnest(%(bucket)b::bigint[], %(id)b::bigint[]) AS x (b, id) JOIN holdfast.run r ON r.bucket = x.b AND r.id = x.id ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
+SELECT FROM unnest(%(bucket)b::bigint[], %(id)b::bigint[]) AS x (b, id) JOIN holdfast.run r ON r.bucket = x.b AND r.id = x.id
+WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- name: moves
 -- Commits of runs that were locked in this transaction, under the fence and after the row that each names. When a run is due and whether it holds its lane
 -- depends on how it stands: each has a value for either case. Not written is the end of a run with anything left in its inbox, and whoever lets go of a lane in
@@ -97,6 +101,7 @@ WITH g AS MATERIALIZED (
     %(holds_anew)b::bigint[], %(status)b::text[], %(priority)b::bigint[], %(fingerprint)b::text[], %(ended)b::bigint[], %(doc)b::bytea[], %(n)b::bigint[], %(after)b::bytea[],
     %(seq)b::bigint[], %(since)b::bigint[], %(whole)b::bigint[], %(version)b::bigint[], %(step)b::text[], %(head)b::text[], %(hash)b::bytea[], %(data)b::bytea[])
     AS t (bucket, id, fence, keeps, due, due_unread, holds, holds_anew, status, priority, fingerprint, ended, doc, n, after, seq, since, whole, version, step, head, hash, data)
+  WHERE bucket + 0 = bucket
 ), may AS MATERIALIZED (
   SELECT g.*, CASE WHEN g.keeps <> 0 THEN f.owner END AS owner, f.held, CASE f.due WHEN -4611686018427387904 THEN {at_once} ELSE f.due END AS due_at
   FROM g CROSS JOIN LATERAL (
@@ -119,12 +124,47 @@ WITH g AS MATERIALIZED (
 )
 SELECT id FROM moved;
 
+-- name: takes
+-- First commits of runs that were found due and stand in the place of their claims: locked in this transaction, one fence below the one that each names, and after
+-- the row that it names. Not written is one that somebody holds, whose inbox has anything in it, whose lane is not free, whose taker nobody knows, or beside
+-- which a limit is stored. Gives the names and keys of those that were written; what became of the others, and why, is looked into.
+WITH g AS MATERIALIZED (
+  SELECT * FROM unnest(%(bucket)b::bigint[], %(run)b::text[], %(fence)b::bigint[], %(owner)b::text[], %(due)b::bigint[], %(status)b::text[], %(priority)b::bigint[],
+    %(fingerprint)b::text[], %(doc)b::bytea[], %(n)b::bigint[], %(after)b::bytea[],
+    %(seq)b::bigint[], %(since)b::bigint[], %(whole)b::bigint[], %(version)b::bigint[], %(step)b::text[], %(head)b::text[], %(hash)b::bytea[], %(data)b::bytea[])
+    AS t (bucket, run_id, fence, owner, due, status, priority, fingerprint, doc, n, after, seq, since, whole, version, step, head, hash, data)
+  WHERE bucket + 0 = bucket
+), known AS MATERIALIZED (
+  SELECT owner FROM holdfast.worker WHERE owner = ANY(ARRAY(SELECT DISTINCT owner FROM g)) FOR KEY SHARE
+), may AS MATERIALIZED (
+  SELECT g.*, f.id, CASE g.due WHEN -4611686018427387904 THEN {at_once} ELSE g.due END AS due_at FROM g CROSS JOIN LATERAL (
+    SELECT r.id FROM holdfast.run r WHERE r.bucket = g.bucket AND r.run_id = g.run_id AND r.fence = g.fence - 1 AND r.owner IS NULL AND r.status = 'pending' AND NOT r.behind
+      AND (r.holds OR (NOT EXISTS (
+          SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
+        ) AND NOT EXISTS (
+          SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
+            AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0))) OFFSET 0) f
+  WHERE g.owner = ANY(ARRAY(SELECT owner FROM known)) AND NOT EXISTS (SELECT 1 FROM holdfast.rule)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = g.bucket AND i.run = f.id AND i.taken IS NULL OFFSET 0)
+    AND EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = f.id AND l.n = g.n AND l.hash = g.after OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = f.id AND l.n = g.n + 1 OFFSET 0)
+), taken AS (
+  UPDATE holdfast.run r SET fence = may.fence, owner = may.owner, due = may.due_at, holds = true, status = may.status, priority = may.priority,
+    fingerprint = may.fingerprint, doc = coalesce(may.doc, r.doc), previous = NULL, cause = NULL,
+    seal = holdfast.standing(r.run_id, may.fence, may.owner, may.due_at, true, r.turn)
+  FROM may WHERE r.bucket = may.bucket AND r.id = may.id RETURNING r.bucket, r.id, r.run_id
+), l AS (
+  INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+  SELECT t.bucket, t.id, may.n + 1, may.seq, may.since, may.whole, may.version, may.step, may.head, may.hash, may.data FROM taken t JOIN may ON may.bucket = t.bucket AND may.id = t.id
+)
+SELECT run_id, id FROM taken;
+
 -- Any other commit: what it needs to know ------------------------------------------------------------
 
 -- name: lock_runs
 SELECT r.run_id, r.bucket, r.id, r.fence, r.owner, r.holds, r.turn, r.status
 FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
-ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
+WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- name: see_runs
 -- The ends of the logs, whether the inbox holds more than is being taken, whether runs are marked as standing behind in the lane, and the owners'
 -- leases; `mine` is the row that follows the one that the commit names, if there is one. OFFSET 0 makes that a look-up by the whole key, as in `steps`.
@@ -138,9 +178,13 @@ LEFT JOIN LATERAL (SELECT l.n, l.hash FROM holdfast.log l WHERE l.bucket = r.buc
 LEFT JOIN LATERAL (SELECT l.hash FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id AND l.n = x.n OFFSET 0) mine ON true
 LEFT JOIN holdfast.worker w ON w.owner = r.owner
 CROSS JOIN LATERAL (SELECT EXISTS (SELECT 1 FROM holdfast.inbox i
-  WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL AND NOT x.took::jsonb ? i.key) AS unread) i;
+  WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL AND NOT x.took::jsonb ? i.key) AS unread) i
+WHERE x.b + 0 = x.b;
 -- name: see_now
 SELECT {now}, (SELECT value FROM holdfast.meta WHERE key = 'incarnation');
+-- name: see_limits
+-- Whether any limit is stored.
+SELECT 1 FROM holdfast.rule LIMIT 1;
 -- name: see_takers
 SELECT owner FROM holdfast.worker WHERE owner = ANY(%(owners)s::text[]) ORDER BY owner FOR KEY SHARE;
 -- name: see_lanes
@@ -152,20 +196,22 @@ FROM unnest(%(run)s::text[], %(tenant)s::text[], %(session)s::text[], %(lane)s::
 LEFT JOIN LATERAL (
   SELECT r.run_id, r.turn FROM holdfast.run r
   WHERE r.tenant_id = x.tenant AND r.session_key = x.session AND r.lane = x.lane AND r.due IS NOT NULL AND NOT r.holds AND r.due <= {now} AND r.run_id <> x.run
-  ORDER BY r.turn LIMIT 1) p ON true;
+  ORDER BY r.turn LIMIT 1) p ON true
+WHERE x.run || '' = x.run;
 -- name: see_lenders
 SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
-ORDER BY r.bucket, r.id FOR KEY SHARE OF r;
+WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR KEY SHARE OF r;
 -- name: see_claims
 -- Also those that have expired: they are vouched for until they are taken again or their run is pruned. What vouches for them is read in the same
 -- statement: between two of them another commit may write both.
 SELECT x.kind, x.scope, x.key, c.run_id, c.digest, c.expires_at, v.run, v.kind, v.id, v.seal, v.under, v.mark
 FROM unnest(%(kind)s::text[], %(scope)s::text[], %(key)s::text[], %(id)s::text[]) AS x (kind, scope, key, id)
 LEFT JOIN holdfast.claim c ON c.kind = x.kind AND c.scope = x.scope AND c.key = x.key
-LEFT JOIN holdfast.vouch v ON v.run = %(own)s AND v.kind = 'claim' AND v.id = x.id;
+LEFT JOIN holdfast.vouch v ON v.run = %(own)s AND v.kind = 'claim' AND v.id = x.id
+WHERE x.key || '' = x.key;
 -- name: see_statuses
 -- How the runs stand that have a key whose time is over.
-SELECT r.run_id, r.status FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run;
+SELECT r.run_id, r.status FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run WHERE x.b + 0 = x.b;
 -- name: see_tokens
 -- The links of waits that are open.
 SELECT {token} FROM {tokens} WHERE t.run_id = ANY(%(runs)s::text[]) AND t.wait_id = ANY(%(waits)s::text[]) AND t.used_at IS NULL AND t.revoked_at IS NULL
@@ -201,6 +247,7 @@ WITH n AS MATERIALIZED (
     %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::bytea[], %b::bytea[])
     AS t (bucket, run_id, fence, owner, due, holds, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue, priority, parent_run_id,
       lineage_root, ended, doc, seq, since, whole, version, step, head, hash, data)
+  WHERE bucket + 0 = bucket
 ), r AS (
   INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
     priority, parent_run_id, lineage_root, ended, doc, seal)
@@ -228,6 +275,7 @@ WITH n AS MATERIALIZED (
     %b::bigint[], %b::text[], %b::bigint[], %b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[],
     %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::bytea[], %b::bytea[])
     AS t (place, fence, owner, due, holds, status, priority, fingerprint, ended, doc, bucket, id, n, seq, since, whole, version, step, head, hash, data)
+  WHERE t.bucket + 0 = t.bucket
 ), r AS (
   UPDATE holdfast.run r SET fence = n.fence, owner = n.owner, due = n.due, holds = n.holds <> 0, behind = false, turn = n.turn, status = n.status, priority = n.priority,
     fingerprint = n.fingerprint, ended = n.ended, doc = coalesce(n.doc, r.doc), previous = NULL, cause = NULL,
@@ -445,19 +493,14 @@ SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
 -- ever drove is found there.
 SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) CROSS JOIN LATERAL (
   SELECT f.bucket, f.id, f.run_id FROM holdfast.run f WHERE f.bucket = x.b AND f.run_id = x.run AND f.owner || '' = %(owner)s OFFSET 0) r
-WHERE EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL OFFSET 0) LIMIT 10000;
+WHERE x.b + 0 = x.b AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL OFFSET 0) LIMIT 10000;
 
 -- Claims --------------------------------------------------------------------------------------------
 
--- name: claim
--- The runs of owners that are proven dead or whose lease has run out, then what is due. Priorities are walked from the highest down, so
--- that what is due within each is one range of the index for each kind (`due_ranges` in stores/apply); whoever waits longest goes first.
--- A run whose lane is held, or has somebody due before it, is left; one that is being claimed by another is passed over.
--- The claimer's own row is locked, so that nobody lets go of it meanwhile, once there is something to take: a claim that finds nothing writes nothing.
--- The runs of each owner that is gone are looked for by its name: as a join with all of them it could read the whole table, where nobody is gone.
--- OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join, or a hash, that reads the queue.
--- ORDER BY does the same for the search of another tenant: where the statistics know of the queue, it would read all of it and find none.
-WITH RECURSIVE gone AS MATERIALIZED (
+-- name: part_lines
+-- Who is gone, in which queues and priorities there is anything to come, and whether nothing has to be counted: no limit is stored, and one tenant waits.
+-- ORDER BY keeps the search of another tenant a look-up: where the statistics know of the queue, it would read all of it and find none.
+gone AS MATERIALIZED (
   SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
   WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
 ), level AS (
@@ -478,15 +521,11 @@ WITH RECURSIVE gone AS MATERIALIZED (
       SELECT r.tenant_id FROM holdfast.run r
       WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id
       ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) IS NOT NULL)
-), orphans AS MATERIALIZED (
-  SELECT o.bucket, o.id, gone.owner, gone.cause FROM gone CROSS JOIN LATERAL (
-    SELECT r.bucket, r.id, r.priority, r.due, r.turn FROM holdfast.run r
-    WHERE r.owner = gone.owner AND EXISTS (SELECT 1 FROM simple) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
-      AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-      AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
-    ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE SKIP LOCKED) o
-  ORDER BY o.priority DESC, o.due, o.turn LIMIT %(limit)s::bigint
-), kind AS MATERIALIZED (
+)
+-- name: part_due
+-- The oldest that is due in each of these. OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join,
+-- or a hash, that reads the queue.
+kind AS MATERIALIZED (
   SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
     (once + at, -1::bigint, once, true, 2 * once), (2 * once, once + at, once, false, once + %(begins)s::bigint), (-1, at, 0, false, %(times)s::bigint)) k (after, until, origin, ahead, known)
 ), due AS MATERIALIZED (
@@ -504,7 +543,22 @@ WITH RECURSIVE gone AS MATERIALIZED (
         ) AND NOT EXISTS (
           SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
             AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0)))
-    ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) d
+    ORDER BY r.due, r.turn LIMIT %(limit)s::bigint
+-- name: claim
+-- The runs of owners that are proven dead or whose lease has run out, then what is due. Priorities are walked from the highest down, so
+-- that what is due within each is one range of the index for each kind (`due_ranges` in stores/apply); whoever waits longest goes first.
+-- A run whose lane is held, or has somebody due before it, is left; one that is being claimed by another is passed over.
+-- The claimer's own row is locked, so that nobody lets go of it meanwhile, once there is something to take: a claim that finds nothing writes nothing.
+-- The runs of each owner that is gone are looked for by its name: as a join with all of them it could read the whole table, where nobody is gone.
+WITH RECURSIVE {part_lines}, orphans AS MATERIALIZED (
+  SELECT o.bucket, o.id, gone.owner, gone.cause FROM gone CROSS JOIN LATERAL (
+    SELECT r.bucket, r.id, r.priority, r.due, r.turn FROM holdfast.run r
+    WHERE r.owner = gone.owner AND EXISTS (SELECT 1 FROM simple) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
+      AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+      AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
+    ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE SKIP LOCKED) o
+  ORDER BY o.priority DESC, o.due, o.turn LIMIT %(limit)s::bigint
+), {part_due} FOR NO KEY UPDATE OF r SKIP LOCKED) d
     ORDER BY CASE WHEN k.ahead THEN 0 ELSE d.due - k.origin END, d.turn LIMIT %(limit)s::bigint
   ) c LIMIT greatest(%(limit)s::bigint - (SELECT count(*) FROM orphans), 0)
 ), me AS MATERIALIZED (
@@ -522,6 +576,28 @@ WITH RECURSIVE gone AS MATERIALIZED (
 )
 SELECT * FROM taken_over UNION ALL SELECT * FROM taken
 UNION ALL SELECT NULL, 0::smallint, 0, 0, NULL, NULL, 0, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM simple);
+-- name: lone
+-- What `claim` would take, as far as two runs, and nothing is locked: how many they are, whether an owner that is gone has any, whether `claim` takes none
+-- itself, how many workers live, and `claimers`. Where it is one run alone, which stands as its birth left it: the run, with its log row.
+WITH RECURSIVE {part_lines}, {part_due}) d
+    ORDER BY CASE WHEN k.ahead THEN 0 ELSE d.due - k.origin END, d.turn LIMIT %(limit)s::bigint
+  ) c LIMIT %(limit)s::bigint
+), orphan AS MATERIALIZED (
+  SELECT 1 FROM gone CROSS JOIN LATERAL (SELECT 1 FROM holdfast.run r WHERE r.owner = gone.owner LIMIT 1) o LIMIT 1
+), c AS MATERIALIZED (
+  SELECT (SELECT count(*) FROM due) AS n, EXISTS (SELECT 1 FROM orphan) AS orphans, NOT EXISTS (SELECT 1 FROM simple) AS bounded,
+    (SELECT count(*) FROM (SELECT 1 FROM holdfast.worker w WHERE {expiry} > {now} LIMIT %(most)s::bigint) w) AS workers,
+    ARRAY(SELECT ARRAY[w.owner, w.boot] FROM holdfast.worker w WHERE w.boot = %(boot)s OR w.owner = %(owner)s ORDER BY w.owner LIMIT 10000) AS known
+)
+SELECT c.n, c.orphans, c.bounded, c.workers, c.known, l.* FROM c LEFT JOIN LATERAL (
+  SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.due, t.seq, t.hash, t.n, t.since, t.whole, t.data
+  FROM due JOIN holdfast.run r ON r.bucket = due.bucket AND r.id = due.id JOIN holdfast.log t ON t.bucket = due.bucket AND t.run = due.id AND t.n = 1
+  WHERE c.n = 1 AND NOT c.orphans AND r.status = 'pending'
+    AND NOT EXISTS (SELECT 1 FROM holdfast.log m WHERE m.bucket = due.bucket AND m.run = due.id AND m.n = 2 OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = due.bucket AND w.run = due.id OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = due.bucket AND i.run = due.id AND i.taken IS NULL OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.vouch v WHERE v.run = r.run_id AND v.kind = 'inbox' AND v.mark IS NULL OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.chunk k WHERE k.run_id = r.run_id OFFSET 0)) l ON true;
 -- name: ground
 -- The first line of what is due, and the oldest of what is due there at once and at a time: below them lie only what was due before, and it
 -- stays in the index as long as somebody holds a snapshot. Nobody is locked.
@@ -685,8 +761,12 @@ INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'offer'
 WITH gone AS (DELETE FROM holdfast.offer WHERE owner NOT IN (SELECT owner FROM holdfast.worker) RETURNING owner)
 DELETE FROM holdfast.vouch v USING gone WHERE v.run = '' AND v.kind = 'offer' AND v.id = gone.owner;
 -- name: workers
-SELECT w.owner, w.started_at, {expiry}, w.boot, CASE WHEN %(counted)s::boolean THEN (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner) ELSE 0 END,
-  o.data, v.seal
+SELECT w.owner, w.started_at, {expiry}, w.boot, 0, o.data, v.seal
+FROM holdfast.worker w LEFT JOIN holdfast.offer o ON o.owner = w.owner LEFT JOIN holdfast.vouch v ON v.run = '' AND v.kind = 'offer' AND v.id = o.owner
+ORDER BY w.started_at, w.owner LIMIT 10000;
+-- name: workers_counted
+-- The same, with how many runs each holds.
+SELECT w.owner, w.started_at, {expiry}, w.boot, (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner), o.data, v.seal
 FROM holdfast.worker w LEFT JOIN holdfast.offer o ON o.owner = w.owner LEFT JOIN holdfast.vouch v ON v.run = '' AND v.kind = 'offer' AND v.id = o.owner
 ORDER BY w.started_at, w.owner LIMIT 10000;
 -- name: lock_owned

@@ -56,7 +56,7 @@ from holdfast.core.offers import Offer
 from holdfast.core.pruned import Tombstone, missing
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
-from holdfast.core.status import TERMINAL, Status
+from holdfast.core.status import Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.machine import boot, ticks
@@ -82,7 +82,7 @@ from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.crowds import AMONG, CROWD, FEW, LANES, LINES, MARKED, Crowds, Line
 from holdfast.stores.liveness import Liveness
-from holdfast.stores.postgres import besides, outbox, upkeep
+from holdfast.stores.postgres import besides, lone, outbox, upkeep
 from holdfast.stores.postgres import limits as bounds
 from holdfast.stores.postgres.arrays import Numbers, Texts
 from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, emitting, keep_blob, put_values
@@ -100,6 +100,7 @@ from holdfast.stores.postgres.connection import (
     translate,
 )
 from holdfast.stores.postgres.ground import Ground
+from holdfast.stores.postgres.listing import listings
 from holdfast.stores.postgres.news import Hearing
 from holdfast.stores.postgres.remembered import Remembered, said
 
@@ -113,18 +114,6 @@ MAX_LIST = 10_000
 _KNOWN = frozenset({"schema", "incarnation", "store", "system", "timeline"})  # what the table meta says
 MAX_PROBLEMS = 100
 _LINEAGES = 100  # pruned in one transaction
-_FILTERS = {
-    "tenant_id": "r.tenant_id = %(tenant_id)s",
-    "skill_id": "r.skill_id = %(skill_id)s",
-    "thread_id": "r.thread_id = %(thread_id)s",
-    "session_key": "r.session_key = %(session_key)s",
-    "lane": "r.lane = %(lane)s",
-    "parent_run_id": "r.parent_run_id = %(parent_run_id)s",
-    "lineage_root": "r.lineage_root = %(lineage_root)s",
-    "owner": "r.owner = %(owner)s",
-    "before": "r.run_id < %(before)s",
-}
-_OPEN = "r.status NOT IN ('completed', 'failed', 'canceled')"  # in the words of an index
 T = TypeVar("T")
 
 
@@ -151,6 +140,7 @@ class PostgresStore:
         self._remembered = Remembered()
         self._ground = Ground()
         self._crowds = Crowds()
+        self._few = lone.Few()
         self._moved = 0
         self._full = self._counted = 0.0
         self.suspect: HoldfastError | None = None
@@ -370,13 +360,13 @@ class PostgresStore:
             raise StoreError(f"{self.url} is not open", hint="await store.open() first", code="store_closed")
         return self._committer
 
-    async def _ask(self, *asked: Statement) -> list[list[tuple[Any, ...]]]:
-        """Reads, one statement or several in one round trip; several see one snapshot."""
+    async def _ask(self, *asked: Statement, apart: bool = False) -> list[list[tuple[Any, ...]]]:
+        """Reads, one statement or several in one round trip; several see one snapshot, unless they may be ``apart``."""
         pool = self._open()
 
         async def ask(db: Connection) -> list[list[tuple[Any, ...]]]:
-            if len(asked) == 1:
-                return [await _all(db, *asked[0])]
+            if len(asked) == 1 or apart:
+                return await many(db, asked)
             return (await many(db, [(Q.begin_snapshot, None), *asked, (Q.commit, None)]))[1:-1]
 
         return await outlasting(lambda sent: pool.answer(ask), self.url, self.patience, wrote=False)
@@ -508,20 +498,19 @@ class PostgresStore:
                 return (await self._answers_lost(db, owner) if sent else []) or await self._claim_one(db, owner, named, limits)
 
             return _driven(committer, await self._do(by_name, whole=True))
+        return await self._take_due(self._wanted(owner, queues, skills, shapes, limits) | {"limit": limit}, limits)
+
+    async def _take_due(self, values: dict[str, Any], limits: Mapping[str, Limit]) -> Claims:
+        """Claims what is due, or what owners have left that are gone."""
         if self._crowds.lines:
             await self._mark_crowd(self._crowds.lines[0])
-        begins, look = self._ground.where()
-        values = {
-            "simple": not limits, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
-            "shapes": None if shapes is None else list(shapes), "limit": limit, "dead": list(self._dead), "now": self._clock(),
-            **begins, "look": look, "crowds": self._crowds.look(),
-        }  # fmt: skip
+        committer = self._commits()
         taken, dead, bounded = await self._do(lambda db, sent: self._claim(db, sent, values), whole=True)
         self._ground.took(len(taken))
         claims = _driven(committer, taken)  # from here on what is claimed below, and its answer lost, can be told from these
         if dead == self._dead and not bounded:
             return claims
-        values |= {"dead": list(dead), "limit": limit - len(taken)}
+        values |= {"dead": list(dead), "limit": values["limit"] - len(taken)}
         try:
             more, again = await self._do(lambda db, sent: self._claim_beside(db, sent, values, limits, bounded=bounded))
         except HoldfastError:
@@ -530,6 +519,55 @@ class PostgresStore:
             return claims  # they are held: whoever asks again finds the rest
         self._dead = dead
         return Claims([*claims, *_driven(committer, more)], again)
+
+    def _wanted(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limits: Mapping[str, Limit]) -> dict[str, Any]:
+        """What a claim is asked for, and what it looks at besides."""
+        begins, look = self._ground.where()
+        return {
+            "simple": not limits, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
+            "shapes": None if shapes is None else list(shapes), "dead": list(self._dead), "now": self._clock(),
+            **begins, "look": look, "crowds": self._crowds.look(),
+        }  # fmt: skip
+
+    async def claim_or_load(
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
+    ) -> Claims | Loaded:
+        values = self._wanted(owner, queues, skills, shapes, limits) | {"limit": limit}
+        beside = limits or self._moved or self._crowds.lines or values["look"] or values["crowds"]
+        if limit > 0 and not beside and self._few.likely and (found := await self._lone(values)) is not None:
+            return found
+        return await self._take_due(values, limits) if limit > 0 else Claims()
+
+    async def _lone(self, values: Mapping[str, Any]) -> Claims | Loaded | None:
+        """The only run that is due, where it has never been begun; nothing where nothing is. None: whoever asks has to claim."""
+        looked = {**values, "limit": 2, "most": lone.MOST_WORKERS + 1, "boot": self._boot}
+        _, (found,) = await self._ask((Q.planned_once, None), (Q.lone, looked), apart=True)
+        there = lone.look(found)
+        self._few.seen(there.workers)
+        if self._gone(values["owner"], there.known) != self._dead:
+            return None
+        if there.row is None:
+            return Claims() if there.nothing else None
+        with contextlib.suppress(HoldfastError, UnicodeDecodeError):  # one that cannot be read is claimed: its claimer says so on the run
+            return there.loaded(self._run(there.row))
+        return None
+
+    def _gone(self, owner: str, known: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+        """Which owners are proven dead.
+
+        Raises:
+            LeaseLost: the claimer is not a known worker.
+        """
+        if owner not in {name for name, _ in known}:
+            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+        return tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
 
     async def _claim(self, db: Connection, sent: int, values: Mapping[str, Any]) -> tuple[list[tuple[Key, Claim]], tuple[str, ...], bool]:
         """What is due, where nothing has to be counted: one round trip, which is a transaction of its own, and writes nothing where it finds nothing.
@@ -550,9 +588,7 @@ class PostgresStore:
             self._ground.seen(seen[0])
         if values["crowds"]:
             self._crowds.seen(seen[-2], seen[-1][0] if seen[-1] else None)
-        if owner not in {name for name, _ in known}:
-            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-        dead = tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
+        dead = self._gone(owner, known)
         bounded = bool(rows) and rows[0][0] is None
         return [] if bounded else self._claimed(rows), dead, bounded
 
@@ -796,7 +832,7 @@ class PostgresStore:
         return apply.lost(left, self._alive(owner, its))
 
     async def workers(self, *, counted: bool = True) -> list[Worker]:
-        (found,) = await self._ask((Q.workers, {"now": self._clock(), "counted": counted}))
+        (found,) = await self._ask((Q.workers_counted if counted else Q.workers, {"now": self._clock()}))
         return [
             Worker(owner, started, expires, self._alive(owner, its).value, count, _offer(owner, data, seal))
             for owner, started, expires, its, count, data, seal in found
@@ -896,17 +932,7 @@ class PostgresStore:
         return Loaded(run, tip, lease, whole, tuple([_row(r) for r in rows]), tuple(besides.items(run_id, items, stated)), newest)
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
-        values = {field: getattr(query, field) for field in _FILTERS if getattr(query, field) is not None}
-        where = [_FILTERS[field] for field in values]
-        if query.statuses is not None:
-            where.append("r.status = ANY(%(statuses)s::text[])")
-            values["statuses"] = [str(s) for s in query.statuses]
-            if not TERMINAL.intersection(query.statuses):
-                where.append(_OPEN)
-        parts = [(where, "r.turn DESC" if query.by_turn else "r.run_id DESC")]
-        if query.ahead:  # one run at most holds a lane, so that the first page of what is due comes after it
-            values["until"], parts = query.until, [([*where, "r.holds"], "r.turn"), ([*where, Q.runs_due], "r.turn")]
-        texts = [_listing(_ways(query), terms, order) for terms, order in parts]
+        texts, values = listings(query)
         limit, seen = min(query.limit, MAX_LIST), 0
         out: list[tuple[Run, Lease]] = []
         while len(out) < limit:
@@ -1407,27 +1433,6 @@ def _proofs(store: str) -> str:
     """The folder of a store's proofs of life on this machine, this user's alone."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return os.path.join(base, f"holdfast-{os.getuid()}", hashlib.sha256(store.encode()).hexdigest()[:24])
-
-
-def _ways(query: RunFilter) -> tuple[str, ...]:
-    """How the runs of a listing are found, where it is by several indexes: each finds its own."""
-    if query.thread_id is not None:  # the run that a thread is called by is in no index of threads
-        return "r.thread_id <> r.run_id", "r.thread_id = r.run_id AND r.run_id = %(thread_id)s"
-    if query.lineage_root is not None:  # nor is the root in that of lineages
-        return "r.lineage_root <> r.run_id", "r.lineage_root = r.run_id AND r.run_id = %(lineage_root)s"
-    if query.session_key is not None and query.statuses is not None and not TERMINAL.intersection(query.statuses):
-        return "r.holds", "NOT r.holds"
-    return ()
-
-
-def _listing(ways: Sequence[str], terms: Sequence[str], order: str) -> str:
-    """A page of runs. Each way gives as many as may be on it, in their order, so that no index is read further than that."""
-    if not ways:
-        where = f" WHERE {' AND '.join(terms)}" if terms else ""
-        return f"{Q.runs.replace('{those}', 'holdfast.run r')}{where} ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s"
-    each = "(SELECT * FROM holdfast.run r WHERE {0} ORDER BY {1} LIMIT %(limit)s::bigint + %(seen)s::bigint)"
-    found = " UNION ALL ".join(each.format(" AND ".join([way, *terms]), order) for way in ways)
-    return f"{Q.runs.replace('{those}', f'({found}) r')} ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s"
 
 
 def _driven(committer: Committer, taken: Sequence[tuple[Key, Claim]]) -> Claims:

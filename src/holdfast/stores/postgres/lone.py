@@ -1,0 +1,77 @@
+"""Runs that are given as they stand, in the place of their claims: their first commit takes them (``ports.Untaken``).
+
+That saves a commit and a round trip where one worker waits for one run. Where many workers wait, all of them would find the same run, and all but one would
+send a commit in vain: they claim, and look from time to time whether they have become few.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.codec import Row
+from holdfast.core.commit import Tip
+from holdfast.core.lease import Lease
+from holdfast.core.run import Run
+from holdfast.ports import Loaded
+from holdfast.stores import apply
+
+MOST_WORKERS = 4
+SECONDS = 10.0  # for which as many workers as there were are taken to be there
+
+
+class Few:
+    """Whether there are few enough workers."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._many_until = float("-inf")
+
+    @property
+    def likely(self) -> bool:
+        return self._clock() >= self._many_until
+
+    def seen(self, workers: int) -> None:
+        if workers > MOST_WORKERS:
+            self._many_until = self._clock() + SECONDS
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What a look has found. ``due``: runs that a claim would take, counted as far as two; ``orphans``: whether an owner that is gone has any;
+    ``bounded``: whether a limit may hold runs back, or several tenants wait; ``workers``: how many live, counted as far as one too many; ``known``: the names and boots of those on this machine, and the claimer's. With one run that has
+    never been begun: its row as ``run_get`` has it, its lease, its tip and its log row."""
+
+    due: int
+    orphans: bool
+    bounded: bool
+    workers: int
+    known: Sequence[tuple[str, str]]
+    row: tuple[Any, ...] | None = None
+    lease: Lease = Lease(0)
+    tip: Tip = Tip(0, b"", 0)
+    log: Row = Row(0, b"", b"")
+
+    @property
+    def nothing(self) -> bool:
+        """Whether a claim would find nothing."""
+        return not self.due and not self.orphans and not self.bounded
+
+    def loaded(self, run: Run) -> Loaded | None:
+        """The run, if it stands as its birth left it."""
+        loaded = Loaded(run, self.tip, self.lease, None, (self.log,), (), ())
+        return loaded if apply.unbegun(loaded) else None
+
+
+def look(found: Sequence[Any]) -> Look:
+    """Reads the row of the statement ``lone``."""
+    due, orphans, bounded, workers, known, run_id, doc, status, version, step, head, fence, due_at, seq, digest, n, since, whole, data = found
+    if run_id is None or workers > MOST_WORKERS:
+        return Look(due, orphans, bounded, workers, known)
+    row = (run_id, doc, status, version, step, head)
+    return Look(due, orphans, bounded, workers, known, row, Lease(fence, due=due_at), Tip(seq, digest, n, since, whole), Row(seq, data, digest))
+
+
+__all__ = ["MOST_WORKERS", "Few", "Look", "look"]
