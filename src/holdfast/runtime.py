@@ -1328,8 +1328,7 @@ class Runtime:
         """
         limit = None if timeout is None else duration(timeout, "timeout") / 1_000_000
         async with asyncio.timeout(limit):
-            while (run := await self._reader.rested(run_id)) is None:
-                await self._store.wait_for_change(POLL_SECONDS)
+            run = await self._reader.rested(run_id)
         return result_of(run)
 
     @checked(after=arguments.as_given, modes=arguments.as_given)

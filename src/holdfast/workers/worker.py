@@ -150,6 +150,7 @@ class Worker:
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
+        self._looks = True  # there may be something to claim that the last claim has not found
         self._patience = Patience(services.entropy)
         self._later: tuple[float, asyncio.Task[None]] | None = None
         self._trouble = Trouble(services.entropy)
@@ -166,6 +167,11 @@ class Worker:
     def drain(self) -> None:
         """Stops claiming; what runs is finished to its next rest (§10.13)."""
         self._draining.set()
+        self._news.set()
+
+    def _look(self) -> None:
+        """Has this worker look at once for what there is to claim."""
+        self._looks = True
         self._news.set()
 
     async def beside(self, work: Callable[[], Awaitable[object]]) -> None:
@@ -214,7 +220,7 @@ class Worker:
             if pause:
                 self._look_in(pause)
             else:
-                self._news.set()
+                self._look()
 
     def _look_in(self, seconds: float) -> None:
         """Has this worker look after so many seconds, if nothing has it look earlier."""
@@ -222,7 +228,7 @@ class Worker:
         async def look() -> None:
             await self._services.clock.sleep(seconds)
             self._later = None
-            self._news.set()
+            self._look()
 
         at = self._services.clock.monotonic() + seconds
         if self._later is None or at < self._later[0]:
@@ -287,27 +293,33 @@ class Worker:
         more = await self._sweeper.sweep() if self._sweeper is not None else False
         room = await self._room()
         asked_at = time.perf_counter() if meters.METERS else 0.0
-        self._look_no_more()
+        looks = room > 0 and (self._looks or more or self._until_idle)
+        if looks:
+            self._look_no_more()
+            self._looks = False
         async with services.claiming:
-            found = await self._claimed(room) if room > 0 else Claims()
+            found = await self._claimed(room) if looks else None
             claims = [] if isinstance(found, Loaded) else await self._begin(found, room)
-        if asked_at and room > 0:
+        if asked_at and looks:
             meters.claimed(time.perf_counter() - asked_at)
         if isinstance(found, Loaded):
             self._refused, begun = True, asyncio.Event()  # until the commit says that it was not
             claim = Claim(found.run.run_id, found.lease.fence + 1)
             self._start(claim.run_id, self._one(claim, found, begun)).add_done_callback(lambda _: begun.set())
             await begun.wait()  # until it is taken it is due, and would be found again
-            return True
-        if not claims:
+            self._looks = self._looks or self._refused
+            return self._refused
+        self._looks = self._looks or (looks and len(claims) >= room)
+        if looks and not claims:
             await self._pass_over()
         if not claims and not more and not self._running and self._until_idle and room > 0:
             return None
         return len(claims) >= room > 0 or more
 
-    async def _begin(self, found: Claims, room: int) -> list[Claim]:
-        """Begins to drive what was claimed, and what was left here; gives all of it."""
-        if room > 0:
+    async def _begin(self, asked: Claims | None, room: int) -> list[Claim]:
+        """Begins to drive what was claimed, where it was asked for, and what was left here; gives all of it."""
+        found = asked if asked is not None else Claims()
+        if asked is not None:
             self._patience.looked(in_vain=not found)
         if found.again is not None and len(found) < room:
             self._look_in(max(0, found.again - self._services.store.now()) / 1_000_000 + self._patience.seconds())
@@ -339,7 +351,7 @@ class Worker:
         if not error.passing or self._until_idle:
             raise error
         self._trouble.failed(error, driving=False)
-        self._doubt = True
+        self._doubt = self._looks = True
 
     async def _found(self) -> None:
         """Notes the runs that this owner holds and nobody here drives, so that they are reclaimed."""
@@ -368,7 +380,7 @@ class Worker:
         """Tells the store what this worker works on, again where skills have been added, or what is sent from here has changed."""
         services = self._services
         if self._offered != (now := (services.shapes, services.sends)):
-            self._offered = now
+            self._offered, self._looks = now, True
             await services.store.offer(services.owner, self.offer)
 
     @property

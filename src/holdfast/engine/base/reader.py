@@ -74,12 +74,15 @@ class Reader:
         blocked = await obstacles.blocked(self._services, loaded.run, loaded.lease)
         return self.handle(loaded, blocked, await obstacles.lacking(self._store, loaded.run, loaded.lease))
 
-    async def rested(self, run_id: str) -> Run[Any] | None:
-        """A run that has ended, or that waits for an answer nobody has given yet; None while it moves. Of a run that moves only its row is read."""
-        if not at_rest(*await self.found(run_id), self._store.now()):
-            return None
-        loaded = await self.loaded(run_id)
-        return self.handle(loaded) if at_rest(loaded.run, loaded.lease, self._store.now()) else None
+    async def rested(self, run_id: str) -> Run[Any]:
+        """Waits until a run has ended, or waits for an answer that nobody has given yet. Of one that moves only its row is read."""
+        await self._store.wait_for_change(0.0)  # what was written here before is no news
+        while True:
+            if at_rest(*await self.found(run_id), self._store.now()):
+                loaded = await self.loaded(run_id)
+                if at_rest(loaded.run, loaded.lease, self._store.now()):
+                    return self.handle(loaded)
+            await self._store.wait_for_change(POLL_SECONDS)
 
     def handle(self, loaded: Loaded, blocked: Blocked | None = None, no_worker: NoWorker | None = None) -> Run[Any]:
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
