@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.crash.worlds import line, stage
+from tests.postgres.blocking import blocking
 
 from holdfast import logs
 from holdfast.core.errors import HoldfastError
@@ -24,12 +25,14 @@ from holdfast.testing.world import Host, World
 Maker = Callable[[VirtualClock], Store]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def maker(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
     monkeypatch.setattr(writer, "SLOW", float("inf"))  # no thread: virtual time does not wait for one
     names = itertools.count()
     if request.param == "memory":
         return lambda clock: MemoryStore(now=clock.now)
+    if request.param == "postgres":
+        return lambda clock: blocking(clock.now)
     return lambda clock: SqliteStore(tmp_path / f"{next(names)}.db", now=clock.now)
 
 
