@@ -1021,15 +1021,15 @@ SELECT (SELECT system_identifier FROM pg_control_system()),
   CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
     ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::integer END,
   pg_is_in_recovery(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, holdfast_full.part
-FROM (SELECT sum(numbackends)::float8 / current_setting('max_connections')::int AS part FROM pg_stat_database) holdfast_full;
+FROM (SELECT sum(pg_stat_get_db_numbackends(oid))::float8 / current_setting('max_connections')::int AS part FROM pg_database) holdfast_full;
 -- name: full
 -- How much of its connections a server has given away. And who was cut off in the middle of a transaction is ended by whoever lives: the
 -- server's own bound on that does not count from a flush that follows the end of a message, as clients send it.
-SELECT sum(numbackends)::float8 / current_setting('max_connections')::int,
+SELECT sum(pg_stat_get_db_numbackends(oid))::float8 / current_setting('max_connections')::int,
   (SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name = 'holdfast' AND usename = current_user AND datname = current_database() AND pid <> pg_backend_pid()
       AND (state LIKE 'idle in transaction%' OR (state = 'active' AND wait_event = 'ClientRead')) AND backend_xid IS NOT NULL AND state_change < clock_timestamp() - interval '2 seconds')
-FROM pg_stat_database;
+FROM pg_database;
 -- name: news
 -- A number that moves when anything is written, and again when others see it, without a look at any table; and the time. A commit is in the log
 -- before it is seen, by the time that a sync takes: whoever looked in between would not look again.
