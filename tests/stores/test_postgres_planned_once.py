@@ -1,4 +1,4 @@
-"""Statements of commits and claims are planned once over PostgreSQL, and not with each use: planning takes longer than most of them (decision 84).
+"""Statements of commits and claims are planned once over PostgreSQL, and not with each use: planning takes longer than most of them (decision 83).
 
 The server plans a statement anew with each use as long as it takes the plan for these very values for a better one than that for any. It says of each
 prepared statement how often it did either, and only to the session that has prepared it: here a trigger writes that down.
