@@ -15,7 +15,7 @@ import pytest
 from holdfast import Context, Graph, Limit, Runtime, State, flow
 from holdfast.core.commands import LateResult
 from holdfast.core.commit import InboxItem
-from holdfast.core.errors import AlreadyTerminal, Conflict, DecisionConflict, HoldfastError, NotDecidable, WaitNotFound
+from holdfast.core.errors import AlreadyTerminal, Conflict, DecisionConflict, HoldfastError, NotDecidable, RunIsLive, WaitNotFound
 from holdfast.handle import Run
 from tests.engine.support import World
 
@@ -127,6 +127,36 @@ async def test_two_commands_for_a_run_at_rest(mine: str, theirs: str) -> None:
                 assert accepted.count(True) == 1, (place, said)
             assert end.status in ("waiting_for_human", "completed", "canceled"), place
     assert len(reached) > 5
+
+
+async def test_a_resume_after_an_answer_that_somebody_else_is_about_to_read() -> None:
+    """§5.4, §7.1: another process may claim a run as soon as its answer lies in the inbox. The resume that follows the answer finds the run executed; it
+    never says that nobody has answered."""
+    reached: set[Place] = set()
+    claims = 0
+    for verb, number, when in places(reached):
+        world = World()
+        async with world.runtime(asks) as two:
+            run = await two.invoke(asks)
+            await world.store.register("another", 10**12)
+            claimed: list[Any] = []
+
+            async def then(world: World = world, claimed: list[Any] = claimed) -> None:
+                claimed.extend(await world.store.claim("another", ("default",), None, limit=1))
+
+            store = Interposed(world.store, verb, number, when, then)
+            async with Runtime(store, skills=[asks], clock=world.clock) as one:  # type: ignore[arg-type]
+                said = await outcome(asyncio.wait_for(one.approve(run.run_id, drive=False), 5))
+                assert isinstance(said, Run), (verb, number, when, said)
+                if not store.reached:
+                    continue
+                reached.add(place := (verb, number, when))
+                if claimed and (await two.get(run.run_id)).record.decisions:
+                    continue  # the answer is on record: a resume waits until the other has gone on with it
+                claims += len(claimed)
+                end = await outcome(asyncio.wait_for(two.resume(run.run_id, wait=False), 5))
+                assert isinstance(end, RunIsLive) if claimed else isinstance(end, Run) and end.status == "completed", (place, claimed, end)
+    assert len(reached) > 5 and claims > 0
 
 
 async def waits(rt: Runtime) -> Run[Any]:

@@ -488,17 +488,20 @@ class Conductor:
             await self._fitting(asks, upgrade)  # before anything is on record: an answer is given where it can be acted upon
             run_id = await self._desk.answer(asks, payload, actor=actor)
         before, lease = await self._reader.found(run_id)
-        if await self._desk.brought_up(before):
-            before, lease = await self._reader.found(run_id)
-        run = before
-        if await self._desk.time_out(run):
-            run, lease = await self._reader.found(run_id)
-        if run.status in TERMINAL and (before.status in WAITING or payload is not ...):
-            return await self._reader.get(run_id)  # what was due, or the answer, has ended it
-        now = self._store.now()
-        if run.status in LIVE and lease.live(now) and not self._idle_here(run_id, lease):
-            await self._refuse_live(run, lease, wait)
-            run, lease = await self._reader.found(run_id)
+        while True:
+            if await self._desk.brought_up(before):
+                before, lease = await self._reader.found(run_id)
+            run = before
+            if await self._desk.time_out(run):
+                run, lease = await self._reader.found(run_id)
+            if run.status in TERMINAL and (before.status in WAITING or payload is not ...):
+                return await self._reader.get(run_id)  # what was due, or the answer, has ended it
+            now = self._store.now()
+            # Whoever has claimed a run that waits for an answer is about to read one that lies in its inbox.
+            executed = run.status in LIVE or (run.status in WAITING and not run.decisions)
+            if not (executed and lease.live(now)) or self._idle_here(run_id, lease):
+                break
+            before, lease = await self._refuse_live(run, lease, wait)
         program = await self._fitting(run, upgrade)
         if not obstacles.has_lane(run, lease) and (blocked := await self._way_cleared(run)) is not None:  # before anything is written
             raise _lane_blocked(run_id, blocked)
@@ -522,16 +525,15 @@ class Conductor:
             raise _lane_blocked(run_id, left)
         return left or await self._reader.get(run_id)
 
-    async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> None:
-        """A live owner keeps its run; an owner nobody can see is waited for until its lease expires (§7.1)."""
+    async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> tuple[records.Run, Lease]:
+        """A live owner keeps its run; an owner nobody can see is waited for until its lease is over (§7.1). Gives the run as it is then."""
         until = views.iso(lease.expires_at)
         if lease.owner_alive is Alive.YES or not wait:
             raise RunIsLive(f"{run.run_id} is being executed by {lease.owner}, whose lease lasts until {until}", hint="wait for it, or cancel it")
         while lease.live(self._store.now()):
             await self._store.wait_for_change(POLL_SECONDS)
             run, lease = await self._reader.found(run.run_id)
-            if run.status not in LIVE:
-                return
+        return run, lease
 
 
 def _lane_blocked(run_id: str, blocked: Blocked) -> Rejected:
