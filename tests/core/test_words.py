@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import (
+    channels,
     checkpoint,
     codec,
     commands,
@@ -34,7 +35,7 @@ from holdfast.core import (
 )
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "words.txt"
-MODULES: tuple[ModuleType, ...] = (checkpoint, commands, commit, compensation, effects, errors, events, intents, lease, outcomes, retry, run, status, waits)
+MODULES: tuple[ModuleType, ...] = (channels, checkpoint, commands, commit, compensation, effects, errors, events, intents, lease, outcomes, retry, run, status, waits)
 
 
 def _default(value: Any) -> str:

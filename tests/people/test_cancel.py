@@ -267,7 +267,7 @@ async def test_a_drained_flow_stops_before_its_next_call() -> None:
 async def test_siblings_are_drained_together() -> None:
     """§10.13, §4.6: one stands at its next call, the other is let come to its end, a third is not begun."""
     act = Act()
-    ends = asyncio.Event()
+    asked, ends = asyncio.Event(), asyncio.Event()
     graph = Graph("g", Trail)
     calls: list[str] = []
 
@@ -278,8 +278,7 @@ async def test_siblings_are_drained_together() -> None:
     @graph.node(start=True)
     async def steps(state: Trail, ctx: Context) -> dict[str, Any]:
         await ctx.step(call, "a")
-        await act.begun.wait()
-        await asyncio.sleep(0)
+        await asked.wait()
         return {"said": [await ctx.step(call, "b")]}
 
     @graph.node(start=True)
@@ -299,6 +298,7 @@ async def test_siblings_are_drained_together() -> None:
         driving = asyncio.ensure_future(rt.invoke(graph, {}, thread_id="t"))
         await asyncio.wait_for(act.begun.wait(), 10)
         rt.drain()
+        asked.set()
         await asyncio.sleep(0)
         ends.set()
         run = await asyncio.wait_for(driving, 10)

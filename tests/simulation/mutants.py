@@ -190,8 +190,12 @@ def order_by_arrival(patch: Patch) -> None:
 @mutant
 def parallel_writes_overwrite(patch: Patch) -> None:
     """The last of several parallel writes wins (§4.4, T-55)."""
-    real = cps.reduce
-    patch.setattr(cps, "reduce", lambda tag, old, new: real(tag, old if len(old or ()) < 2 else old[:1], new) if tag == "append" and isinstance(old, list | tuple) else real(tag, old, new))
+    real = cps.take
+
+    def take(values: dict[str, Any], kinds: Any, writes: Any) -> None:
+        real(values, kinds, list({name: write for write in writes for name in write}.values()))
+
+    patch.setattr(cps, "take", take)
 
 
 @mutant

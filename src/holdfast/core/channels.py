@@ -146,7 +146,7 @@ def grow(values: dict[str, Any], name: str, tag: str, new: Any, sole: Callable[[
     kind, dropped = type(values.get(name)), tag.startswith("window:")
     if kind is FrozenDict and tag == "merge" and isinstance(new, dict) and sole(values, name):
         dict.update(values[name], new)
-    elif kind is FrozenList and (dropped or tag == "append") and sole(values, name):
+    elif kind is FrozenList and (dropped or tag in ("append", TOPIC)) and sole(values, name):
         if isinstance(new, list):
             list.extend(values[name], new)
         else:
@@ -155,6 +155,24 @@ def grow(values: dict[str, Any], name: str, tag: str, new: Any, sole: Callable[[
             list.__delitem__(values[name], slice(None, -int(tag[7:])))
     else:
         values[name] = reduce(tag, values.get(name, MISSING), new)
+
+
+def take(values: dict[str, Any], kinds: Mapping[str, str], writes: Iterable[Mapping[str, Any]]) -> None:
+    """Writes of several tasks, in their order, through the built-in reducers; ``kinds`` gives the tag of each that does not only replace. Of many
+    writes to one list only the first copies it."""
+    made: set[str] = set()
+
+    def sole(_: Mapping[str, Any], name: str) -> bool:
+        return name in made
+
+    for write in writes:
+        for name, value in write.items():
+            tag = kinds.get(name, LAST)
+            if tag in (LAST, "override"):
+                values[name] = value
+            elif tag != CUSTOM:
+                grow(values, name, tag, value, sole)
+                made.add(name)
 
 
 ROOM = GROWN_BYTES - VALUE_BYTES

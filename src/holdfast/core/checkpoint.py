@@ -16,7 +16,7 @@ import msgspec
 from holdfast.core import canon, ids
 from holdfast.core import events as ev
 from holdfast.core.canon import EMPTY_DICT, EMPTY_LIST
-from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, reduce
+from holdfast.core.channels import TOPIC, take
 from holdfast.core.errors import ErrorValue, EventUnreadable
 from holdfast.core.outcomes import OK, SKIPPED, completes
 from holdfast.core.waits import Wait
@@ -292,12 +292,14 @@ def bumped(done: Sequence[TaskResult], writes: Mapping[str, Mapping[str, Any]]) 
     A node that an empty list of ``Send``s was for is done, unless another task of the super-step sends to it.
     """
     out: dict[str, None] = {}
+    ended: set[str] = set()
     for result in done:
         task = result.task
         if task == INPUT_TASK:
             out["@start"] = None
-        elif result.goto is None and task[0] != "@":
-            out[f"done:{ids.node_of(task)}"] = None
+        elif result.goto is None and task[0] != "@" and (node := ids.node_of(task)) not in ended:
+            ended.add(node)
+            out[f"done:{node}"] = None
         for target in result.goto or ():
             out[f"goto:{target}"] = None
         for target in result.chosen:
@@ -368,10 +370,13 @@ def advanced(
     writes = {}
     carries_on = False
     for entry in delta.done:
-        if entry == WAITING_TASK:
-            carries_on = True
-            continue
-        result = _find(entry, results) if isinstance(entry, str) else entry
+        if isinstance(entry, str):
+            if entry == WAITING_TASK:
+                carries_on = True
+                continue
+            result = _find(entry, results)
+        else:
+            result = entry
         done.append(result)
         task = result.task
         writes[task] = decoded[task] if decoded is not None and task in decoded else written(result)
@@ -389,11 +394,7 @@ def advanced(
         for name in topics:
             if moves or name not in parent.topics:
                 values[name] = EMPTY_LIST
-        for write in writes.values():
-            for name, value in write.items():
-                tag = kinds.get(name, LAST)
-                if tag != CUSTOM:
-                    values[name] = reduce(tag, values.get(name, MISSING), value)
+        take(values, kinds, writes.values())
     news = bumped(done, writes)
     held = _held(parent, delta.pending) if carries_on else parent.held if delta.pending is None else NONE_HELD
     if delta.values is not None:

@@ -261,12 +261,16 @@ def _annotated(kind: Any, metas: list[msgspec.Meta]) -> Fit | None:
     return fit
 
 
+_EXACT: dict[Fit, type] = {_text: str, _int: int, _bool: bool, _bytes: bytes, _float: float}
+"""The class of which each value fits as it is."""
+
+
 # -- containers ---------------------------------------------------------------------------------------
 
 
 def _items(value: Any, each: Fit | None, path: str) -> list[Any] | None:
     """The items, converted; None if none was changed."""
-    if each is None:
+    if each is None or (each in _EXACT and {_EXACT[each]}.issuperset(map(type, value))):
         return None
     made = [each(item, f"{path}[{n}]") for n, item in enumerate(value)]
     return None if all(map(operator.is_, made, value)) else made

@@ -328,6 +328,8 @@ def _late(program: Program, moved: Checkpoint, group: tuple[Task, ...]) -> list[
 
 def whole(checkpoint: Checkpoint, results: Collection[str]) -> tuple[Task, ...] | None:
     """The pending tasks of the oldest super-step of which all are finished; None if there is none such."""
+    if not checkpoint.held:
+        return (checkpoint.pending or None) if all(t.key in results for t in checkpoint.pending) else None
     steps: dict[int, list[Task]] = {}
     for task in checkpoint.pending:
         steps.setdefault(task.began or checkpoint.step + 1, []).append(task)

@@ -171,11 +171,11 @@ def cancelled_by_us(task: asyncio.Task[Any]) -> bool:
     return task in _told
 
 
-def serve(task: asyncio.Task[Any]) -> None:
-    """The task was made by the house and works for the current one: whoever ends that one ends this one too."""
-    current = asyncio.current_task()
-    if current is not None:
-        _serving[task] = weakref.ref(current)
+def serve(task: asyncio.Task[Any], root: asyncio.Task[Any] | None = None) -> None:
+    """The task was made by the house and works for ``root``, which is the current one if none is named: whoever ends that one ends this one too."""
+    root = root or asyncio.current_task()
+    if root is not None:
+        _serving[task] = weakref.ref(root)
 
 
 def asked(task: asyncio.Task[Any]) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,6 +38,7 @@ from holdfast.engine.base.streams import Track
 from holdfast.engine.calls.functions import Patience
 
 MOST_KEY_CHARS = 200
+_making = threading.Lock()  # a plain node may make its first recorded calls from several threads
 SHOWN = 3  # calls before and after the one that differs, so that what the code calls now stays in sight
 
 
@@ -315,14 +317,12 @@ class Attempt:
         self.key = key or task.key
         self.inner = inner
         self.step = journal.progress.checkpoint.step_of(self.key)
-        self.step_id = ids.step_id(journal.run.run_id, self.step, self.key, inner)
-        self.attempt_id = ids.attempt_id(self.step_id, number)
         self.prefix = f"{inner}/" if inner else ""  # under which all places of this task stand, whatever the round it is done in
         self.nodes: Mapping[str, Node] = NO_NODES if program is None else program.nodes
         self.state = state
         self.rounds, self.feedback = self._redone()
-        prefix = f"{self.prefix}@{self.rounds}/" if self.rounds else self.prefix
-        self.places = Places(services, journal, self.key, self.step, node.name, prefix)
+        self._closed = False
+        self._places: Places | None = None  # most steps make no recorded call
         self.waits: dict[str, Wait] = {}
         self.intents: list[IntentWrite] = []
         self.ledger: list[LedgerWrite] = []
@@ -339,9 +339,28 @@ class Attempt:
     # -- where it stands ----------------------------------------------------------------------------
 
     @property
+    def step_id(self) -> str:
+        return ids.step_id(self.journal.run.run_id, self.step, self.key, self.inner)
+
+    @property
+    def attempt_id(self) -> str:
+        return ids.attempt_id(self.step_id, self.number)
+
+    @property
     def root(self) -> str:
         """Under which the places of this round stand."""
-        return self.places.root.prefix
+        return f"{self.prefix}@{self.rounds}/" if self.rounds else self.prefix
+
+    @property
+    def places(self) -> Places:
+        """The places of its recorded calls."""
+        if self._places is None:
+            with _making:
+                if self._places is None:
+                    places = Places(self.services, self.journal, self.key, self.step, self.node.name, self.root)
+                    places.closed = self._closed
+                    self._places = places
+        return self._places
 
     @property
     def payload(self) -> Any:
@@ -463,7 +482,9 @@ class Attempt:
 
     def close(self) -> None:
         """Nothing that the node left running may write into the next step's records."""
-        self.places.closed = True
+        self._closed = True
+        if self._places is not None:
+            self._places.closed = True
 
     def end(self) -> None:
         """The node has returned.
@@ -473,7 +494,7 @@ class Attempt:
             SuspensionSwallowed: it caught the way out that it was to take.
         """
         self.close()
-        if busy := self.places.root.busy:
+        if self._places is not None and (busy := self._places.root.busy):
             raise ConcurrentScope(f"{self.node.name} returned while ctx.{', '.join(busy.values())} was in flight", hint="await it, or use ctx.gather")
         if self.waits or self.restarting:
             raise SuspensionSwallowed(f"{self.node.name} caught the internal exception that suspends it", hint="do not catch BaseException around ctx calls")

@@ -7,6 +7,7 @@ answered from its record (``places``).
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import datetime as dt
 import logging
@@ -20,14 +21,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from holdfast import logs
-from holdfast.authoring import Tool, microseconds
+from holdfast.authoring import State, Tool, microseconds
 from holdfast.core import bounds, canon, ids
 from holdfast.core.arguments import asked, checked, function, lasting, mapping, people, variables, verb, word, words
 from holdfast.core.bounds import text
-from holdfast.core.checkpoint import IntentWrite, LedgerWrite
+from holdfast.core.checkpoint import IntentWrite, LedgerWrite, Task
 from holdfast.core.effects import EffectClass, ReplayPolicy
 from holdfast.core.errors import UsageError
-from holdfast.core.graph import DEFAULT_TIMEOUT_US
+from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node, Program
 from holdfast.core.lease import counter
 from holdfast.core.limits import own_name
 from holdfast.core.masks import NOTHING, Mask, mask
@@ -35,6 +36,8 @@ from holdfast.core.retry import Retry, coerce
 from holdfast.core.run import Run
 from holdfast.core.waits import OnTimeout
 from holdfast.engine.base import blocked
+from holdfast.engine.base.journal import Journal
+from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import scopes, steps
 from holdfast.engine.calls import waits as waiting
@@ -634,6 +637,67 @@ class Given:
         return self._attempt.step_id
 
 
+class Hand:
+    """The step in hand, and its face while its node is called without an attempt: one is made when its code asks for it. ``asked`` holds that."""
+
+    __slots__ = ("_key", "_loop", "_node", "_number", "_path", "_patience", "_program", "_services", "_state", "_task", "asked", "journal")
+
+    def __init__(self, services: Services, journal: Journal, program: Program) -> None:
+        self._services = services
+        self.journal = journal
+        self._program = program
+        self._loop = asyncio.get_running_loop()  # code in a thread may be the first that asks for the attempt
+        self.asked: list[Attempt] = []
+
+    def take(self, node: Node, task: Task, state: State, key: str = "", path: str = "", number: int = 1) -> None:
+        """Takes a step in hand: this attempt at it, by its number, with what it sees; ``key`` and ``path``: where it stands, if not as a task of the run."""
+        self._node, self._task, self._state, self._key, self._path, self._number = node, task, state, key, path, number
+        self._patience: Patience | None = None
+
+    def drop(self) -> None:
+        """The step is over: what its node was given is nobody's any more, unless its code has kept it."""
+        del self._state
+
+    @property
+    def what(self) -> str:
+        return self._node.name
+
+    @property
+    def key(self) -> str:
+        return self._key or self._task.key
+
+    @property
+    def step_id(self) -> str:
+        return ids.step_id(self.journal.run.run_id, self.journal.progress.checkpoint.step_of(self.key), self.key, self._path)
+
+    @property
+    def patience(self) -> Patience:
+        """Its time, to look at; also from another thread."""
+        return self._patience or Patience(self._node.timeout_us, own=self._node.timed)
+
+    def timed(self) -> Patience:
+        """Its time, from now on kept."""
+        if self._patience is None:
+            self._patience = self.patience
+        return self._patience
+
+    def attempt(self) -> Attempt:
+        """An attempt made anew, which counts as the one that was asked for."""
+        at = Attempt(
+            self._services, self.journal, self._node, self._task, number=self._number, key=self.key, inner=self._path, program=self._program, state=self._state,
+            patience=self.timed(), loop=self._loop,
+        )  # fmt: skip
+        self.asked[:] = [at]
+        return at
+
+    def __call__(self) -> Context:
+        if not self.asked:
+            at = self.attempt()
+            at.plain = not self._node.asynchronous
+            self.journal.safe_points.enter(at.key, at)
+        return Context(self.asked[0])
+
+
 face: contextvars.ContextVar[Face | None] = contextvars.ContextVar("holdfast_face", default=None)
 """What gives the context of the node in whose midst this code runs; set for as long as the node's own call lasts."""
 
@@ -649,4 +713,4 @@ def whose(context: contextvars.Context) -> Face | None:
     return context.get(face)
 
 
-__all__ = ["Context", "Face", "Given", "current", "face", "whose"]
+__all__ = ["Context", "Face", "Given", "Hand", "current", "face", "whose"]

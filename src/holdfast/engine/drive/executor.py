@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -26,7 +26,7 @@ from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import gates, retries, steps
 from holdfast.engine.calls.attempt import Attempt, Restart, Suspend
-from holdfast.engine.calls.context import Context, Face, Given, face
+from holdfast.engine.calls.context import Context, Face, Given, Hand, face
 from holdfast.engine.calls.functions import Patience, bounded, call
 from holdfast.engine.calls.subflow import Subflow
 from holdfast.engine.calls.waits import Redo
@@ -53,6 +53,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
 
 NOTHING: Mapping[str, Any] = canon.EMPTY_DICT
 FRESH = (0, 0)
+CODE = ("state", "state_ctx")
+"""The shapes of nodes that are one function of the author's, called once."""
 HEAVY = 64 * 1024
 """Bytes of writes from which on they are weighed one by one."""
 _result = msgspec.msgpack.Decoder(TaskResult)
@@ -147,18 +149,14 @@ async def _attempt(
     if node.when is not None and not node.when(snapshot):
         return Finished(TaskResult(task.key, outcome="skipped: when", attempt=attempt), NOTHING)
 
-    patience, loop = Patience(node.timeout_us, own=node.timed), asyncio.get_running_loop()
-
-    def made() -> Attempt:
-        return Attempt(
-            services, journal, node, task, number=attempt, key=place.key, inner=place.path, program=program, state=snapshot, patience=patience, loop=loop
-        )
-
-    if node.shape == "state" and node.check is None and node.limit is None and not gated(node) and not journal.run.budgets:
-        return await _bare(program, node, task, values, attempt, snapshot, patience, made)
+    given = Hand(services, journal, program)
+    given.take(node, task, snapshot, place.key, place.path, attempt)
+    light = node.shape in CODE and node.check is None and node.limit is None and not gated(node) and not journal.run.budgets
     while True:
-        at = made()
         try:
+            if light:
+                return await _let_end(program, node, task, values, attempt, given, functools.partial(_begun, node, snapshot, given), given.asked)
+            at = given.attempt()
             if journal.run.budgets:
                 await steps.afford(at, f"{at.prefix}@budget")
             if gated(node):
@@ -167,71 +165,40 @@ async def _attempt(
                 return await _run(services, journal, program, node, task, values, place, snapshot, at)
             held = gates.held(at)
             finished = Finished(held, written(held)) if held else await _run(services, journal, program, node, task, values, place, snapshot, at)
-            at = made()
+            at = given.attempt()
             return Finished(await gates.after(at, node, snapshot, finished.result, finished.writes), finished.writes)
         except Redo as r:
+            at = given.asked[0]
             if r.target is None:
                 at.send_back(r.feedback)
+                given.asked.clear()
                 continue
             told = canon.pack(r.feedback, "feedback")[1]
             return Finished(TaskResult(task.key, goto=(r.target,), feedback=told, attempt=attempt, ledger=tuple(at.ledger)), NOTHING)
 
 
-async def _bare(
-    program: Program,
-    node: Node,
-    task: Task,
-    values: Mapping[str, Any],
-    attempt: int,
-    snapshot: State,
-    patience: Patience,
-    made: Callable[[], Attempt],
-) -> Finished:
-    """A node that is given nothing but the state, and before which nobody is asked: it has an attempt only if what it calls asks for one."""
-    given = _Asked(node, patience, made)
-    token = face.set(given)
-    try:
-        return await _let_end(program, node, task, values, attempt, _called(node, (snapshot,), patience), given.asked)
-    finally:
-        face.reset(token)
-
-
-class _Asked:
-    """The face of a bare node: its attempt is made when its code asks for it."""
-
-    __slots__ = ("_made", "_node", "asked", "patience")
-
-    def __init__(self, node: Node, patience: Patience, made: Callable[[], Attempt]) -> None:
-        self._node = node
-        self._made = made
-        self.patience = patience
-        self.asked: list[Attempt] = []
-
-    def __call__(self) -> Context:
-        if not self.asked:
-            enter(self.asked, self._made(), self._node)
-        return Context(self.asked[0])
-
-    @property
-    def step_id(self) -> str:
-        return self._made().step_id
-
-
-def enter(asked: list[Attempt], at: Attempt, node: Node) -> None:
-    """Begins the attempt that a bare node's code has asked for."""
-    at.plain = not node.asynchronous
-    at.journal.safe_points.enter(at.key, at)
-    asked.append(at)
+def _begun(node: Node, snapshot: State, given: Hand) -> Coroutine[Any, Any, Any]:
+    """The call of a node before and after which nobody is asked."""
+    return _called(node, (snapshot,) if node.shape == "state" else (snapshot, given()), given.timed())
 
 
 async def _let_end(
-    program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, calling: Coroutine[Any, Any, Any], asked: list[Attempt]
+    program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, given: Face, begin: Callable[[], Coroutine[Any, Any, Any]],
+    asked: list[Attempt],
 ) -> Finished:
+    """A call of a node's code with its end. ``asked`` holds its attempt if its code has asked ``given`` for one."""
+    token = face.set(given)
     try:
-        value = await calling
+        value = await begin()
         for at in asked:
             at.end()
+    except StepTimeout:
+        for at in asked:
+            if at.parked:
+                await at.journal.safe_points.stand(at)  # its time was up while it stood still, to be handed back: that is no failure of its own
+        raise
     finally:
+        face.reset(token)
         for at in asked:
             at.close()
             at.journal.safe_points.leave(at.key, at)
@@ -239,12 +206,8 @@ async def _let_end(
 
 
 async def _go_on(program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, ahead: Ahead) -> Finished:
-    """The rest of a bare node's attempt that the fused line has begun."""
-    token = face.set(ahead.given)
-    try:
-        return await _let_end(program, node, task, values, attempt, ahead.calling, ahead.asked)
-    finally:
-        face.reset(token)
+    """The rest of a node's attempt that the fused line has begun."""
+    return await _let_end(program, node, task, values, attempt, ahead.given, lambda: ahead.calling, ahead.asked)
 
 
 async def _run(
@@ -362,7 +325,7 @@ def _finish(
             for name, value in writes.items():
                 bounds.sized(canon.encode(value), name)
     chosen: tuple[str, ...] = ()
-    empty = isinstance(value, list | tuple) and not value
+    empty = type(value) is not dict and isinstance(value, list | tuple) and not value
     if node.routers:
         chosen, routed, none = _route(program, node, values, writes)
         sends += routed
@@ -375,13 +338,18 @@ def _finish(
         packed,
         goto,
         chosen,
-        tuple([SendTo(s.node, canon.pack(s.payload, f"Send({s.node!r})")[1]) for s in sends]) if sends else (),
+        _sent(sends) if sends else (),
         attempt,
         intents=intents,
         ledger=ledger,
         unsent=tuple([n for n in node.sends if n not in chosen and all(s.node != n for s in sends)]) if empty else (),
     )
     return Finished(result, writes)
+
+
+def _sent(sends: list[Send]) -> tuple[SendTo, ...]:
+    places = {s.node: f"Send({s.node!r})" for s in sends}
+    return tuple([SendTo(s.node, canon.pack(s.payload, places[s.node])[1]) for s in sends])
 
 
 def _expect(program: Program, node: Node, targets: list[str]) -> None:
@@ -465,4 +433,4 @@ def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapp
     return tuple(dict.fromkeys(chosen)), sends, empty
 
 
-__all__ = ["HEAVY", "NOTHING", "Ahead", "Finished", "StepError", "Suspend", "enter", "execute"]
+__all__ = ["HEAVY", "NOTHING", "Ahead", "Finished", "StepError", "Suspend", "execute"]

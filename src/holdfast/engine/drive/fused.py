@@ -18,8 +18,7 @@ from types import CoroutineType
 from typing import Any, Protocol
 
 from holdfast import machine
-from holdfast.authoring import State
-from holdfast.core import canon, ids
+from holdfast.core import canon
 from holdfast.core.checkpoint import Task
 from holdfast.core.commit import Commit, Step
 from holdfast.core.graph import Node, Program
@@ -30,11 +29,10 @@ from holdfast.engine.base.blocked import settle, struck
 from holdfast.engine.base.failures import contained
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls.attempt import Attempt
-from holdfast.engine.calls.context import Context, face
-from holdfast.engine.calls.functions import First, Patience, awaited, bounded
+from holdfast.engine.calls.context import Context, Hand, face
+from holdfast.engine.calls.functions import First, awaited, bounded
 from holdfast.engine.drive import compensation
-from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead, enter
+from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead
 from holdfast.ports import offers_steps
 
 
@@ -172,61 +170,20 @@ class Fused:
         return line.decide(task, writes, packed, now(), not self._asked and not node.delivers)
 
 
-class _Hand:
-    """The step in hand: what its node was given, and its attempt if its code has asked for one."""
+class _Hand(Hand):
+    """The step in hand on the line, where none is under way for those who ask the run to stop; with an attempt the step is none of the line's."""
 
-    __slots__ = ("_journal", "_loop", "_node", "_patience", "_program", "_services", "_snapshot", "_task", "asked")
-
-    def __init__(self, services: Services, journal: Journal, program: Program) -> None:
-        self._services = services
-        self._journal = journal
-        self._program = program
-        self._loop = asyncio.get_running_loop()  # code in a thread may be the first that asks for the attempt
-        self.asked: list[Attempt] = []
-
-    def take(self, node: Node, task: Task, snapshot: State) -> None:
-        self._node, self._task, self._snapshot = node, task, snapshot
-        self._patience: Patience | None = None
-
-    def drop(self) -> None:
-        """The step is over: what its node was given is nobody's any more, unless its code has kept it."""
-        del self._snapshot
-
-    @property
-    def what(self) -> str:
-        return self._node.name
-
-    @property
-    def step_id(self) -> str:
-        return ids.step_id(self._journal.run.run_id, self._journal.progress.checkpoint.step_of(self._task.key), self._task.key, "")
-
-    @property
-    def patience(self) -> Patience:
-        """Its time, to look at; also from another thread."""
-        return self._patience or Patience(self._node.timeout_us, own=self._node.timed)
-
-    def timed(self) -> Patience:
-        """Its time, from now on kept."""
-        if self._patience is None:
-            self._patience = self.patience
-        return self._patience
+    __slots__ = ()
 
     def __call__(self) -> Context:
-        """The context of the step, for code that asks for it; with an attempt the step is none of the line's."""
         if not self.asked:
-            key = self._task.key
-            at = Attempt(
-                self._services, self._journal, self._node, self._task, number=1, key=key, inner="", program=self._program, state=self._snapshot, patience=self.timed(),
-                loop=self._loop,
-            )  # fmt: skip
-            self._journal.safe_points.begin(key)
-            enter(self.asked, at, self._node)
-        return Context(self.asked[0])
+            self.journal.safe_points.begin(self.key)
+        return super().__call__()
 
     def over(self, calling: Coroutine[Any, Any, Any]) -> Ahead:
         """Hands the step over to the general way, with what is left of its node's call."""
         if not self.asked:
-            self._journal.safe_points.begin(self._task.key)
+            self.journal.safe_points.begin(self.key)
         return Ahead(calling, self.asked, self)
 
 

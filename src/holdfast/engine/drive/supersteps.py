@@ -7,7 +7,7 @@ it; an answer that comes while siblings still run re-enters its task in the same
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -18,7 +18,6 @@ from holdfast.core.checkpoint import Task, TaskResult
 from holdfast.core.graph import Program
 from holdfast.core.limits import Later
 from holdfast.core.waits import Wait
-from holdfast.engine.base import failures
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Restart, Suspend
@@ -26,6 +25,7 @@ from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.steps import Crowded
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.drive.executor import Finished, StepError, execute
+from holdfast.engine.drive.siblings import Siblings
 
 
 class Outcome(msgspec.Struct):
@@ -78,33 +78,32 @@ class Round:
         self._services = services
         self._journal = journal
         self._program = program
-        self._pending = pending
+        self._pending = {t.key: t for t in pending}
         self._taken = taken
         self._news = news
-        self._room = asyncio.Semaphore(services.parallel)
-        self._running: dict[asyncio.Task[Finished | None], Task] = {}
+        self._siblings = Siblings(services.parallel, self._execute, news.set)
+        self._running: set[str] = set()
         self._waiting: dict[str, tuple[Wait, ...]] = {}
         self._outcome = Outcome()
-        for task in pending:
-            known = journal.progress.results.get(task.key)
+        results = journal.progress.results
+        for key in self._pending:
+            known = results.get(key)
             if known is not None:
-                self._outcome.results[task.key] = known
-            elif task.key in parked:
-                self._waiting[task.key] = parked[task.key]
+                self._outcome.results[key] = known
+            elif key in parked:
+                self._waiting[key] = parked[key]
 
     async def run(self) -> Outcome:
         """Until nothing runs and no answered task is left to be entered again."""
-        for task in self._pending:
-            if task.key not in self._outcome.results and task.key not in self._waiting:
-                self._start(task)
+        for key in self._pending:
+            if key not in self._outcome.results and key not in self._waiting:
+                self._start(key)
         try:
             while self._running or self._reenter():
                 await self._turn()
         finally:
-            for future in self._running:
-                failures.cancel(future)
             if self._running:
-                await asyncio.gather(*self._running, return_exceptions=True)
+                await self._siblings.cancel()
         self._outcome.waits = tuple(w for waits in self._waiting.values() for w in waits)
         self._outcome.whole = len(self._outcome.results) + len(self._waiting) == len(self._pending)
         return self._outcome
@@ -114,28 +113,25 @@ class Round:
         """Whether something ends this super-step: what runs may finish, nothing new begins."""
         return self._outcome.failed is not None or self._outcome.stopped is not None
 
-    def _start(self, task: Task) -> None:
-        self._journal.safe_points.begin(task.key)
-        future = asyncio.ensure_future(self._execute(task))
-        failures.serve(future)
-        self._running[future] = task
+    def _start(self, key: str) -> None:
+        self._journal.safe_points.begin(key)
+        self._running.add(key)
+        self._siblings.add(key)
 
-    async def _execute(self, task: Task) -> Finished | None:
-        async with self._room:
-            if self._over or self._journal.safe_points.asked:
-                return None
-            return await execute(self._services, self._journal, self._program, task)
+    def _execute(self, key: str) -> Coroutine[Any, Any, Finished] | None:
+        if self._over or self._journal.safe_points.asked:
+            return None
+        return execute(self._services, self._journal, self._program, self._pending[key])
 
     def _reenter(self) -> bool:
         """Starts the waiting tasks whose answers have come; not beside a failure, which ends the super-step."""
-        self._news.clear()
         ready = self._ready()
-        if self._over:
+        if self._over or not ready:
             return False
-        for task in [t for t in self._pending if t.key in ready]:
-            del self._waiting[task.key]
-            self._start(task)
-        return bool(ready)
+        for key in [k for k in self._pending if k in ready]:
+            del self._waiting[key]
+            self._start(key)
+        return True
 
     def _ready(self) -> list[str]:
         """The waiting tasks whose answers have come."""
@@ -143,18 +139,18 @@ class Round:
 
     async def _turn(self) -> None:
         """Waits for a task to end or an answer to come, and makes durable what there is."""
-        news: asyncio.Future[Any] = asyncio.ensure_future(self._news.wait())
-        try:
-            done, _ = await asyncio.wait({*self._running, news}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            news.cancel()
+        await self._news.wait()
+        self._news.clear()
         batch = Draft()
         ended = []
-        for future in [f for f in self._running if f in done]:
-            ended.append(self._running.pop(future))
-            self._ended(ended[-1], future, batch)
-        if news in done:
-            self._reenter()
+        for key, finished, error in self._siblings.ended():
+            self._running.discard(key)
+            ended.append(key)
+            if error is not None:
+                self._failed(key, error, batch)
+            elif finished is not None:
+                self._finished(key, finished, batch)
+        self._reenter()
         outcome = self._outcome
         if batch and not self._running and self._over:
             outcome.left = batch  # one commit with the run's end: a crash between the two would cost an attempt more than there are (L-17)
@@ -162,32 +158,32 @@ class Round:
             outcome.inline = {r.task for r in batch.results if isinstance(r, TaskResult)}
         elif batch:
             await self._journal.save(batch)
-        for task in ended:
-            if task not in self._running.values():  # an answer may have had it entered again
-                self._journal.safe_points.end(task.key)
+        for key in ended:
+            if key not in self._running:  # an answer may have had it entered again
+                self._journal.safe_points.end(key)
 
     def _ends(self, batch: Draft) -> bool:
         """Whether all of the batch is what a super-step lacked to come to its end: it goes into the barrier's commit then."""
-        group = self._taken(self._outcome.results) or ()
-        finished = {r.task for r in batch.results}
-        return finished <= {t.key for t in group} and len(batch.facts) == len(finished) and not self._ready()
+        group = self._taken(self._outcome.results)
+        if group is None or len(batch.facts) != len(batch.results) or self._ready():
+            return False
+        return len(group) == len(self._pending) or {r.task for r in batch.results} <= {t.key for t in group}
 
-    def _ended(self, task: Task, future: asyncio.Task[Finished | None], batch: Draft) -> None:
-        step = self._journal.progress.checkpoint.step_of(task.key)
-        error = future.exception()
+    def _finished(self, key: str, finished: Finished, batch: Draft) -> None:
+        result = finished.result
+        self._outcome.results[key] = result
+        self._outcome.decoded[key] = finished.writes
+        step = self._journal.progress.checkpoint.step_of(key)
+        batch.facts.append(ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt))
+        batch.results.append(result)
+
+    def _failed(self, key: str, error: BaseException, batch: Draft) -> None:
+        """A task that has ended otherwise than with a result."""
         match error:
-            case None:
-                finished = future.result()
-                if finished is not None:
-                    result = finished.result
-                    self._outcome.results[task.key] = result
-                    self._outcome.decoded[task.key] = finished.writes
-                    batch.facts.append(ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt))
-                    batch.results.append(result)
             case Suspend():
                 open_now = {w.wait_id for w in self._journal.run.waits}
                 batch.facts += [ev.WaitRequested(w) for w in error.waits if w.wait_id not in open_now and not answered(self._journal, w)]
-                self._waiting[task.key] = error.waits
+                self._waiting[key] = error.waits
             case Crowded():
                 soonest = self._outcome.later
                 self._outcome.later = error.later if soonest is None or error.later.at < soonest.at else soonest
