@@ -31,6 +31,18 @@ LOOKED_AFTER = (10_000, 10, 20)
 """Of the garbage collector of such a process: new objects, and generations, before it looks again."""
 
 
+_swept = False
+
+
+def sweep() -> None:
+    """Has the garbage collector go through what has been loaded, once in a process. It does so by itself as soon as a quarter has been added to what it went
+    through last, which is soon after a program was loaded: in the midst of one of its first runs, where it takes longer than the run."""
+    global _swept
+    if not _swept and gc.isenabled():
+        gc.collect()
+    _swept = True
+
+
 def settle() -> None:
     """For a process that serves, or executes runs, from now on: the garbage collector passes over what has been loaded, and looks less often.
 
@@ -164,4 +176,4 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-__all__ = ["Here", "SystemClock", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "settle", "sole", "started", "ticks"]
+__all__ = ["Here", "SystemClock", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "settle", "sole", "started", "sweep", "ticks"]

@@ -677,6 +677,14 @@ class Untaken(Protocol):
 
 
 @runtime_checkable
+class Awaited(Protocol):
+    """A store that gives a run whole as soon as it has ended, for whoever waits for that. One without is asked for its row, and loads it then."""
+
+    async def load_if_ended(self, run_id: str) -> Loaded | tuple[Run, Lease] | None:
+        """``Runs.load`` where that is a short read and the run has ended, else ``Runs.get``: in one read, for it is asked at each change."""
+
+
+@runtime_checkable
 class Sealing(Protocol):
     """A store that keeps payloads encrypted (§14.5)."""
 
@@ -742,6 +750,11 @@ def offers_steps(store: object) -> TypeGuard[Steps]:
 def offers_untaken(store: object) -> TypeGuard[Untaken]:
     """Whether a store gives a run in the place of its claim by the same hand as claims: whoever stands before its claims alone is to see them all."""
     return _offers(store, Untaken) and _hand(store.claim_or_load) == _hand(store.claim)  # type: ignore[attr-defined]
+
+
+def offers_awaited(store: object) -> TypeGuard[Awaited]:
+    """Whether a store gives a run that has ended by the same hand as any: whoever stands before its reads alone is to see them all."""
+    return _offers(store, Awaited) and _hand(store.load_if_ended) == _hand(store.load) == _hand(store.get)  # type: ignore[attr-defined]
 
 
 def _hand(verb: Any) -> tuple[int, str]:

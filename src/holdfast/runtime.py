@@ -1222,6 +1222,7 @@ class Runtime:
         for _ in range(CHANGE_TRIES):
             before = next((r for r in await self._store.rules() if r.name == name), None)
             if await self._store.put_rule((before or bounding.Rule(name)).changed(change), before):
+                self._services.rebound()
                 return await self._looker.limit(name, self._services.limits)
         raise Conflict(f"others keep changing {name}", hint="try again")
 

@@ -210,6 +210,27 @@ async def test_whoever_waits_for_a_result_reads_the_log_once(tmp_path: Path, oth
     assert (asked["load"], asked["log rows"]) == (1, 0), asked
 
 
+async def test_of_many_runs_that_are_submitted_limits_and_workers_are_read_once_a_second(tmp_path: Path, other_store: OtherStore) -> None:
+    """What lets a run begin now is not asked for again; what does not is."""
+    graph, stranger = chat(), line(1)
+    store = Told(open_url(other_store(f"sqlite:///{tmp_path}/a.db")))
+    async with Runtime(store, skills=[graph, stranger]) as rt, Runtime(store.store.url, skills=[graph]) as other:
+        work = asyncio.ensure_future(other.worker(queues=["elsewhere"]))
+        while not await store.workers() or (await store.workers())[0].offer is None:
+            await store.wait_for_change(0.05)
+        store.since()
+        for n in range(5):
+            assert (await rt.submit(graph, {"name": f"run {n}"}, queue="elsewhere", delay=3600)).blocked_by is None
+            assert (await rt.submit(graph, {"name": f"run {n}"})).no_worker_for is None
+        asked = store.since()
+        assert (asked["rules"], asked["workers"]) == (1, 1), asked
+        await rt.pause_queue("default", actor="ada")
+        assert (await rt.submit(graph, {"name": "held"})).blocked_why
+        assert (await rt.submit(stranger, {}, queue="elsewhere")).no_worker_for is not None
+        work.cancel()
+        await asyncio.wait([work])
+
+
 async def test_an_approval_walks_the_log_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is recorded on the run as it was loaded; whoever goes on with the run walks its log."""
     walked: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import re
@@ -18,7 +19,7 @@ from tests.postgres.pooler import PGBOUNCER, pooled
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import shared
 
-from holdfast import Context, Graph, Runtime, State
+from holdfast import Context, Graph, Runtime, State, machine
 from holdfast.core import events as ev
 from holdfast.core import intents
 from holdfast.core.commit import Settlement
@@ -29,6 +30,7 @@ from holdfast.core.errors import (
     LeaseLost,
     RecordDamaged,
     StoreError,
+    StoreUnavailable,
     UnsupportedFormat,
     UsageError,
     VersionConflict,
@@ -38,7 +40,7 @@ from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repairer
 from holdfast.ports import News
 from holdfast.stores import PostgresStore, open_url
-from holdfast.stores.postgres import besides, news
+from holdfast.stores.postgres import besides, connection, news
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts, taught
 from holdfast.stores.postgres.connection import MIGRATIONS, Place, Q, outlasting, translate
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
@@ -182,6 +184,50 @@ async def test_a_read_whose_caller_and_server_go_is_reported_by_nobody() -> None
         await store.close()
     gc.collect()
     assert reported == []
+
+
+async def test_a_read_that_is_not_answered_is_asked_again_on_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Proxy(shared().folder) as proxy:
+        shared().fresh()
+        store = PostgresStore(f"{proxy.url}&listen=")
+        await store.open()
+        await store.shelve("cups", {"a": b"1"})
+        before = proxy.served
+        monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+        proxy.stall()
+        asking = asyncio.ensure_future(store.shelved("cups", "a"))
+        await asyncio.wait([asking], timeout=0.3)
+        proxy.heal()
+        assert await asking == b"1"
+        assert proxy.served > before
+        await store.close()
+
+
+async def test_a_store_that_is_closed_lets_those_go_who_are_not_answered() -> None:
+    async with Proxy(shared().folder) as proxy:
+        shared().fresh()
+        store = PostgresStore(f"{proxy.url}&listen=")
+        await store.open()
+        await store.shelve("cups", {"a": b"1"})
+        proxy.stall()
+        asking = asyncio.ensure_future(store.shelved("cups", "a"))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(store.close(), 5)
+        with pytest.raises(StoreError) as told:
+            await asyncio.wait_for(asking, 5)
+        assert told.value.code == "store_closed"
+
+
+async def test_what_was_loaded_is_gone_through_for_garbage_once_before_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the midst of a short run that would take longer than the run."""
+    times: list[None] = []
+    monkeypatch.setattr(machine, "_swept", False)
+    monkeypatch.setattr(gc, "collect", lambda *_: times.append(None))
+    async with Runtime("memory:"):
+        assert not times, "where a command opens a file and ends, it would only cost"
+    for _ in range(2):
+        async with Runtime(shared().fresh()):
+            assert len(times) == 1
 
 
 async def test_a_row_that_is_lost_is_told_of_by_whoever_would_replace_it() -> None:
@@ -422,6 +468,51 @@ async def test_a_store_that_was_closed_while_its_server_went_back_is_a_new_incar
     assert second.incarnation == first.incarnation
     for s in (first, second):
         await s.close()
+
+
+@pytest.mark.parametrize("what", ["incarnation", "schema", "incarnation found by a living store"])
+async def test_what_writes_to_every_run_takes_as_long_as_it_takes(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§1.9, §10: of many runs it takes longer than the server has for an answer. Broken off it would be taken back, and begun again each time."""
+    url = shared().fresh(f"long_{what[:6]}_{len(what)}")
+    store = PostgresStore(url)
+    await store.open()
+    await store.register("w", TTL)
+    script = await Script(store, "r1").begin("w")
+    before, living = store.incarnation, what.endswith("store")
+    if not living:
+        await store.close()
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.stores.postgres.store.OPEN_PATIENCE", 0.1)
+    with shared().admin(url.partition("?")[0].rpartition("/")[2]) as db, shared().admin(url.partition("?")[0].rpartition("/")[2]) as locked:
+        db.execute("UPDATE holdfast.meta SET value = value - 1 WHERE key = %s", ["schema" if what == "schema" else "timeline"])
+        if what == "schema":
+            monkeypatch.setattr("holdfast.stores.postgres.store.MIGRATIONS", (*MIGRATIONS[:-1], "SELECT 1;"))
+        locked.execute("BEGIN")
+        locked.execute("LOCK TABLE holdfast.run IN SHARE MODE")
+        if living:
+            store.patience = 0.1
+            db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND pid <> %s", [locked.info.backend_pid])
+            monkeypatch.setattr(store, "_history", (1, 1))
+            opening = asyncio.ensure_future(store.load("r1"))
+        else:
+            store = PostgresStore(url)
+            opening = asyncio.ensure_future(store.open())
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND now() - query_start > interval '0.5 s'"
+        while not db.execute(waits).fetchone()[0]:
+            await asyncio.sleep(0)
+            assert living or not opening.done()
+        locked.execute("COMMIT")
+    if living:
+        with contextlib.suppress(StoreUnavailable):
+            await opening
+        store.patience = 30.0
+        while (await store.load("r1")) is None:
+            raise AssertionError("its run is gone")
+    else:
+        await opening
+    assert store.incarnation != before
+    await refused(LeaseLost, store.commit(script.commit(ev.NoteAdded("late"))))
+    await store.close()
 
 
 async def test_a_run_of_which_only_the_log_is_left_is_mended() -> None:

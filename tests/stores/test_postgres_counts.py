@@ -253,6 +253,14 @@ async def load(store: PostgresStore, name: str) -> AsyncIterator[None]:
     assert await store.load(name) is not None
 
 
+@costs(trips=1, statements=1, syncs=0, wal=0)
+async def look_for_the_end_of_a_run(store: PostgresStore, name: str) -> AsyncIterator[None]:
+    """As whoever waits for a result does: it is given with the end."""
+    await (await driven(store, name)).complete()
+    yield
+    assert isinstance(await store.load_if_ended(name), Loaded)
+
+
 async def counted(operation: Operation, folder: Path, more: str) -> tuple[Cost, list[Cost]]:
     """The least that it costs, and what each time did, its syncs apart."""
     shared().fresh("counts")

@@ -38,7 +38,7 @@ from holdfast.core.run import Run, fold
 from holdfast.core.tokens import Token
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.keep.transfer import dossier
-from holdfast.ports import Claim, Loaded, RunFilter, Store, Upkeep, as_kept, offers_untaken
+from holdfast.ports import Claim, Loaded, RunFilter, Store, Upkeep, as_kept, offers_awaited, offers_untaken
 from holdfast.stores.apply import WHOLE_FLOOR
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sealing import SealedStore
@@ -810,6 +810,28 @@ async def case_claims_race(h: Harness) -> None:
 
 
 # -- lanes ------------------------------------------------------------------------------------------
+
+
+@case
+async def case_given_whole_as_soon_as_it_has_ended(h: Harness) -> None:
+    """§4.5: whoever waits for the end of a run is given what ``load`` gives, or its row: while it goes on, and where more than its log would have to be read."""
+    store: object = h.store
+    if not offers_awaited(store):
+        return
+    await h.store.register("w", TTL)
+    assert await store.load_if_ended("r1") is None
+    script = await Script(h.store, "r1").submit()
+    assert await store.load_if_ended("r1") == await h.store.get("r1")
+    script = await (await Script(h.store, "r2").begin("w")).steps(2)
+    assert await store.load_if_ended("r2") == await h.store.get("r2")
+    await script.complete()
+    loaded = await h.store.load("r2")
+    assert loaded is not None and len(loaded.rows) > 2 and loaded.run.terminal
+    assert await store.load_if_ended("r2") == loaded
+    await h.store.put(signal("r2", "k", h.store.now()))
+    assert await store.load_if_ended("r2") == await h.store.get("r2")
+    script = await (await Script(h.store, "r3").begin("w")).wait()
+    assert await store.load_if_ended("r3") == await h.store.get("r3")
 
 
 @case

@@ -27,6 +27,7 @@ from holdfast.ports import Clock, News, Store
 
 LOOK_SECONDS = 0.5
 REST_SECONDS = 0.002
+FIRST_SECONDS = 0.005  # a run of one short step over a server has ended by then
 AGAIN_SECONDS = 0.1
 STALE = 64
 
@@ -71,8 +72,8 @@ class Drivers:
         if self.draining:
             driver.drain()
         if self._soon is None and (self._task is None or self._task.done()):
-            # No sooner than one look follows another: what ends before that has no task made for it, and no look.
-            self._soon = asyncio.get_running_loop().call_later(REST_SECONDS, self._begin)
+            # What ends before that has no task made for it, and no look.
+            self._soon = asyncio.get_running_loop().call_later(FIRST_SECONDS, self._begin)
         try:
             yield
         finally:

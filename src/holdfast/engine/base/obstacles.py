@@ -25,10 +25,12 @@ def _due(lease: Lease, now: int) -> bool:
 
 
 class Sight:
-    """What the runs of one list are held against, at one moment: what several of them share is read once."""
+    """What the runs of one list are held against, at one moment: what several of them share is read once. Where it need not be ``fresh``, limits and workers
+    are those of at most a second ago."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, *, fresh: bool = True) -> None:
         self._services = services
+        self._fresh = fresh
         self._first: dict[tuple[str, str, str], list[tuple[Run, Lease]]] = {}
         self._rules: Rules | None = None
         self._usage: Usage | None = None
@@ -45,7 +47,7 @@ class Sight:
 
     async def rules(self) -> Rules:
         if self._rules is None:
-            self._rules = await self._services.bounds(fresh=True)
+            self._rules = await self._services.bounds(fresh=self._fresh)
         return self._rules
 
     async def usage(self) -> Usage:
@@ -55,7 +57,7 @@ class Sight:
 
     async def offers(self) -> list[Offer]:
         if self._offers is None:
-            self._offers = await living(self._services.store)
+            self._offers = await self._services.offers(fresh=self._fresh)
         return self._offers
 
 

@@ -27,7 +27,7 @@ from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.engine.look.snapshot import found, missing
 from holdfast.engine.look.threads import Ends
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
-from holdfast.ports import Loaded, RunFilter
+from holdfast.ports import Loaded, RunFilter, offers_awaited
 
 POLL_SECONDS = 0.5
 PAGE = 1000
@@ -78,11 +78,18 @@ class Reader:
         """Waits until a run has ended, or waits for an answer that nobody has given yet. Of one that moves only its row is read."""
         await self._store.wait_for_change(0.0)  # what was written here before is no news
         while True:
-            if at_rest(*await self.found(run_id), self._store.now()):
-                loaded = await self.loaded(run_id)
+            found = await self._awaited(run_id)
+            run, lease = (found.run, found.lease) if isinstance(found, Loaded) else found
+            if at_rest(run, lease, self._store.now()):
+                loaded = await (self._services.threads.carried(found) if isinstance(found, Loaded) else self.loaded(run_id))
                 if at_rest(loaded.run, loaded.lease, self._store.now()):
                     return self.handle(loaded)
             await self._store.wait_for_change(POLL_SECONDS)
+
+    async def _awaited(self, run_id: str) -> Loaded | tuple[records.Run, Lease]:
+        """The row of a run; all of it where it has ended, from a store that says both in one read."""
+        store = self._store
+        return (await store.load_if_ended(run_id) if run_id and offers_awaited(store) else None) or await self.found(run_id)
 
     def handle(self, loaded: Loaded, blocked: Blocked | None = None, no_worker: NoWorker | None = None) -> Run[Any]:
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
@@ -92,14 +99,18 @@ class Reader:
         return Run(loaded.run, loaded.lease, self._store.now(), values, view, blocked=blocked, no_worker=no_worker)
 
     async def born(self, journal: Journal) -> Run[Any]:
-        """A run that was made a moment ago and not begun. It stands as its first commit left it, so it is not read back; what stands in its way is looked
-        up, but for other runs of its session where it has one of its own."""
+        """A run that was made a moment ago and not begun. It stands as its first commit left it, so it is not read back. What stands in its way is looked
+        up, but for other runs of its session where it has one of its own: by the limits and workers of a moment ago, and anew where these let it not begin."""
         if journal.tip is None:  # nobody is told of a run that is not on record, whatever has become of its commit (§1.7)
             raise await missing(self._store, journal.progress.checkpoint.run_id)
         run, now = journal.run, self._store.now()
         lease = Lease(journal.fence, due=None if run.terminal else at_once(now) if run.begins_at is None else run.begins_at)
-        blocked = await obstacles.blocked(self._services, run, lease, first=run.session_key == run.run_id)
-        no_worker = await obstacles.lacking(self._store, run, lease)
+        for fresh in (False, True):
+            sight = obstacles.Sight(self._services, fresh=fresh)
+            blocked = await obstacles.blocked(self._services, run, lease, sight, first=run.session_key == run.run_id)
+            no_worker = await obstacles.lacking(self._store, run, lease, sight)
+            if (blocked is None or blocked.run_id) and no_worker is None:
+                break
         progress = journal.progress
         view = self._view(run, cps.written(progress.results[cps.INPUT_TASK]) if progress.checkpoint.seq == 0 else progress.checkpoint.values)
         return Run(run, lease, now, progress.checkpoint.values, view, blocked=blocked, no_worker=no_worker)

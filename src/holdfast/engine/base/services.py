@@ -17,12 +17,14 @@ from holdfast.core.environments import DEVELOPMENT, Environment
 from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, StoreError, WorkspaceElsewhere
 from holdfast.core.graph import Program
 from holdfast.core.limits import Limit, Rules, in_force
+from holdfast.core.offers import Offer
 from holdfast.core.policy import Policy
 from holdfast.core.run import ANY, Run, shaped
 from holdfast.core.wording import target_of
 from holdfast.engine.base.driven import Drivers, Quarantine
 from holdfast.engine.base.pool import Pool
 from holdfast.engine.base.streams import Streams
+from holdfast.engine.look.living import living
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Clock, Resolver, Store
 
@@ -196,12 +198,14 @@ class Services:
     drivers: Drivers = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)
     _bounds: tuple[float, Rules] | None = dataclasses.field(init=False)
+    _offers: tuple[float, list[Offer]] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.streams = Streams(self.store, self.clock)
         self.drivers = Drivers(self.store, self.clock, lambda: self.owner)
         self.threads = Threads(self.store)
         self._bounds: tuple[float, Rules] | None = None
+        self._offers: tuple[float, list[Offer]] = 0.0, []
 
     async def bounds(self, *, fresh: bool = False) -> Rules:
         """The limits in force, as they were at most a second ago unless ``fresh`` ones are asked for; a claim goes by what they are then."""
@@ -209,6 +213,17 @@ class Services:
         if fresh or self._bounds is None or now - self._bounds[0] >= BOUNDS_SECONDS:
             self._bounds = (now, in_force(self.limits, await self.store.rules()))
         return self._bounds[1]
+
+    def rebound(self) -> None:
+        """A limit was changed here: what was in force a moment ago is not asked of any more."""
+        self._bounds = None
+
+    async def offers(self, *, fresh: bool = False) -> list[Offer]:
+        """What the processes offer that are up; that some are, as they were at most a second ago unless ``fresh`` ones are asked for."""
+        now = self.clock.monotonic()
+        if fresh or not self._offers[1] or now - self._offers[0] >= BOUNDS_SECONDS:
+            self._offers = (now, await living(self.store))
+        return self._offers[1]
 
     @property
     def folder(self) -> str | None:

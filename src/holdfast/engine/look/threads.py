@@ -174,9 +174,15 @@ class Threads:
             StoreCorrupt: it carries from a run that is not there, or not as it was.
         """
         loaded = await self._store.load(run_id)
-        if loaded is None:
-            return None
-        begin = await self.begin(run_id, loaded.whole, loaded.rows)
+        return None if loaded is None else await self.carried(loaded)
+
+    async def carried(self, loaded: Loaded) -> Loaded:
+        """A run as it was loaded, with what it carries.
+
+        Raises:
+            StoreCorrupt: it carries from a run that is not there, or not as it was.
+        """
+        begin = await self.begin(loaded.run.run_id, loaded.whole, loaded.rows)
         return loaded if begin is loaded.whole else msgspec.structs.replace(loaded, whole=begin)
 
     async def begin(

@@ -47,10 +47,12 @@ from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
 from holdfast.stores.postgres.connection import UNPREPARED, Connection, Connections, Held, Q, many, outlasting, passing, translate
 from holdfast.stores.postgres.outbox import put_intents
+from holdfast.stores.postgres.wire import Rows
 
 GROUP = 256
 STEPS = 512
 WRITERS = 2  # groups under way at once
+HALVED = 32  # from so many commits on, half a crowd is sent while the other half is still computed
 TRIES = 4
 Statement = tuple[str, Any]
 RACED = (sql.UniqueViolation, sql.DivisionByZero)  # what nobody could see before: the look is repeated, and then it is seen
@@ -177,6 +179,24 @@ class _Rows:
         return asked
 
 
+class _Plain(msgspec.Struct, frozen=True):
+    """Commits that write nothing beside, and what writes them: births, those that move a run, and those that take one. ``told``: others are told of it by the
+    transaction itself."""
+
+    born: Sequence[_Waiting]
+    moved: Sequence[_Waiting]
+    taken: Sequence[_Waiting]
+    statements: Sequence[Statement]
+    told: bool
+
+    def left(self, batch: list[_Waiting], error: BaseException) -> list[_Waiting]:
+        """All of them, after this error: what was sent may have been written."""
+        if passing(error) and not isinstance(error, UNPREPARED):
+            for w in (*self.born, *self.moved, *self.taken):
+                w.sent = True
+        return batch
+
+
 class Committer:
     """The way in for commits. ``keys``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them;
     ``knows_all``: whether these are all that it holds.
@@ -206,6 +226,8 @@ class Committer:
         self._with_it = with_it
         self._steps: list[_Stepping] = []
         self._others: list[_Waiting] = []
+        self._sent = 0
+        self._half = STEPS
         self._busy = 0
         self._armed = False
         self._under_way: set[asyncio.Future[None]] = set()
@@ -215,13 +237,19 @@ class Committer:
             return await self.step(p.step)
         future: asyncio.Future[Tip] = asyncio.get_running_loop().create_future()
         self._others.append(_Waiting(p, future))
-        self._arm()
+        if len(self._others) == HALVED and self._busy < WRITERS:
+            self._flush()
+        else:
+            self._arm()
         return await future
 
     async def step(self, step: Step) -> Tip:
         future: asyncio.Future[Tip] = asyncio.get_running_loop().create_future()
         self._steps.append(_Stepping(step, future))
-        self._arm()
+        if len(self._steps) == self._half and self._busy < WRITERS:
+            self._flush()
+        else:
+            self._arm()
         return await future
 
     def drives(self, run_id: str, key: Key, fence: int) -> None:
@@ -260,7 +288,7 @@ class Committer:
                     self._send(len(steps), self._write_steps(steps))
             else:
                 others, self._others = _apart(self._others, GROUP)
-                if others:
+                if others and not self._others_at_once(others):
                     self._send(len(others), self._write_others(others))
 
     def _send(self, size: int, writing: Coroutine[Any, Any, None]) -> None:
@@ -292,6 +320,8 @@ class Committer:
 
         def over(error: BaseException | None = None) -> None:
             late.cancel()
+            self._half = max(HALVED, (self._sent + len(self._steps) + 1) // 2)
+            self._sent -= len(batch)
             try:
                 if error is not None:
                     raise error
@@ -316,6 +346,7 @@ class Committer:
             self._send(len(batch), self._step_again(batch, held, e))
             return True
         self._busy += 1
+        self._sent += len(batch)
         self._under_way.add(ended)
         late = loop.call_later(self._patience, too_late)
         return True
@@ -419,8 +450,43 @@ class Committer:
 
     # -- the general way ----------------------------------------------------------------------------
 
+    def _others_at_once(self, batch: list[_Waiting]) -> bool:
+        """Sends those that write nothing beside in this turn of the loop and answers them in that in which the server has answered, as ``_step_at_once``. Gives
+        whether it did."""
+        if meters.METERS or (held := self._pool.taken()) is None:
+            return False
+        asked = self._plain(batch)
+        if not asked.statements:
+            self._pool.give_back(held)
+            return False
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def over(found: list[Rows] | BaseException) -> None:
+            if left := asked.left(batch, found) if isinstance(found, BaseException) else self._written_at_once(batch, asked, found):
+                self._send(len(left), self._settle_others(left))
+            ended.set_result(None)
+            self._ended(ended)
+
+        self._busy += 1
+        self._under_way.add(ended)
+        self._pool.send(held, asked.statements, self._patience, over)
+        return True
+
     async def _write_others(self, batch: list[_Waiting]) -> None:
-        if not (batch := await self._write_at_once(batch)):
+        asked, left = self._plain(batch), batch
+        if asked.statements:
+            try:
+                async with asyncio.timeout(self._patience), self._pool.held() as db:
+                    found = await many(db, asked.statements)
+            except (psycopg.Error, OSError) as e:
+                left = asked.left(batch, e)
+            else:
+                left = self._written_at_once(batch, asked, found)
+        await self._settle_others(left)
+
+    async def _settle_others(self, batch: list[_Waiting]) -> None:
+        """The general way, where there are any left."""
+        if not batch:
             return
         try:
             await self._settle(batch)
@@ -434,13 +500,11 @@ class Committer:
                 except Exception as e:
                     _fail(w, translate(e, self._url))
 
-    async def _write_at_once(self, batch: Sequence[_Waiting]) -> list[_Waiting]:
-        """Those that write nothing beside, in one round trip. Gives those that were not written, and all others: why not is found the general way."""
+    def _plain(self, batch: Sequence[_Waiting]) -> _Plain:
+        """What writes those that write nothing beside, in one round trip."""
         born = [w for w in batch if _begins(w.prepared)]
         moved = [w for w in batch if w.prepared.run_id in self.keys and _moves(w.prepared)]
         taken = [w for w in batch if _takes(w.prepared)]
-        if not born and not moved and not taken:
-            return list(batch)
         asked: list[Statement] = []
         if taken:
             values = _named(_TAKES, [_take(w.prepared) for w in taken])
@@ -450,31 +514,25 @@ class Committer:
             asked += [(Q.lock_keys, {"bucket": values["bucket"], "id": values["id"]}), (Q.moves, {**values, "now": self._given()})]
         if born:
             asked.append((Q.births, {**_named(_BIRTHS, [_birth(w.prepared) for w in born]), "now": self._given()}))
-        every = (*taken, *moved, *born)
-        spoken = self._with_it(_news([w.prepared for w in every]))
-        if spoken is not None:
-            asked.append(spoken)
-        try:
-            async with asyncio.timeout(self._patience), self._pool.held() as db:
-                answers = await many(db, asked)
-        except (psycopg.Error, OSError) as e:
-            for w in every:
-                w.sent = w.sent or (passing(e) and not isinstance(e, UNPREPARED))
-            return list(batch)
-        given = iter(answers[: len(asked)])
-        keys: dict[str, int] = dict(_second(given)) if taken else {}
-        there = {id for (id,) in _second(given)} if moved else set()
-        keys.update(next(given) if born else ())
-        done = [w for w in moved if self.keys[w.prepared.run_id].id in there]
+        spoken = self._with_it(_news([w.prepared for w in (*taken, *moved, *born)])) if asked else None
+        return _Plain(born, moved, taken, asked if spoken is None else [*asked, spoken], spoken is not None)
+
+    def _written_at_once(self, batch: Sequence[_Waiting], asked: _Plain, found: Sequence[Rows]) -> list[_Waiting]:
+        """Answers those that were written. Gives those that were not, and all others: why not is found the general way."""
+        given = iter(found)
+        keys: dict[str, int] = dict(_second(given)) if asked.taken else {}
+        there = {id for (id,) in _second(given)} if asked.moved else set()
+        keys.update(next(given) if asked.born else ())
+        done = [w for w in asked.moved if self.keys[w.prepared.run_id].id in there]
         for w in done:
             if apply.owner_after(w.prepared.commit, "") is None:
                 del self.keys[w.prepared.run_id]
-        for w in (*taken, *born):
+        for w in (*asked.taken, *asked.born):
             if (id := keys.get(w.prepared.run_id)) is not None:
                 done.append(w)
                 if isinstance(w.prepared.commit.lease, Take):
                     self.keys[w.prepared.run_id] = Key(ids.bucket_number(w.prepared.run_id), id)
-        self._concluded(done, [w.prepared.tip(_number(w.prepared.commit)) for w in done], told=spoken is not None)
+        self._concluded(done, [w.prepared.tip(_number(w.prepared.commit)) for w in done], told=asked.told)
         written = {w.prepared.run_id for w in done}
         return [w for w in batch if w.prepared.run_id not in written]
 

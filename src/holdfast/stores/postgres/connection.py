@@ -12,7 +12,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -38,7 +38,7 @@ from holdfast.core.errors import (
 from holdfast.core.lease import AT_ONCE
 from holdfast.machine import note_error
 from holdfast.stores.postgres.arrays import taught
-from holdfast.stores.postgres.wire import Connection, Plans, Rows, Statement
+from holdfast.stores.postgres.wire import Asked, Connection, Plans, Rows, Statement
 from holdfast.stores.statements import named, numbered
 
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
@@ -119,6 +119,7 @@ def _filled(text: str) -> str:
 
 Q: Any = named(_filled(_HERE.joinpath("queries.sql").read_text("utf-8")))
 MIGRATIONS = numbered(_HERE / "migrations")
+OFTEN = (Q.planned_once, Q.claim, Q.claimers, Q.lone, Q.step, Q.steps, Q.births, Q.lock_keys, Q.moves)  # by each worker, over each of its connections
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -275,8 +276,10 @@ def _violated(error: psycopg.Error) -> HoldfastError:
 # -- connections ------------------------------------------------------------------------------------
 
 
-async def connect(place: Place, *, prepared: bool = True, conninfo: str | None = None, clock: Callable[[], float] = time.monotonic) -> Connection:
-    """A connection on which each statement is a transaction of its own until one is begun. ``clock`` tells how old its plans are."""
+async def connect(
+    place: Place, *, prepared: bool = True, conninfo: str | None = None, clock: Callable[[], float] = time.monotonic, asked: Asked | None = None
+) -> Connection:
+    """A connection on which each statement is a transaction of its own until one is begun. ``clock`` tells how old its plans are, ``asked`` what others have asked."""
     db = await Connection.connect(
         conninfo or place.conninfo,
         autocommit=True,
@@ -290,6 +293,7 @@ async def connect(place: Place, *, prepared: bool = True, conninfo: str | None =
     )
     db.prepares = prepared and not place.pooled
     db.plans = Plans(clock)
+    db.asked = asked or db.asked
     db.prepare_threshold = 1 if db.prepares else None
     taught(db)
     return db
@@ -311,11 +315,77 @@ class Connections:
         for _ in range(most):
             self._room.put_nowait(None)
         self._prepared = True
+        self._asked_before = Asked(OFTEN)
         self._generation = 0
         self._closed = False
         self._alone = asyncio.Lock()
-        self._asked: set[asyncio.Task[Any]] = set()
+        self._asked: set[asyncio.Future[Any]] = set()
         self.crowded = False
+
+    def at_once(self, asked: Sequence[Statement]) -> asyncio.Future[list[Rows]] | None:
+        """What these statements give, sent in this turn of the loop; None where no connection is at rest. A task, its turns and its timers would be most of what
+        a short read costs here. Whoever waits may go: the connection comes back when the answer is there."""
+        if (held := self.taken()) is None:
+            return None
+        answered: asyncio.Future[list[Rows]] = asyncio.get_running_loop().create_future()
+        answered.add_done_callback(note_error)
+
+        def over(found: list[Rows] | BaseException) -> None:
+            if answered.done():
+                return
+            if isinstance(found, BaseException):
+                answered.set_exception(found)
+            else:
+                answered.set_result(found)
+
+        self.send(held, asked, ANSWER_SECONDS, over)
+        return answered
+
+    def send(self, held: Held, asked: Sequence[Statement], seconds: float, over: Callable[[list[Rows] | BaseException], None]) -> None:
+        """Sends statements over a connection that was ``taken``, and calls ``over`` with their rows, or with the error of the database or the socket, once the
+        connection has been given back."""
+        db, loop = held[1], asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def answered() -> None:
+            late.cancel()
+            if not ended.done():
+                ended.set_result(None)
+            try:
+                found = [db.rows(answer) for answer in exchange.answers()]
+            except Exception as e:
+                self._later(self._sent_in_vain(held, e, over))
+            else:
+                self.give_back(held)
+                over(found)
+
+        def gone(_: object) -> None:
+            if ended.cancelled():  # too late, or the store was closed
+                late.cancel()
+                exchange.leave()
+                self._later(self._sent_in_vain(held, TimeoutError("no answer"), over))
+
+        try:
+            exchange = db.begin(asked, answered)
+        except Exception as e:
+            self._later(self._sent_in_vain(held, e, over))
+            return
+        late = loop.call_later(seconds, ended.cancel)
+        self._asked.add(ended)
+        ended.add_done_callback(self._asked.discard)
+        ended.add_done_callback(gone)
+
+    async def _sent_in_vain(self, held: Held, error: Exception, over: Callable[[list[Rows] | BaseException], None]) -> None:
+        try:
+            await self.give_back_broken(held, error)
+        finally:
+            over(error)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        """What a close waits for."""
+        task = asyncio.ensure_future(work)
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
 
     async def answer(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
         """What is read on one connection. A caller that is cancelled goes at once, and the answer is waited for without it: a question that is
@@ -361,9 +431,7 @@ class Connections:
         """Gives back what was ``taken``, at rest as it was."""
         generation, db = held
         if self._closed or generation != self._generation or db.closed or self.crowded:
-            task = asyncio.ensure_future(self._kept(*held))
-            self._asked.add(task)
-            task.add_done_callback(self._asked.discard)
+            self._later(self._kept(*held))
         else:
             self._idle.append(held)
         self._room.put_nowait(None)
@@ -391,7 +459,7 @@ class Connections:
                 return generation, db
         generation = self._generation
         try:
-            db = await connect(self._place, prepared=self._prepared, clock=self._clock)
+            db = await connect(self._place, prepared=self._prepared, clock=self._clock, asked=self._asked_before)
         except psycopg.Error as e:
             self.crowded = self.crowded or too_many(e)
             raise
@@ -438,8 +506,9 @@ class Connections:
             _, late = await asyncio.wait(here, timeout=LAST_ANSWER)
             for task in late:
                 task.cancel()
-            if late:
+            while late:
                 await asyncio.wait(late)
+                late = {task for task in self._asked if task.get_loop() is asyncio.get_running_loop()}
 
 
 async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: float, *, wrote: bool = True) -> T:

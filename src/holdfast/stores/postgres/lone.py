@@ -2,6 +2,8 @@
 
 That saves a commit and a round trip where one worker waits for one run. Where many workers wait, all of them would find the same run, and all but one would
 send a commit in vain: they claim, and look from time to time whether they have become few.
+
+And runs that are given with their log when they have ended, to whoever waits for that (``ports.Awaited``).
 """
 
 from __future__ import annotations
@@ -74,4 +76,13 @@ def look(found: Sequence[Any]) -> Look:
     return Look(due, orphans, bounded, workers, known, row, Lease(fence, due=due_at), Tip(seq, digest, n, since, whole), Row(seq, data, digest))
 
 
-__all__ = ["MOST_WORKERS", "Few", "Look", "look"]
+def ended(run: Run, lease: Lease, found: Sequence[Sequence[Any]], known: Tip | None) -> Loaded | tuple[Run, Lease]:
+    """Reads the rows of the statement ``ended``: a run that has ended, with its log, or its row alone. It is left to ``load`` where its log ends before what is
+    known to be committed here."""
+    seq, digest, n, since, whole, last = found[-1][11:17]
+    if last is None or last != seq or (known is not None and n < known.row):
+        return run, lease
+    return Loaded(run, Tip(seq, digest, n, since, whole), lease, None, tuple([Row(*row[16:]) for row in found]), (), ())
+
+
+__all__ = ["MOST_WORKERS", "Few", "Look", "ended", "look"]

@@ -843,6 +843,20 @@ SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.owner, r
 FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
+-- name: ended
+-- The same, with where its log ends; where it has ended, and has a short log and nothing beside that would be loaded with it, once for each row of that.
+SELECT r.run_id, CASE WHEN l.n IS NULL OR l.n = t.n THEN r.doc END, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot,
+  t.seq, t.hash, t.n, t.since, t.whole, l.seq, l.data, l.hash
+FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
+LEFT JOIN LATERAL (SELECT * FROM holdfast.log e WHERE e.bucket = r.bucket AND e.run = r.id ORDER BY e.n DESC LIMIT 1) t ON true
+LEFT JOIN LATERAL (
+  SELECT k.n, k.seq, k.data, k.hash FROM (SELECT 1 WHERE r.owner IS NULL AND r.status IN ('completed', 'failed', 'canceled')
+    AND NOT EXISTS (SELECT 1 FROM holdfast.whole h WHERE h.bucket = r.bucket AND h.run = r.id OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.vouch v WHERE v.run = r.run_id AND v.kind = 'inbox' AND v.mark IS NULL OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.chunk c WHERE c.run_id = r.run_id OFFSET 0) OFFSET 0) over
+  CROSS JOIN LATERAL (SELECT * FROM holdfast.log x WHERE x.bucket = r.bucket AND x.run = r.id ORDER BY x.n OFFSET 0) k) l ON true
+WHERE r.bucket = %(b)s AND r.run_id = %(run)s ORDER BY l.n;
 -- name: runs
 SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot
 FROM {those} LEFT JOIN holdfast.worker w ON w.owner = r.owner

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -59,7 +60,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
-from holdfast.machine import boot, ticks
+from holdfast.machine import boot, sweep, ticks
 from holdfast.ports import (
     ANYTHING,
     NO_LIMITS,
@@ -101,6 +102,7 @@ from holdfast.stores.postgres.connection import (
 )
 from holdfast.stores.postgres.ground import Ground
 from holdfast.stores.postgres.listing import listings
+from holdfast.stores.postgres.moving import Moving
 from holdfast.stores.postgres.news import Hearing
 from holdfast.stores.postgres.remembered import Remembered, said
 
@@ -146,6 +148,7 @@ class PostgresStore:
         self.suspect: HoldfastError | None = None
         self._history: tuple[int, int] = (0, 0)
         self._finding = asyncio.Lock()
+        self._moving = Moving(self._place, self.url)
         self._dead: tuple[str, ...] = ()
         self._pool: Connections | None = None
         self._committer: Committer | None = None
@@ -178,15 +181,17 @@ class PostgresStore:
                     await outlasting(work, self.url, min(OPEN_PATIENCE, self.patience), wrote=False)
                     break
                 except StoreUnavailable as e:
-                    if not too_many(e.__cause__) or time.monotonic() > until:
+                    if not await self._moving.waited() and (not too_many(e.__cause__) or time.monotonic() > until):
                         raise
         except BaseException:
+            await self._moving.close()
             await pool.close()
             raise
         self._pool, self._home = pool, asyncio.get_running_loop()
         self._crowded(1.0 if pool.crowded else self._full)
         self._committer = Committer(pool, self.url, self.patience, self._clock, self._lost, self._news.tell, self._news.with_it)
         self._news.open(pool)
+        sweep()
 
     async def _make(self, db: Connection) -> None:
         async with db.transaction():
@@ -213,29 +218,29 @@ class PostgresStore:
         if meta["schema"] > len(MIGRATIONS):
             raise UnsupportedFormat(f"{self.url} has the schema {meta['schema']}, this release reads {len(MIGRATIONS)}", hint="use the release that wrote it")
         if meta["schema"] < len(MIGRATIONS):
-            meta["incarnation"] = await self._migrate(db)
+            await self._moving.do(self._migrate)
+            meta |= dict(await _all(db, Q.meta))
         self.incarnation, self._moved = meta["incarnation"], meta.get("moved", 0)
         self._liveness = self._liveness or Liveness(_proofs(f"{meta['system']}.{meta['store']}"))
         if (meta["system"], meta["timeline"]) != self._history:
-            await self._new_incarnation(db, self._history)
+            await self._moving.do(functools.partial(self._new_incarnation, history=self._history))
 
-    async def _migrate(self, db: Connection) -> int:
+    async def _migrate(self, db: Connection) -> None:
         """Brings an older schema up to date, in one transaction. What is there counts as it is; whoever still writes as before is refused."""
         async with db.transaction():
             await db.execute(Q.one_maker)
             meta = dict(await _all(db, Q.meta_lock))
             if meta["schema"] == len(MIGRATIONS):
-                return int(meta["incarnation"])  # somebody else was first
+                return  # somebody else was first
             for script in MIGRATIONS[meta["schema"] :]:
                 await db.execute(schema_of(self._place, script))
             await db.execute(Q.meta_set, ("schema", len(MIGRATIONS)))
-            incarnation = await self._void(db, meta["incarnation"])
+            await self._void(db, meta["incarnation"])
             if meta["schema"] < VOUCHED:
                 await _vouch_anew(db)
             else:
                 await many(db, [*besides.vouch_for_limits(await many(db, besides.LIMITS))])
                 await _vouch_for_meta(db)
-            return incarnation
 
     async def _same_server(self, db: Connection) -> None:
         """Looks at a new connection: a server in recovery is left, and one on another history is a new incarnation (§1.9)."""
@@ -246,7 +251,7 @@ class PostgresStore:
             raise sql.ReadOnlySqlTransaction(f"{self.url} is a standby")
         async with self._finding:  # no connection is used before what is remembered has been held against what is here
             if self._history not in ((0, 0), (system, timeline)):
-                await self._new_incarnation(db, (system, timeline))
+                await self._moving.do(functools.partial(self._new_incarnation, history=(system, timeline)))
             self._history = (system, timeline)
 
     def _crowded(self, full: float) -> None:
@@ -322,6 +327,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Ends what is in hand, and lets go of every owner's proof of life."""
+        await self._moving.close()
         await self._news.close()
         if self._committer is not None:
             await self._committer.close()
@@ -362,14 +368,15 @@ class PostgresStore:
 
     async def _ask(self, *asked: Statement, apart: bool = False) -> list[list[tuple[Any, ...]]]:
         """Reads, one statement or several in one round trip; several see one snapshot, unless they may be ``apart``."""
-        pool = self._open()
-
-        async def ask(db: Connection) -> list[list[tuple[Any, ...]]]:
-            if len(asked) == 1 or apart:
-                return await many(db, asked)
-            return (await many(db, [(Q.begin_snapshot, None), *asked, (Q.commit, None)]))[1:-1]
-
-        return await outlasting(lambda sent: pool.answer(ask), self.url, self.patience, wrote=False)
+        apart = apart or len(asked) == 1
+        every = asked if apart else ((Q.begin_snapshot, None), *asked, (Q.commit, None))
+        found: list[list[tuple[Any, ...]]] | None = None
+        if (answer := self._open().at_once(every)) is not None:
+            with contextlib.suppress(psycopg.Error, OSError):  # nothing was written: it is asked again, with patience
+                found = await answer
+        if found is None:
+            found = await outlasting(lambda sent: self._open().answer(lambda db: many(db, every)), self.url, self.patience, wrote=False)
+        return found if apart else found[1:-1]
 
     def _writable(self) -> None:
         """Refuses to write into what may be another store than it says."""
@@ -909,6 +916,11 @@ class PostgresStore:
     async def get(self, run_id: str) -> tuple[Run, Lease] | None:
         (found,) = await self._ask((Q.run_get, {"b": ids.bucket_number(run_id), "run": run_id, "now": self._clock()}))
         return (self._run(found[0]), self._lease(*found[0][6:])) if found else None
+
+    async def load_if_ended(self, run_id: str) -> Loaded | tuple[Run, Lease] | None:
+        known = self._remembered.tip(run_id)
+        (found,) = await self._ask((Q.ended, {"b": ids.bucket_number(run_id), "run": run_id, "now": self._clock()}))
+        return lone.ended(self._run(found[-1]), self._lease(*found[-1][6:11]), found, known) if found else None
 
     async def load(self, run_id: str) -> Loaded | None:
         bucket = ids.bucket_number(run_id)

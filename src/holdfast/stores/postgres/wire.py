@@ -13,7 +13,7 @@ import contextlib
 import functools
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psycopg
@@ -45,11 +45,26 @@ class _Sent:
         self.prepares = prepares
 
 
+class Asked:
+    """Which statements are prepared with their first use over a connection: those that are asked for ``often``, and whatever was asked before over another
+    connection that shares this. To prepare a statement costs the server as much as to read and plan it for one use."""
+
+    def __init__(self, often: Iterable[str] = ()) -> None:
+        self._often = frozenset(often)
+        self._keys: set[_Key] = set()
+
+    def again(self, text: str, key: _Key) -> bool:
+        """Whether this statement is likely to be asked again; it is noted that it was asked."""
+        if key in self._keys:
+            return True
+        self._keys.add(key)
+        return text in self._often
+
+
 class _Prepared:
-    """The statements that a connection was asked once, and the names of those that it has prepared since."""
+    """The names of the statements that a connection has prepared."""
 
     def __init__(self) -> None:
-        self.once: set[_Key] = set()
         self.names: dict[_Key, bytes] = {}
         self.number = 0
 
@@ -80,6 +95,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         super().__init__(pgconn, row_factory)
         self.prepares = True
         self.plans = Plans()
+        self.asked = Asked()
         self._statements = _Prepared()
         self._adapts: Adapts | None = None
 
@@ -184,7 +200,8 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         self._statements.names.pop(key, None)
 
     def _plan(self, text: str, values: Any, sent: list[_Sent]) -> None:
-        """How a statement is sent: prepared where it was sent before. It is prepared with its second use: most of what is asked once is not asked again."""
+        """How a statement is sent: prepared where it was sent before. It is prepared with its second use, unless it is likely to be asked again: most of what is
+        asked once is not."""
         given: Sequence[Any] | None = None
         types: tuple[int, ...] = ()
         kinds: Sequence[Any] | None = None
@@ -201,13 +218,10 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         key = (query, types)
         known = self._statements
         name = known.names.get(key)
-        if name is None and self.prepares and len(known.names) < MOST_PREPARED:
-            if key in known.once:
-                known.number += 1
-                name = known.names[key] = b"holdfast_%d" % known.number
-                sent.append(_Sent(functools.partial(self.pgconn.send_prepare, name, query, types), key))
-            else:
-                known.once.add(key)
+        if name is None and self.prepares and len(known.names) < MOST_PREPARED and self.asked.again(text, key):
+            known.number += 1
+            name = known.names[key] = b"holdfast_%d" % known.number
+            sent.append(_Sent(functools.partial(self.pgconn.send_prepare, name, query, types), key))
         if name is None:
             sent.append(_Sent(functools.partial(self.pgconn.send_query_params, query, given, types, kinds)))
         else:
@@ -318,4 +332,4 @@ def _understood(text: str) -> tuple[bytes, list[PyFormat], list[str] | None]:
     return _PLACE.sub(place, text).encode(), formats, names or None
 
 
-__all__ = ["Connection", "Exchange", "Plans", "Rows", "Statement"]
+__all__ = ["Asked", "Connection", "Exchange", "Plans", "Rows", "Statement"]
