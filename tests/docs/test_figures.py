@@ -24,7 +24,7 @@ from holdfast.integrations.langgraph.writer import WAIT_SECONDS
 from holdfast.outbox.pace import QUICK_SECONDS
 from holdfast.outbox.webhook import ANSWER_CAP
 from holdfast.stores.postgres.news import IDLE_POLL
-from holdfast.stores.postgres.store import CROWDED
+from holdfast.stores.postgres.server import CROWDED
 from tests.docs.pages import PAGES as EVERY_PAGE
 from tests.docs.pages import ROOT
 

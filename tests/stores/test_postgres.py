@@ -482,11 +482,11 @@ async def test_what_writes_to_every_run_takes_as_long_as_it_takes(what: str, mon
     if not living:
         await store.close()
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr("holdfast.stores.postgres.store.OPEN_PATIENCE", 0.1)
+    monkeypatch.setattr("holdfast.stores.postgres.server.OPEN_PATIENCE", 0.1)
     with shared().admin(url.partition("?")[0].rpartition("/")[2]) as db, shared().admin(url.partition("?")[0].rpartition("/")[2]) as locked:
         db.execute("UPDATE holdfast.meta SET value = value - 1 WHERE key = %s", ["schema" if what == "schema" else "timeline"])
         if what == "schema":
-            monkeypatch.setattr("holdfast.stores.postgres.store.MIGRATIONS", (*MIGRATIONS[:-1], "SELECT 1;"))
+            monkeypatch.setattr("holdfast.stores.postgres.server.MIGRATIONS", (*MIGRATIONS[:-1], "SELECT 1;"))
         locked.execute("BEGIN")
         locked.execute("LOCK TABLE holdfast.run IN SHARE MODE")
         if living:

@@ -548,4 +548,23 @@ async def many(db: Connection, asked: Sequence[Statement]) -> list[Rows]:
     return await db.ask(*asked)
 
 
-__all__ = ["LAST_ANSWER", "MIGRATIONS", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "leaving", "many", "outlasting", "passing", "place", "schema_of", "too_many", "translate", "unreachable"]
+async def rows_of(db: Connection, text: str, values: Any = None) -> list[tuple[Any, ...]]:
+    """The rows that one statement gives."""
+    return (await db.ask((text, values)))[0]
+
+
+async def first_of(db: Connection, text: str, values: Any = None) -> tuple[Any, ...] | None:
+    found = await rows_of(db, text, values)
+    return found[0] if found else None
+
+
+async def one_of(db: Connection, text: str, values: Any = None) -> tuple[Any, ...]:
+    found = await first_of(db, text, values)
+    assert found is not None, "the statement gives a row whatever there is"
+    return found
+
+
+__all__ = [
+    "LAST_ANSWER", "MIGRATIONS", "OFTEN", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "first_of", "leaving", "many", "one_of", "outlasting", "passing",
+    "place", "rows_of", "schema_of", "too_many", "translate", "unreachable",
+]  # fmt: skip

@@ -1,0 +1,302 @@
+"""What a worker takes over PostgreSQL: claims, and the limits that hold runs back (§10.1, §10.11)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.core import ids, vouch
+from holdfast.core.errors import HoldfastError, LeaseLost
+from holdfast.core.lease import Alive, due_since
+from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, Use, chosen, in_force
+from holdfast.core.vouch import OWN
+from holdfast.ports import NO_LIMITS, Claim, Claims, Loaded, News, Usage
+from holdfast.stores import apply
+from holdfast.stores.apply import Found
+from holdfast.stores.crowds import AMONG, CROWD, FEW, LANES, LINES, MARKED, Line
+from holdfast.stores.postgres import besides, lone
+from holdfast.stores.postgres import limits as bounds
+from holdfast.stores.postgres.commits import Committer, Key, Statement
+from holdfast.stores.postgres.connection import Connection, Q, many, rows_of
+from holdfast.stores.postgres.owners import Owners
+from holdfast.stores.postgres.reading import Reading
+
+
+class Claiming(Owners, Reading):
+    """Claims by due time and by name, and the verbs of ``ports.Limiting``."""
+
+    async def claim(
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        run_id: str | None = None,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
+    ) -> Claims:
+        if limit <= 0:
+            return Claims()
+        committer = self._commits()
+        if run_id is not None:
+            named = run_id
+
+            async def by_name(db: Connection, sent: int) -> list[tuple[Key, Claim]]:
+                return (await self._answers_lost(db, owner) if sent else []) or await self._claim_one(db, owner, named, limits)
+
+            return _driven(committer, await self._do(by_name, whole=True))
+        return await self._take_due(self._wanted(owner, queues, skills, shapes, limits) | {"limit": limit}, limits)
+
+    async def _take_due(self, values: dict[str, Any], limits: Mapping[str, Limit]) -> Claims:
+        """Claims what is due, or what owners have left that are gone."""
+        if self._crowds.lines:
+            await self._mark_crowd(self._crowds.lines[0])
+        committer = self._commits()
+        taken, dead, bounded = await self._do(lambda db, sent: self._claim(db, sent, values), whole=True)
+        self._ground.took(len(taken))
+        claims = _driven(committer, taken)  # from here on what is claimed below, and its answer lost, can be told from these
+        if dead == self._dead and not bounded:
+            return claims
+        values |= {"dead": list(dead), "limit": values["limit"] - len(taken)}
+        try:
+            more, again = await self._do(lambda db, sent: self._claim_beside(db, sent, values, limits, bounded=bounded))
+        except HoldfastError:
+            if not taken:
+                raise
+            return claims  # they are held: whoever asks again finds the rest
+        self._dead = dead
+        return Claims([*claims, *_driven(committer, more)], again)
+
+    def _wanted(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limits: Mapping[str, Limit]) -> dict[str, Any]:
+        """What a claim is asked for, and what it looks at besides."""
+        begins, look = self._ground.where()
+        return {
+            "simple": not limits, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
+            "shapes": None if shapes is None else list(shapes), "dead": list(self._dead), "now": self._clock(),
+            **begins, "look": look, "crowds": self._crowds.look(),
+        }  # fmt: skip
+
+    async def claim_or_load(
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
+    ) -> Claims | Loaded:
+        values = self._wanted(owner, queues, skills, shapes, limits) | {"limit": limit}
+        beside = limits or self._moved or self._crowds.lines or values["look"] or values["crowds"]
+        if limit > 0 and not beside and self._few.likely and (found := await self._lone(values)) is not None:
+            return found
+        return await self._take_due(values, limits) if limit > 0 else Claims()
+
+    async def _lone(self, values: Mapping[str, Any]) -> Claims | Loaded | None:
+        """The only run that is due, where it has never been begun; nothing where nothing is. None: whoever asks has to claim."""
+        looked = {**values, "limit": 2, "most": lone.MOST_WORKERS + 1, "boot": self._boot}
+        _, (found,) = await self._ask((Q.planned_once, None), (Q.lone, looked), apart=True)
+        there = lone.look(found)
+        self._few.seen(there.workers)
+        if self._gone(values["owner"], there.known) != self._dead:
+            return None
+        if there.row is None:
+            return Claims() if there.nothing else None
+        with contextlib.suppress(HoldfastError, UnicodeDecodeError):  # one that cannot be read is claimed: its claimer says so on the run
+            return there.loaded(self._run(there.row))
+        return None
+
+    def _gone(self, owner: str, known: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+        """Which owners are proven dead.
+
+        Raises:
+            LeaseLost: the claimer is not a known worker.
+        """
+        if owner not in {name for name, _ in known}:
+            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+        return tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
+
+    async def _claim(self, db: Connection, sent: int, values: Mapping[str, Any]) -> tuple[list[tuple[Key, Claim]], tuple[str, ...], bool]:
+        """What is due, where nothing has to be counted: one round trip, which is a transaction of its own, and writes nothing where it finds nothing.
+        Gives too which owners are proven dead, and whether a limit may hold runs back, or several tenants wait: then it takes none."""
+        owner = values["owner"]
+        if sent and (found := await self._answers_lost(db, owner)):
+            return found, self._dead, False  # the claim whose answer was lost
+        if self._moved and not await self._spoken(db):
+            return [], self._dead, False
+        asked: list[Statement] = [(Q.claim, values), (Q.claimers, {"owner": owner, "boot": self._boot})]
+        looks: list[Statement] = [(Q.ground, values)] if values["look"] else []
+        if values["crowds"]:
+            tenant, session, lane = self._crowds.lane
+            within = {"lines": LINES, "few": FEW, "crowd": CROWD, "lanes": LANES, "lane_tenant": tenant, "lane_session": session, "lane": lane}
+            looks += [(Q.crowds, {**values, **within}), (Q.behind_lost, {**values, **within})]
+        _, *seen, rows, known = await many(db, [(Q.planned_once, None), *looks, *asked])
+        if values["look"]:
+            self._ground.seen(seen[0])
+        if values["crowds"]:
+            self._crowds.seen(seen[-2], seen[-1][0] if seen[-1] else None)
+        dead = self._gone(owner, known)
+        bounded = bool(rows) and rows[0][0] is None
+        return [] if bounded else self._claimed(rows), dead, bounded
+
+    async def _mark_crowd(self, line: Line) -> None:
+        """Marks some of those who stand behind the holders of their lanes: claims go through them no more."""
+        queue, priority, tenant = line
+        asked = {"queue": queue, "priority": priority, "tenant": tenant, "among": AMONG, "marked": MARKED, "now": self._clock()}
+        marked = await self._do(lambda db, sent: rows_of(db, Q.behind_set, asked), whole=True)
+        self._crowds.marked(line, len(marked))
+
+    async def _claim_beside(
+        self, db: Connection, sent: int, values: Mapping[str, Any], declared: Mapping[str, Limit], *, bounded: bool
+    ) -> tuple[list[tuple[Key, Claim]], int | None]:
+        """The runs of owners that have been found dead just now, or what limits leave."""
+        if sent and (found := await self._answers_lost(db, values["owner"])):
+            return found, None
+        if self._moved and not await self._spoken(db):
+            return [], None
+        rows, again = [], None
+        if values["dead"] != list(self._dead):
+            if values["dead"] and values["limit"] and not bounded:
+                rows = [r for r in await rows_of(db, Q.claim, values) if r[0] is not None]
+            await self._tidy(db, values["owner"], values["dead"])
+        if bounded:
+            rows, again = await self._chosen(db, values, declared)
+        return self._claimed(rows), again
+
+    def _claimed(self, rows: list[tuple[Any, ...]]) -> list[tuple[Key, Claim]]:
+        at = self.now()
+        rows.sort(key=lambda r: (-r[6], due_since(r[7], at), r[8]))
+        return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in rows]
+
+    async def _chosen(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> tuple[list[tuple[Any, ...]], int | None]:
+        """The claim where a limit may hold runs back, or several tenants wait: what is in use is counted, and who may go is chosen (§10.11)."""
+        at, owner, room = {"now": self._clock()}, values["owner"], values["limit"]
+        _, stored, full, holders, lines, ((now, _),) = await many(
+            db, [(Q.limits_lock, None), (Q.rules, None), (Q.buckets, None), (Q.holders, at), (Q.due_lines, values), (Q.see_now, at)]
+        )
+        use = Use(in_force(declared, bounds.decoded(stored)), owner, bounds.held(holders, self._lost), dict(full), now)
+        may = [line for line in lines if use.in_the_way(line[0], line[2]) is None]
+        asked = {**values, "in_queues": [q for q, _, _ in may], "in_priorities": [p for _, p, _ in may], "in_tenants": [t for _, _, t in may]}
+        orphans, due = await many(db, [(Q.due_orphans, values), (Q.due_in, asked)])
+        waiting = {(b, id): (Due((b, id), queue, tenant, priority, due_since(due_at, now), turn), previous, cause)
+                   for b, id, _, queue, tenant, priority, due_at, turn, previous, cause in (*orphans, *due)}  # fmt: skip
+        got = chosen([d for d, _, _ in waiting.values()], use, room)
+        if not got.keys:
+            return [], got.again
+        if not await rows_of(db, Q.see_takers, {"owners": [owner]}):
+            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+        await bounds.keep_buckets(db, got.buckets)
+        lost = [waiting[key][1:] for key in got.keys]
+        taking = {"b": [b for b, _ in got.keys], "id": [id for _, id in got.keys], "previous": [p for p, _ in lost], "cause": [c for _, c in lost]}
+        return await rows_of(db, Q.take_chosen, {**at, "owner": owner, **taking}), got.again
+
+    async def _tidy(self, db: Connection, owner: str, dead: Sequence[str]) -> None:
+        """Lets go of owners that are gone for good, hold nothing, and whom no attempt names that is not closed: that they are dead must stay provable."""
+        idle, unsettled = await many(db, [(Q.workers_idle, {"owner": owner, "dead": dead, "now": self._clock()}), (Q.effects_open, None)])
+        named = {e.owner for e in besides.sound(unsettled, vouch.of_effect_row, besides.decode_effect) if not e.closed}
+        for (gone,) in await rows_of(db, Q.workers_delete, ([name for (name,) in idle if name not in named],)):
+            self._proofs().forget(gone)
+
+    async def _claim_one(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> list[tuple[Key, Claim]]:
+        """A transaction of two round trips, and one more where the run's lane has to be looked at, or what limits it."""
+        taken = await self._may_take(db, owner, run_id, declared)
+        if taken is None:
+            await db.rollback()
+            return []
+        key, claim = taken
+        taking = {"owner": owner, "previous": claim.previous_owner, "cause": claim.cause or None, "b": key.bucket, "id": key.id, "now": self._clock()}
+        await many(db, [(Q.take, taking), (Q.commit, None)])
+        return [taken]
+
+    async def _may_take(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> tuple[Key, Claim] | None:
+        """Begins a transaction, and says how a run that was asked for by name may be claimed in it."""
+        at = self._clock()
+        _, _, stored, known, found, see = await many(
+            db,
+            [
+                (Q.begin, None),
+                (Q.bounded, None),
+                (Q.rules, None),
+                (Q.see_takers, {"owners": [owner]}),
+                (Q.claim_one, (ids.bucket_number(run_id), run_id)),
+                (Q.see_owner, {"b": ids.bucket_number(run_id), "run": run_id, "now": at}),
+            ],
+        )
+        if not known:
+            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+        if not found:
+            raise await self._left(db, run_id)
+        bucket, id, fence, previous, holds, turn, status, tenant, session, lane, queue = found[0]
+        its, left = see[0]
+        lost = None if previous is None else self._lost(previous, its, left)
+        if not apply.takeable(Found(fence, previous, lost is None, 0, b"", holds, turn, status), owner):
+            return None
+        if not holds:
+            asked = {"run": [run_id], "tenant": [tenant], "session": [session], "lane": [lane], "now": at}
+            (_, holder, first, before), *_ = await rows_of(db, Q.see_lanes, asked)
+            if holder is not None or (first is not None and before < turn):
+                return None
+        rules = in_force(declared, bounds.decoded(stored))
+        if previous != owner and rules.touches(queue, tenant):
+            _, full, holders, ((now, _),) = await many(db, [(Q.limits_lock, None), (Q.buckets, None), (Q.holders, {"now": at}), (Q.see_now, {"now": at})])
+            use = Use(rules, owner, bounds.held(holders, self._lost), dict(full), now)
+            if use.in_the_way(queue, tenant) is not None:
+                return None
+            use.take(queue, tenant)
+            await bounds.keep_buckets(db, use.buckets)
+        return Key(bucket, id), apply.taken(run_id, fence, previous, owner, lost)
+
+    async def _answers_lost(self, db: Connection, owner: str) -> list[tuple[Key, Claim]]:
+        """What an owner holds and has never been told of: claims whose answer was lost."""
+        told = self._commits().fences
+        held = await rows_of(db, Q.held, (owner,))
+        return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause in held if told.get(run) != fence]
+
+    async def rules(self) -> list[Rule]:
+        return bounds.sound(*await self._ask((Q.rules, None), (Q.vouch_of_run, (OWN, "limit"))))
+
+    async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
+        async def work(db: Connection, sent: int) -> bool:
+            if await bounds.put_rule(db, rule, before):
+                return True
+            return sent > 0 and rule in bounds.decoded(await rows_of(db, Q.rules))
+
+        done = await self._do(work)
+        self._news.tell(News.DUE)
+        return done
+
+    async def usage(self) -> Usage:
+        at = {"now": self._clock()}
+        return bounds.usage(await self._ask((Q.holders, at), (Q.calls, at), (Q.buckets, None)), self._lost)
+
+    async def backlog(self) -> list[Backlog]:
+        (found,) = await self._ask((Q.backlog, {"now": self._clock()}))
+        return [Backlog(*r) for r in found]
+
+    async def enter(self, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], *, resting: bool = False) -> Later | None:
+        async def work(db: Connection, sent: int) -> Later | None:
+            known, ((now, _),) = await many(db, [(Q.see_takers, {"owners": [owner]}), (Q.see_now, {"now": self._clock()})])
+            if not known:
+                raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+            return await bounds.enter(db, self._lost, self._clock(), now, owner, run_id, place, needs, resting=resting)
+
+        return await self._do(work)
+
+    async def leave(self, owner: str, places: Sequence[str]) -> None:
+        async def work(db: Connection, sent: int) -> None:
+            await bounds.leave(db, self._clock(), owner, places)
+
+        await self._do(work)
+        self._news.tell(News.DUE)
+
+
+def _driven(committer: Committer, taken: Sequence[tuple[Key, Claim]]) -> Claims:
+    """What was claimed through this store, as its caller is told of it."""
+    for key, claim in taken:
+        committer.drives(claim.run_id, key, claim.fence)
+    return Claims([claim for _, claim in taken])
+
+
+__all__ = ["Claiming"]

@@ -1,0 +1,189 @@
+"""The store as a whole over PostgreSQL: checks, repair, import and pruning (``ports.Upkeep``)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.core import canon, codec, ids, vouch
+from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.codec import Row
+from holdfast.core.commit import Commit, DedupClaim
+from holdfast.core.consistency import Problem, record_problem
+from holdfast.core.errors import HoldfastError, LogRolledBack, RecordDamaged
+from holdfast.core.pruned import Tombstone
+from holdfast.core.vouch import OWN
+from holdfast.ports import Dossier, Evidence, Pruned
+from holdfast.stores import apply
+from holdfast.stores.postgres import besides, upkeep
+from holdfast.stores.postgres.commits import Key
+from holdfast.stores.postgres.connection import Connection, Q, many
+from holdfast.stores.postgres.reading import Reading, log_row
+from holdfast.stores.postgres.server import vouch_anew
+
+MAX_PROBLEMS = 100
+_LINEAGES = 100  # pruned in one transaction
+
+
+class Keeping(Reading):
+    """The verbs of ``ports.Upkeep``, and what the checker asks of a store."""
+
+    async def verify(self) -> list[Problem]:
+        """Every chain of the log, in pages, and what was lost with a server's tail."""
+        unknown = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
+        problems = [*unknown, *self._lost_tails()]
+        kept = await self._ask(*besides.kept_by_store(self._clock()))
+        beside = await besides.apart(kept, lambda: besides.damage_of_store(kept))
+        return [*problems, *map(record_problem, beside + await self._damaged_claims()), *await self._chains()]
+
+    def _lost_tails(self) -> list[Problem]:
+        return [Problem(LogRolledBack.code, "error", about, "look at what is missing: holdfast check", run) for run, about in self._remembered.named.items()]
+
+    async def _damaged_claims(self) -> list[RecordDamaged]:
+        """In pages: there may be many."""
+        out: list[RecordDamaged] = []
+        last: tuple[str, str, str] = ("", "", "")
+        while page := (await self._ask((Q.claims_page, last)))[0]:
+            last = page[-1][:3]
+            (stated,) = await self._ask((Q.vouch_some, (OWN, "claim", [vouch.claim_id(*row[:3]) for row in page])))
+            out += besides.damage_of_claims(page, stated)
+        return out
+
+    async def vouch_anew(self) -> None:
+        """An operator accepts the records beside the log as they are: what is lost is lost, what was altered counts as it stands."""
+
+        async def work(db: Connection, sent: int) -> None:
+            await vouch_anew(db)
+            await many(db, [besides.free((await many(db, [(Q.intents, None)]))[0], self.now())])
+
+        await self._do(work)
+        self._news.tell()
+
+    async def health(self) -> list[Problem]:
+        """What of the server's settings and state endangers what is kept, or slows it: for ``doctor``."""
+        (found,) = await self._ask((Q.health, None))
+        return upkeep.health(found[0], time.time_ns() // 1000)
+
+    async def _chains(self) -> list[Problem]:
+        broken: dict[tuple[int, int], str] = {}
+        last, at, previous = (-1, -1, -1), (-1, -1), b""
+        while page := (await self._ask((Q.chain_page, last)))[0]:
+            for bucket, run, n, seq, digest, data in page:
+                before = last[2] if (bucket, run) == at else 0
+                if (n != before + 1 or canon.chain(previous if before else b"", data) != digest) and len(broken) < MAX_PROBLEMS:
+                    broken.setdefault((bucket, run), f"the commit that ends with event {seq} does not match its hash")
+                last, at, previous = (bucket, run, n), (bucket, run), digest
+        if not broken:
+            names: dict[tuple[int, int], str] = {}
+        else:
+            (found,) = await self._ask((Q.run_names, ([b for b, _ in broken], [r for _, r in broken])))
+            names = {(bucket, run): run_id for bucket, run, run_id in found}
+        out = [Problem("event_chain_broken", "error", why, "restore a backup", names.get(key)) for key, why in broken.items()]
+        for (run_id,) in (await self._ask((Q.runs_without_log, None)))[0]:
+            out.append(Problem("event_chain_broken", "error", f"{run_id} has no log", "restore a backup", run_id))
+        return out
+
+    async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
+        found, orphans = await self._ask((Q.run_ids, (after, limit)), (Q.log_orphans, None))
+        here = [r for (r,) in found]
+        end = here[-1] if len(here) == limit else None
+        lost = [r for r in upkeep.orphans(orphans) if r > after and (end is None or r <= end)]
+        return sorted([*here, *lost]) if lost else here
+
+    async def _where(self, run_id: str) -> Key | None:
+        """Where a run's rows lie, also where only its log is left."""
+        found, orphans = await self._ask((Q.run_raw, (ids.bucket_number(run_id), run_id)), (Q.log_orphans, None))
+        return Key(*found[0][:2]) if found else upkeep.orphans(orphans).get(run_id)
+
+    async def evidence(self, run_id: str) -> Evidence | None:
+        bucket = ids.bucket_number(run_id)
+        raws, found, orphans = await self._ask(
+            (Q.run_raw, (bucket, run_id)), (Q.run_get, {"b": bucket, "run": run_id, "now": self._clock()}), (Q.log_orphans, None)
+        )
+        key = Key(*raws[0][:2]) if raws else upkeep.orphans(orphans).get(run_id)
+        if key is None:
+            return None
+        tips, needs, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}), *besides.kept_of_run(run_id, bucket))
+        lease = self._lease(*found[0][6:]) if found else None
+        evidence = upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
+        damaged = await besides.apart(beside, lambda: besides.damage_of_run(run_id, beside, self.now())) if raws else []
+        return msgspec.structs.replace(evidence, problems=(*evidence.problems, *map(record_problem, damaged)), needs=upkeep.needs(needs) if raws else None)
+
+    async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
+        key = await self._where(run_id)
+        return [] if key is None else [log_row(r) for r in (await self._ask((Q.log_rows, (key.bucket, key.id, after, limit))))[0]]
+
+    async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
+        key = await self._where(run_id)
+        found = [] if key is None else (await self._ask((Q.whole_next, (key.bucket, key.id, after))))[0]
+        if not found:
+            return None
+        seq, data = found[0]
+        try:
+            return seq, codec.decode_whole(run_id, data)[0]
+        except HoldfastError as e:
+            return seq, e
+
+    async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
+        there = await self.evidence(evidence.run_id)
+        if error := apply.mendable(evidence, there, self.now()):
+            raise error
+        await self._do(lambda db, sent: upkeep.rebuild(db, evidence, commits, self.now()))
+        self._commits().forget()
+        self._news.tell()
+        return ""
+
+    async def claims_of(self, run_id: str) -> list[DedupClaim]:
+        found, stated = await self._ask((Q.claims_of, (run_id,)), (Q.vouch_under, ([run_id], "claim")))
+        claims = [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in found]
+        besides.hold(map(vouch.of_claim, claims), stated)
+        return claims
+
+    async def adopt(self, dossier: Dossier) -> bool:
+        run_id = dossier.run.run_id
+        if await self.get(run_id) is not None:
+            return not apply.same(dossier, await self.rows(run_id))
+        await self._do(lambda db, sent: upkeep.adopt(db, dossier, self.incarnation, self.now()))
+        self._news.tell()
+        return True
+
+    async def loans(self) -> list[tuple[str, str]]:
+        (found,) = await self._ask((Q.loans, None))
+        return [(borrower, lender) for borrower, lender in found]
+
+    async def keep_origin(self, run_id: str, origin: bytes) -> None:
+        async def work(db: Connection, sent: int) -> None:
+            await db.execute(Q.origin_insert, (origin, ids.bucket_number(run_id), run_id))
+
+        await self._do(work)
+
+    async def pruned(self, run_id: str) -> Tombstone | None:
+        return besides.pruned(*await self._ask(*besides.pruned_of([run_id])))
+
+    async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
+        """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes. After each batch others have
+        the server to themselves for as long as it took."""
+        gone: set[str] = set()
+        kept: dict[str, str] = {}
+        after = ""
+        while roots := [r for (r,) in (await self._ask((Q.old_roots, {"before": before, "after": after, "limit": _LINEAGES})))[0]]:
+            after = roots[-1]
+
+            async def work(db: Connection, sent: int, roots: list[str] = roots) -> Pruned:
+                return await upkeep.prune(db, roots, before, dry=dry, at=self.now(), by=actor)
+
+            began = time.monotonic()
+            found = await self._do(work)
+            gone.update(found.run_ids)
+            kept.update(found.kept)
+            if not dry and len(roots) == _LINEAGES:
+                await asyncio.sleep(time.monotonic() - began)
+        if gone and not dry:
+            self._news.tell()
+        return Pruned(tuple(sorted(gone)), dict(sorted(kept.items())))
+
+
+__all__ = ["Keeping"]
