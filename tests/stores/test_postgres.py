@@ -42,7 +42,7 @@ from holdfast.ports import News
 from holdfast.stores import PostgresStore, open_url
 from holdfast.stores.postgres import besides, connection, news
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts, taught
-from holdfast.stores.postgres.connection import MIGRATIONS, Place, Q, outlasting, translate
+from holdfast.stores.postgres.connection import MIGRATIONS, OFTEN, Place, Q, outlasting, translate
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_people import plan
 
@@ -103,6 +103,34 @@ async def test_a_group_of_steps_looks_the_rows_before_up_by_their_whole_keys() -
         statement = re.sub("%[sb]", lambda _: f"${next(numbers)}", Q.steps)
         plan = "\n".join(str(line) for (line,) in db.execute(f"EXPLAIN (GENERIC_PLAN) {statement}".encode()))
     assert re.search(r"using log_pkey.*\n.*Index Cond: .*n = g.n", plan), plan
+
+
+LISTS = frozenset({"claim", "claimers", "lone", "ground", "planned_once"})
+"""Statements of workers that ask for what is due, or for all workers."""
+KEYED = {*OFTEN, Q.takes, Q.marked_of, Q.lock_runs, Q.see_runs, Q.see_effects, Q.see_statuses, Q.run_get, Q.inbox_of, Q.load_tip, Q.load_rows, Q.put, Q.ended}
+
+
+async def test_what_is_named_by_a_key_is_looked_up_by_it_also_where_the_index_of_what_is_under_way_is_small() -> None:
+    """Such an index looks cheaper to the planner than a key: it takes it as a list of the few that are in it. As long as somebody holds a snapshot it lists
+    all that was ever under way, and each commit went through it."""
+    store = PostgresStore(f"{shared().fresh('keyed')}&listen=")
+    await store.open()
+    await store.register("w", TTL)
+    await (await (await Script(store, "r1").begin("w")).steps(2)).complete()
+    await store.close()
+    with shared().admin("keyed") as db:
+        columns = [str(name) for (name,) in db.execute("SELECT attname FROM pg_attribute WHERE attrelid = 'holdfast.run'::regclass AND attnum > 0 AND NOT attisdropped").fetchall()]
+        fresh = dict.fromkeys(("run_id", "thread_id", "session_key", "lineage_root"), "'c' || n") | {"id": "n + 1000", "turn": "n + 1000"}
+        db.execute(f"INSERT INTO holdfast.run ({', '.join(columns)}) SELECT {', '.join(fresh.get(c, f'r.{c}') for c in columns)} FROM holdfast.run r, generate_series(1, 20000) AS n".encode())
+        db.execute("VACUUM ANALYZE holdfast.run")
+        db.execute("SET enable_seqscan = off")  # tables that are empty here are read as if they were not
+        db.execute("SET enable_bitmapscan = off")
+        for text in sorted(KEYED - {getattr(Q, name) for name in LISTS}):
+            names: dict[str, int] = {}
+            numbered = re.sub(r"%(?:\((\w+)\))?[sb]", lambda m: f"${names.setdefault(m[1] or str(len(names)), len(names) + 1)}", text)  # noqa: B023
+            plan = "\n".join(str(line) for (line,) in db.execute(f"EXPLAIN (GENERIC_PLAN) {numbered}".encode()).fetchall())
+            assert "Index Cond" in plan, text
+            assert not re.findall(r"Scan using (?:run|log|inbox|effect)_\w+ .*\n(?! *Index Cond)", plan), plan
 
 
 async def test_rows_of_a_shelf_are_one_round_trip_with_their_digests() -> None:

@@ -95,7 +95,8 @@ WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- name: moves
 -- Commits of runs that were locked in this transaction, under the fence and after the row that each names. When a run is due and whether it holds its lane
 -- depends on how it stands: each has a value for either case. Not written is the end of a run with anything left in its inbox, and whoever lets go of a lane in
--- which somebody is marked as standing behind. Gives the keys of those that were written; what became of the others, and why, is looked into.
+-- which somebody is marked as standing behind. Gives the keys of those that were written; what became of the others, and why, is looked into. That a run has an
+-- owner is said as in `step`.
 WITH g AS MATERIALIZED (
   SELECT * FROM unnest(%(bucket)b::bigint[], %(id)b::bigint[], %(fence)b::bigint[], %(keeps)b::bigint[], %(due)b::bigint[], %(due_unread)b::bigint[], %(holds)b::bigint[],
     %(holds_anew)b::bigint[], %(status)b::text[], %(priority)b::bigint[], %(fingerprint)b::text[], %(ended)b::bigint[], %(doc)b::bytea[], %(n)b::bigint[], %(after)b::bytea[],
@@ -108,7 +109,7 @@ WITH g AS MATERIALIZED (
     SELECT r.owner, h.held, CASE WHEN i.unread THEN g.due_unread ELSE g.due END AS due FROM holdfast.run r
     CROSS JOIN LATERAL (SELECT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = g.bucket AND i.run = g.id AND i.taken IS NULL OFFSET 0) AS unread) i
     CROSS JOIN LATERAL (SELECT CASE WHEN r.holds THEN g.holds <> 0 ELSE g.holds_anew <> 0 END AS held) h
-    WHERE r.bucket = g.bucket AND r.id = g.id AND r.fence = g.fence AND r.owner IS NOT NULL AND r.status NOT IN ('completed', 'failed', 'canceled')
+    WHERE r.bucket = g.bucket AND r.id = g.id AND r.fence = g.fence AND coalesce(r.owner, '') <> '' AND r.status NOT IN ('completed', 'failed', 'canceled')
       AND NOT (i.unread AND g.status IN ('completed', 'failed', 'canceled'))
       AND (h.held OR NOT EXISTS (SELECT 1 FROM holdfast.run b WHERE b.tenant_id = r.tenant_id AND b.session_key = r.session_key AND b.lane = r.lane AND b.behind OFFSET 0)) OFFSET 0) f
   WHERE EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = g.id AND l.n = g.n AND l.hash = g.after OFFSET 0)
@@ -219,7 +220,10 @@ ORDER BY t.hash FOR UPDATE OF t;
 -- name: see_numbers
 SELECT nextval('holdfast.number') FROM generate_series(1, %(count)s);
 -- name: see_effects
-SELECT key, effect_id FROM holdfast.effect WHERE key = ANY(%(keys)s::text[]) AND status IN ('attempted', 'unknown');
+-- By the key alone, as `marked_of`: the index of what is unsettled holds all that ever was.
+SELECT e.key, e.effect_id FROM unnest(%(keys)s::text[]) AS x (key) CROSS JOIN LATERAL (
+  SELECT f.key, f.effect_id FROM holdfast.effect f WHERE f.key = x.key AND coalesce(f.status, '') IN ('attempted', 'unknown') OFFSET 0) e
+WHERE x.key || '' = x.key;
 -- name: see_blobs
 SELECT sha256 FROM holdfast.blob WHERE sha256 = ANY(%(shas)s::text[]) ORDER BY sha256 FOR KEY SHARE;
 -- name: see_schedules
@@ -489,10 +493,10 @@ WHERE (i.bucket, i.run) = (SELECT bucket, id FROM holdfast.run WHERE bucket = %(
 SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
   AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL) LIMIT 10000;
 -- name: marked_of
--- The same of the runs that are known to be driven here. Their owner is not looked for by its index: as long as somebody holds a snapshot, all that it
--- ever drove is found there.
+-- The same of the runs that are known to be driven here. `coalesce` keeps the index of owners out of it, also as a list of all that is owned: as long as
+-- somebody holds a snapshot, all that was ever driven is found there.
 SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) CROSS JOIN LATERAL (
-  SELECT f.bucket, f.id, f.run_id FROM holdfast.run f WHERE f.bucket = x.b AND f.run_id = x.run AND f.owner || '' = %(owner)s OFFSET 0) r
+  SELECT f.bucket, f.id, f.run_id FROM holdfast.run f WHERE f.bucket = x.b AND f.run_id = x.run AND coalesce(f.owner, '') = %(owner)s OFFSET 0) r
 WHERE x.b + 0 = x.b AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL OFFSET 0) LIMIT 10000;
 
 -- Claims --------------------------------------------------------------------------------------------
