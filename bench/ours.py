@@ -239,6 +239,9 @@ async def resume() -> None:
     emit("resume: after 10,000 steps against 100", after[10_000] / after[100], "x")
 
 
+CLAIMS = 15
+
+
 async def park(waiting: int = 1_000_000, due: int = 100) -> None:
     """A million runs at rest: memory of a process that works beside them, and claiming 100 that fall due.
 
@@ -269,7 +272,7 @@ def copied_on_a_server(waiting: int, due: int) -> None:
     with psycopg.connect(DATABASE, autocommit=True) as db:
         columns = [str(name) for (name,) in db.execute("SELECT attname FROM pg_attribute WHERE attrelid = 'holdfast.run'::regclass AND attnum > 0 AND NOT attisdropped")]
         fresh = dict.fromkeys(("run_id", "thread_id", "session_key", "lineage_root"), "made") | {"id": "n + 1000", "turn": "n + 1000"}
-        fresh["due"] = f"CASE WHEN n > {waiting // 2} AND n <= {waiting // 2 + due} THEN 1 ELSE r.due END"  # put to rest together, due together
+        fresh["due"] = f"CASE WHEN n > {waiting // 2} AND n <= {waiting // 2 + CLAIMS * due} THEN 1 + (n - {waiting // 2} - 1) / {due} ELSE r.due END"  # put to rest together, due together
         fresh["seal"] = f"holdfast.standing(made, fence, owner, {fresh['due']}, holds, n + 1000)"
         picked = ", ".join(fresh.get(c, f"r.{c}") for c in columns)
         db.execute(
@@ -291,7 +294,7 @@ def copied_in_a_file(where: pathlib.Path, waiting: int, due: int) -> None:
             f"WITH RECURSIVE many(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM many WHERE n < {waiting}) "
             f"INSERT INTO run ({', '.join(columns)}) SELECT {picked} FROM run, many WHERE run.id = 1"
         )
-        db.execute(f"UPDATE run SET due = 1 WHERE id > {waiting // 2} AND id <= {waiting // 2 + due}")  # put to rest together, due together
+        db.execute(f"UPDATE run SET due = 1 + (id - {waiting // 2} - 1) / {due} WHERE id > {waiting // 2} AND id <= {waiting // 2 + CLAIMS * due}")  # put to rest together, due together
         db.pragma("wal_checkpoint", "TRUNCATE")
 
 
@@ -300,14 +303,13 @@ async def park_child(where: str, due: str) -> None:
     async with Runtime(url(where)) as rt:
         await rt.invoke(line(10), {})
         taken = []
-        for _ in range(15):  # each time the same 100: they are handed back in between
-            owner = f"bench-{len(taken)}"
-            await rt.store.register(owner, 60_000_000)
+        await rt.store.register("bench", 60_000_000)
+        for _ in range(CLAIMS):  # each time the next 100 that have fallen due
             began = clock()
-            claims = await rt.store.claim(owner, ("default",), ("sleeper",), limit=int(due))
+            claims = await rt.store.claim("bench", ("default",), ("sleeper",), limit=int(due))
             taken.append(clock() - began)
             assert len(claims) == int(due), len(claims)
-            await rt.store.retire(owner)
+        await rt.store.retire("bench")
         emit("park: claim of 100 due among 1,000,000", percentile(taken, 0.5) * 1e3, "ms")
         emit("park: resident memory beside 1,000,000 runs", resident(), "MB")
         emit("park: of that, for the store", resident() - before, "MB")
