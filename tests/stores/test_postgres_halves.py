@@ -66,3 +66,26 @@ async def test_few_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     await asyncio.gather(*[step(script) for script in scripts])
     assert sent == [(30, 30)]
     await store.close()
+
+
+@pytest.mark.parametrize("what", ["end", "rest", "birth"])
+async def test_what_is_forgotten_of_runs_meanwhile_keeps_no_commit_from_its_answer(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which runs are driven here is learnt anew when an owner hands back its runs, also while the server's answer to a commit is on its way."""
+    store = PostgresStore(shared().fresh("forgotten"))
+    await store.open()
+    for owner in ("w", "another"):
+        await store.register(owner, TTL)
+    script = Script(store, "r1") if what == "birth" else await Script(store, "r1").begin("w")
+    begin = Connection.begin
+    answered: list[Any] = []
+    monkeypatch.setattr(Connection, "begin", lambda db, asked, over: begin(db, asked, (lambda: answered.append(over)) if asked[-1][0] in (Q.moves, Q.births) or len(asked) > 2 else over))
+    committing = asyncio.ensure_future({"end": script.complete, "rest": script.wait, "birth": lambda: script.begin("w")}[what]())
+    while not answered:
+        await asyncio.sleep(0)
+    monkeypatch.setattr(Connection, "begin", begin)
+    await store.retire("another")
+    answered[0]()
+    await asyncio.wait_for(committing, 10)
+    loaded = await store.load("r1")
+    assert loaded is not None and loaded.tip == script.tip
+    await store.close()

@@ -180,11 +180,11 @@ class _Rows:
 
 
 class _Plain(msgspec.Struct, frozen=True):
-    """Commits that write nothing beside, and what writes them: births, those that move a run, and those that take one. ``told``: others are told of it by the
-    transaction itself."""
+    """Commits that write nothing beside, and what writes them: births, those that move a run, by the keys of these, and those that take one. ``told``: others
+    are told of it by the transaction itself."""
 
     born: Sequence[_Waiting]
-    moved: Sequence[_Waiting]
+    moved: Mapping[int, _Waiting]
     taken: Sequence[_Waiting]
     statements: Sequence[Statement]
     told: bool
@@ -192,7 +192,7 @@ class _Plain(msgspec.Struct, frozen=True):
     def left(self, batch: list[_Waiting], error: BaseException) -> list[_Waiting]:
         """All of them, after this error: what was sent may have been written."""
         if passing(error) and not isinstance(error, UNPREPARED):
-            for w in (*self.born, *self.moved, *self.taken):
+            for w in (*self.born, *self.moved.values(), *self.taken):
                 w.sent = True
         return batch
 
@@ -462,7 +462,13 @@ class Committer:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def over(found: list[Rows] | BaseException) -> None:
-            if left := asked.left(batch, found) if isinstance(found, BaseException) else self._written_at_once(batch, asked, found):
+            try:
+                left = asked.left(batch, found) if isinstance(found, BaseException) else self._written_at_once(batch, asked, found)
+            except Exception as e:  # nobody awaits this: whoever waits for these commits is told
+                for w in batch:
+                    _fail(w, translate(e, self._url))
+                left = []
+            if left:
                 self._send(len(left), self._settle_others(left))
             ended.set_result(None)
             self._ended(ended)
@@ -503,30 +509,31 @@ class Committer:
     def _plain(self, batch: Sequence[_Waiting]) -> _Plain:
         """What writes those that write nothing beside, in one round trip."""
         born = [w for w in batch if _begins(w.prepared)]
-        moved = [w for w in batch if w.prepared.run_id in self.keys and _moves(w.prepared)]
+        moved = {key.id: w for w in batch if (key := self.keys.get(w.prepared.run_id)) is not None and _moves(w.prepared)}
         taken = [w for w in batch if _takes(w.prepared)]
         asked: list[Statement] = []
         if taken:
             values = _named(_TAKES, [_take(w.prepared) for w in taken])
             asked += [(Q.lock_runs, {"b": values["bucket"], "run": values["run"]}), (Q.takes, {**values, "now": self._given()})]
         if moved:
-            values = _named(_MOVES, [_move(w.prepared, self.keys[w.prepared.run_id]) for w in moved])
+            values = _named(_MOVES, [_move(w.prepared, self.keys[w.prepared.run_id]) for w in moved.values()])
             asked += [(Q.lock_keys, {"bucket": values["bucket"], "id": values["id"]}), (Q.moves, {**values, "now": self._given()})]
         if born:
             asked.append((Q.births, {**_named(_BIRTHS, [_birth(w.prepared) for w in born]), "now": self._given()}))
-        spoken = self._with_it(_news([w.prepared for w in (*taken, *moved, *born)])) if asked else None
+        spoken = self._with_it(_news([w.prepared for w in (*taken, *moved.values(), *born)])) if asked else None
         return _Plain(born, moved, taken, asked if spoken is None else [*asked, spoken], spoken is not None)
 
     def _written_at_once(self, batch: Sequence[_Waiting], asked: _Plain, found: Sequence[Rows]) -> list[_Waiting]:
-        """Answers those that were written. Gives those that were not, and all others: why not is found the general way."""
+        """Answers those that were written, by the keys under which they were sent: what is known of runs here may have been forgotten meanwhile. Gives those that
+        were not, and all others: why not is found the general way."""
         given = iter(found)
         keys: dict[str, int] = dict(_second(given)) if asked.taken else {}
         there = {id for (id,) in _second(given)} if asked.moved else set()
         keys.update(next(given) if asked.born else ())
-        done = [w for w in asked.moved if self.keys[w.prepared.run_id].id in there]
+        done = [w for id, w in asked.moved.items() if id in there]
         for w in done:
             if apply.owner_after(w.prepared.commit, "") is None:
-                del self.keys[w.prepared.run_id]
+                self.keys.pop(w.prepared.run_id, None)
         for w in (*asked.taken, *asked.born):
             if (id := keys.get(w.prepared.run_id)) is not None:
                 done.append(w)
