@@ -77,14 +77,18 @@ async def test_what_is_forgotten_of_runs_meanwhile_keeps_no_commit_from_its_answ
         await store.register(owner, TTL)
     script = Script(store, "r1") if what == "birth" else await Script(store, "r1").begin("w")
     begin = Connection.begin
-    answered: list[Any] = []
-    monkeypatch.setattr(Connection, "begin", lambda db, asked, over: begin(db, asked, (lambda: answered.append(over)) if asked[-1][0] in (Q.moves, Q.births) or len(asked) > 2 else over))
+    answers: asyncio.Queue[Any] = asyncio.Queue()
+
+    def begun(db: Connection, asked: Sequence[tuple[str, Any]], over: Any) -> Any:
+        """Holds the server's answer to the commit back."""
+        return begin(db, asked, (lambda: answers.put_nowait(over)) if {Q.moves, Q.births} & {text for text, _ in asked} else over)
+
+    monkeypatch.setattr(Connection, "begin", begun)
     committing = asyncio.ensure_future({"end": script.complete, "rest": script.wait, "birth": lambda: script.begin("w")}[what]())
-    while not answered:
-        await asyncio.sleep(0)
+    answered = await asyncio.wait_for(answers.get(), 10)
     monkeypatch.setattr(Connection, "begin", begin)
     await store.retire("another")
-    answered[0]()
+    answered()
     await asyncio.wait_for(committing, 10)
     loaded = await store.load("r1")
     assert loaded is not None and loaded.tip == script.tip
