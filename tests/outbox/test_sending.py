@@ -12,6 +12,7 @@ import pytest
 from holdfast import Context, Graph, Runtime, State, append
 from holdfast.core import canon
 from holdfast.core.errors import AttemptMayLive, IntentNotFound, IntentSettled, InvalidInput, StoreError, StoreFull, UsageError
+from holdfast.outbox.dispatcher import Dispatcher
 from holdfast.outbox.pace import EACH
 from holdfast.transports import Absent, Function, Further, Happened, MaybeSent, PermanentError, Retry, RetryAfter, Row, Signal, Unknown
 from tests.engine.support import World
@@ -66,6 +67,41 @@ async def test_invoke_sends_the_runs_own_intents(open_rt: Open) -> None:
         assert found[0].attempts[0].outcome == "sent" and found[0].answer == "ok"
         assert await rt.dispatch(until_idle=True) == 0
         assert box.calls == 5
+
+
+async def test_only_a_run_that_may_have_intents_is_looked_at(open_rt: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§4.18: no dispatcher is made for a claimed run that has enqueued nothing; what one has left is sent when it is driven on."""
+    asked: list[str] = []
+    run_of = Dispatcher.run
+
+    async def counted(self: Dispatcher, **options: Any) -> int:
+        asked.append(str(options["run_id"]))
+        return await run_of(self, **options)
+
+    monkeypatch.setattr(Dispatcher, "run", counted)
+    box = Mailbox()
+    rest: Graph[Note] = Graph("rest", Note, version="1")
+
+    @rest.node(start=True)
+    async def first(state: Note, ctx: Context) -> dict[str, Any]:
+        if state.text == "send":
+            ctx.send("mail", {"n": 1})
+        return {"done": ["x"]}
+
+    @rest.node(after=first)
+    async def second(state: Note, ctx: Context) -> None:
+        await ctx.approve("Go on?")
+
+    async with open_rt(transports={"mail": box.send}) as rt:
+        quiet = await rt.submit(rest, {})
+        await rt.resume(quiet.run_id)
+        assert (await rt.approve(quiet.run_id, actor="ann")).status == "completed" and asked == []
+    async with open_rt() as rt:
+        sends = await rt.invoke(rest, {"text": "send"})  # nobody here sends mail
+        assert set(asked) == {sends.run_id} and box.calls == 0
+    async with open_rt(transports={"mail": box.send}, skills=[rest]) as rt:
+        assert (await rt.approve(sends.run_id, actor="ann")).status == "completed"
+        assert box.calls == 1
 
 
 async def test_what_does_not_commit_is_not_sent(open_rt: Open) -> None:

@@ -42,11 +42,13 @@ class Progress:
     for a whole checkpoint does not hold signals. ``hash`` is the chain hash of the last row, ``fence`` the one it
     was written under, 0 where it was not read.
 
+    ``sends``: whether the run may have enqueued intents, which a whole checkpoint does not tell.
+
     ``whole`` is where to begin: a whole checkpoint, or one numbered 0 with what the run carries from its thread (§4.15).
     """
 
     __slots__ = (
-        "_first", "_names", "asked", "attempts", "checkpoint", "cuts", "failed", "fence", "hash", "late", "news", "older", "questions", "records", "results", "seq", "takeovers", "waits",
+        "_first", "_names", "asked", "attempts", "checkpoint", "cuts", "failed", "fence", "hash", "late", "news", "older", "questions", "records", "results", "sends", "seq", "takeovers", "waits",
     )  # fmt: skip
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
@@ -57,6 +59,7 @@ class Progress:
         self.takeovers = 0
         self.late = 0
         self.cuts = 0
+        self.sends = whole is not None and whole[0].upto > 0
         self.waits: tuple[Wait, ...] = ()
         self.results: dict[str, TaskResult] = {}
         self.records: dict[tuple[str, str], StepRecord] = {}
@@ -274,6 +277,8 @@ class Progress:
                     self.cuts += 1
                 case ev.StepEnded() | ev.SideEffectRecorded():
                     self.takeovers = self.late = self.cuts = 0
+                case ev.IntentEnqueued():
+                    self.sends = True
                 case ev.WaitRequested(wait=wait):
                     self.waits = (*(w for w in self.waits if w.wait_id != wait.wait_id), wait)
                 case ev.WaitDecided(decision=decision) | ev.WaitTimedOut(decision=decision):

@@ -36,20 +36,15 @@ class Deliveries:
         self._runs: dict[str, _Own] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
-    def attend(self, run_id: str, *, look: bool) -> None:
-        """A run is driven from now on; ``look``: it may have intents from before."""
-        self._runs.setdefault(run_id, _Own())
-        if look:
-            self.posted(run_id)
-
     def posted(self, run_id: str) -> None:
-        """A commit of this run has intents."""
+        """A run that is driven here may have intents to send: a commit of it has some, or one from before."""
         own = self._runs.get(run_id)
-        if own is not None:
-            own.news.set()
-            if own.task is None:
-                own.task = asyncio.ensure_future(self._send(run_id, own))
-                own.task.add_done_callback(note_error)  # a run that is left does not wait for it
+        if own is None:
+            own = self._runs[run_id] = _Own()
+        own.news.set()
+        if own.task is None:
+            own.task = asyncio.ensure_future(self._send(run_id, own))
+            own.task.add_done_callback(note_error)  # a run that is left does not wait for it
 
     async def delivered(self, run_id: str) -> None:
         """The run rests: what it has to be sent is sent, as far as that can be done now."""

@@ -50,6 +50,7 @@ from holdfast.core.run import Buffered, Run, fold_all
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
 from holdfast.engine.base.driven import SafePoints
+from holdfast.engine.base.services import Sendings
 from holdfast.engine.base.streams import Ring
 from holdfast.engine.look import parents
 from holdfast.engine.look.snapshot import whole
@@ -156,6 +157,8 @@ class Journal:
         self.stopped: list[str] = []
         self.taking: set[tuple[str, str]] = set()  # signals, by name and key, that a wait of this driving has taken
         self.safe_points = SafePoints(lambda: None)
+        self.sendings: Sendings | None = None  # who sends its intents while it is driven, where somebody here does
+        self.posted = False
         self.expects: Callable[[int | None], None] = lambda due: None  # told of each change of the open waits: when they fall due
         self.quiet = asyncio.Event()
         self.quiet.set()
@@ -490,6 +493,14 @@ class Journal:
                 self._progress.barrier(first=stood < 0)
         if told:
             self._account(told)
+        if commit.intents:
+            self.post()
+
+    def post(self) -> None:
+        """What is to be sent of the run is durable: whoever sends for it may begin (§1.7)."""
+        if self.sendings is not None:
+            self.posted = True
+            self.sendings.posted(self.run.run_id)
 
     async def _standing(self, commit: Commit) -> Commit:
         """The commit of a signal with what is to be saved whole, so that the log need not be walked from further back each time (§5.11).

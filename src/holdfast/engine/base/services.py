@@ -123,11 +123,8 @@ class Asked(msgspec.Struct, frozen=True):
 class Sendings(Protocol):
     """Who sends the intents of runs that are driven here (§4.18)."""
 
-    def attend(self, run_id: str, *, look: bool) -> None:
-        """A run is driven from now on; ``look``: it may have intents from before."""
-
     def posted(self, run_id: str) -> None:
-        """A commit of this run has intents."""
+        """A run that is driven here may have intents to send: a commit of it has some, or one from before."""
 
     async def delivered(self, run_id: str) -> None:
         """The run rests: what it has to be sent is sent, as far as that can be done now."""

@@ -21,7 +21,7 @@ from holdfast.core.lease import at_once
 from holdfast.core.toolcalls import Answer, Asked, answered, owner_of, place_of, plain, type_of
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.calls.attempt import Attempt, Suspend, calling
+from holdfast.engine.calls.attempt import Attempt, calling
 from holdfast.engine.calls.waits import Ask, open_at, request
 
 TAKEN_BACK = "the run was canceled while a tool runner had the request, and its answer was not kept"
@@ -127,12 +127,7 @@ class Elsewhere:
         return Ask(kind=WaitKind.SIGNAL, prompt=prompt, name=owner_of(self._type, place), path=f"{path}>{place}", creates=None if made is None else creates)
 
     async def _answer(self, question: Ask) -> Answer:
-        try:
-            given = await request(self._attempt, question)
-        except Suspend:
-            if self._attempt.services.sendings is not None:
-                self._attempt.services.sendings.posted(self._attempt.journal.run.run_id)
-            raise
+        given = await request(self._attempt, question)
         try:
             return answered(given.payload)
         except InvalidInput as e:

@@ -211,18 +211,19 @@ class Conductor:
         self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...], named: bool = False
     ) -> records.Run:
         self._services.driving.add(run_id)
-        sendings = self._services.sendings
-        if sendings is not None:
-            sendings.attend(run_id, look=claim is not None)
+        journal = driver.journal
+        journal.sendings = self._services.sendings
+        if claim is not None and journal.progress.sends:
+            journal.post()  # what it has enqueued before may not have been sent
         try:
             with self._services.drivers.on(run_id, driver):
                 record = await driven(self._services, driver, claim, inbox, named=named)
-            if sendings is not None:
-                await sendings.delivered(run_id)
+            if journal.posted and journal.sendings is not None:
+                await journal.sendings.delivered(run_id)
             return record
         finally:
-            if sendings is not None:
-                sendings.leave(run_id)
+            if journal.posted and journal.sendings is not None:
+                journal.sendings.leave(run_id)
             self._services.driving.discard(run_id)
 
     async def _claim(self, run_id: str) -> Claim | None:

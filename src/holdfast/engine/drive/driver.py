@@ -660,7 +660,6 @@ class Driver:
         if moved.pending or compensation.outcome(self._services, program, journal, delivery) is not Terminal.DONE:
             draft.facts += _started(moved)
             await journal.checkpointed(draft, delta, moved)
-            self._posted(draft)
             return False
         result = results[parent.pending[-1].key].result if program.flow else None
         kept = Draft(facts=[f for f in draft.facts if isinstance(f, ev.StepEnded)], results=[results[k] for k in inline])
@@ -668,7 +667,6 @@ class Driver:
         async def complete() -> None:
             draft.facts += decisions.mark_run_done(journal.run, result)
             await journal.checkpointed(draft, delta, moved, lease=RELEASE)
-            self._posted(draft)
 
         if await self.ends(complete):
             return True
@@ -685,11 +683,6 @@ class Driver:
         """
         if self._journal.stored + sum([len(results[k].writes or b"") for k in inline]) > ROOM:
             self._journal.weights.hold(self._program.channels, parent.values, moved.writes.values(), moved.values)
-
-    def _posted(self, draft: Draft) -> None:
-        """What is to be sent is durable: whoever sends for this run may begin (§1.7)."""
-        if draft.intents and self._services.sendings is not None:
-            self._services.sendings.posted(self._journal.run.run_id)
 
     def _signals(self) -> tuple[TaskResult, ...]:
         """The signals that came since the last barrier, as writes at this one (§5.11)."""
