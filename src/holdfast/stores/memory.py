@@ -82,7 +82,7 @@ class MemoryStore(Small):
     url = "memory:"
 
     def __init__(self, *, now: Callable[[], int] | None = None) -> None:
-        self._now = now or wall
+        self.now = now or wall
         self._ticks = now or ticks
         self.incarnation = secrets.randbits(31)
         self._runs: dict[str, _Row] = {}
@@ -104,7 +104,7 @@ class MemoryStore(Small):
         self._shelves: dict[tuple[str, str], bytes] = {}
         self._rings: dict[str, small.Ring] = {}
         self._pruned: dict[str, Tombstone] = {}
-        self.present = Present(self._now, self._ticks)
+        self.present = Present(self.now, self._ticks)
         self._rules: dict[str, Rule] = {}
         self._buckets: dict[str, int] = {}
         self._calls: dict[str, Call] = {}
@@ -121,9 +121,6 @@ class MemoryStore(Small):
     async def close(self) -> None:
         self.present.dead.update(self.present.workers)
         self.changes.close()
-
-    def now(self) -> int:
-        return self._now()
 
     @contextlib.contextmanager
     def _atomic(self) -> Iterator[None]:
