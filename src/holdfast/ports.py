@@ -22,7 +22,7 @@ from holdfast.core.events import EffectFact
 from holdfast.core.evidence import Artifact, Postcondition, Report
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
-from holdfast.core.limits import Backlog, Given, Held, Later, Limit, Rule
+from holdfast.core.limits import Backlog, Held, Later, Limit, Rule
 from holdfast.core.offers import Offer
 from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run
@@ -56,8 +56,10 @@ class Claim(msgspec.Struct, frozen=True):
     cause: str = ""
 
 
-class Claims(Given[Claim]):
-    """The runs that a claimer was given; ``again`` is when a rate lets another one go."""
+class Claims(list[Claim]):
+    """The runs that a claimer was given. ``again``: when, by the store's clock, a rate lets another one go that it holds back now; None if no rate holds any back."""
+
+    again: int | None = None
 
 
 class Loaded(msgspec.Struct, frozen=True):

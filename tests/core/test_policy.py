@@ -114,7 +114,7 @@ def test_of_two_equal_verdicts_the_nodes_own_is_told() -> None:
 )
 def test_which_steps_are_asked_about(declared: dict[str, Any], asked: bool) -> None:
     """§8.1: those that declare capabilities, effects or a gate of their own."""
-    assert ps.gated(node("pay", **declared)) is asked
+    assert node("pay", **declared).gated is asked
 
 
 def test_whether_anybody_is_there_to_be_asked() -> None:

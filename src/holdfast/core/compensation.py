@@ -18,6 +18,8 @@ from holdfast.core.waits import TIMEOUT
 
 TASK = "@undo"
 END = "@end"
+PLACE = (TASK, END)
+"""Where it is on record how a run is to end that has begun to take back."""
 ENDING = "ending"
 CANCEL, CANCELED = "cancel", "canceled"
 

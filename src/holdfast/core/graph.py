@@ -74,6 +74,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     ``gate`` is asked before the step and ``check`` after it, ``on_fail`` says what follows if one does not pass (§8.2).
     ``child`` is a sub-graph's Program; ``routes`` is False where the code plainly never returns Goto or Send;
     ``sends`` are the nodes that run for its ``Send``s alone: for an empty list of them they are done at once.
+    ``gated``: it is asked about, for it declares capabilities, effects or a gate of its own (§8.1), which is found out here once.
     ``limit`` names what it uses while it runs (§10.11). ``timed``: its timeout is its own and counts from its start, else from its last progress (§10.10).
     """
 
@@ -104,12 +105,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     routes: bool = True
     sends: tuple[str, ...] = ()
     limit: str | None = None
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        gated = bool(self.capabilities) or self.side_effects is not EffectClass.NONE or self.gate is not None
+        msgspec.structs.force_setattr(self, "gated", gated)
 
     @property
     def plain(self) -> bool:
         """Whether it is given the state alone, in this loop, and nobody decides or looks before or after it."""
-        asked = self.when is not None or self.gate is not None or self.check is not None or bool(self.routers) or bool(self.capabilities)
-        return self.shape == "state" and self.limit is None and self.asynchronous and not asked and self.side_effects is EffectClass.NONE
+        asked = self.when is not None or self.gated or self.check is not None or bool(self.routers)
+        return self.shape == "state" and self.limit is None and self.asynchronous and not asked
 
 
 class Straight(msgspec.Struct, frozen=True):

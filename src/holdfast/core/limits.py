@@ -29,14 +29,6 @@ HEARD_US = 50_000  # so far a server's time as it was heard may be from what it 
 LONGEST_WAIT_US = 30 * SECOND
 
 
-class Given(list[T]):
-    """What limits let go now. ``again``: when, by the store's clock, a rate lets another go that it holds back now; None if no rate holds any back."""
-
-    def __init__(self, items: Iterable[T] = (), again: int | None = None) -> None:
-        super().__init__(items)
-        self.again = again
-
-
 class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
     """At most ``in_flight`` runs or calls are under way at the same time. They begin at an average rate of at most ``per_second``, by a token
     bucket that holds ``burst`` tokens (by default as many as ``per_second``, rounded down, and at least one)."""
@@ -417,6 +409,6 @@ def queues(backlog: Sequence[Backlog], held: Sequence[Held], rules: Rules, bucke
 
 
 __all__ = [
-    "Backlog", "Bounded", "Change", "Chosen", "Due", "Given", "Held", "Later", "Limit", "QueueState", "Rule", "Rules", "Use", "admitted", "chosen", "come_back", "in_force", "may_enter", "name",
+    "Backlog", "Bounded", "Change", "Chosen", "Due", "Held", "Later", "Limit", "QueueState", "Rule", "Rules", "Use", "admitted", "chosen", "come_back", "in_force", "may_enter", "name",
     "next_token", "own_name", "queues", "soon", "taken",
 ]  # fmt: skip

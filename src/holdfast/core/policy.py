@@ -15,7 +15,6 @@ import msgspec
 from holdfast.core import arguments, bounds, canon
 from holdfast.core.arguments import Declared, verb
 from holdfast.core.arguments import checked as admits
-from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Node
 from holdfast.core.run import Run
@@ -168,14 +167,9 @@ def _failed(reason: str, on_fail: str) -> Verdict:
     return Verdict(kind, reason, reason if kind is Kind.REQUIRE_HUMAN else "", at_gate((), AFTER_STEP))
 
 
-def gated(node: Node) -> bool:
-    """Whether a step is asked about: it declares capabilities, effects or a gate of its own (§8.1)."""
-    return bool(node.capabilities) or node.side_effects is not EffectClass.NONE or node.gate is not None
-
-
 def asks(policy: Policy | None, node: Node) -> bool:
     """Whether anybody is there to be asked about a gated step."""
-    return node.gate is not None or (policy is not None and policy.gate is not None and gated(node))
+    return node.gate is not None or (policy is not None and policy.gate is not None and node.gated)
 
 
 def judge(policy: Policy | None, node: Node, request: Request) -> Verdict:

@@ -471,12 +471,13 @@ class Candidate(msgspec.Struct, frozen=True):
     due: int | None
 
 
-def chosen(candidates: Iterable[Candidate], wanted: Wanted, sight: Sight, use: Use, now: int, limit: int) -> Chosen:
-    """Which of these runs a claimer takes, and the buckets after that (§10.8, §10.11). What it holds already it holds, whatever is full."""
+def chosen(candidates: Iterable[Candidate], wanted: Wanted, sight: Sight, use: Use | None, now: int, limit: int) -> Chosen:
+    """Which of these runs a claimer takes, and the buckets after that (§10.8, §10.11). What it holds already it holds, whatever is full.
+    Without ``use``: it asks for one run by its name, and no limit is in force."""
     fit = [c for c in candidates if wanted.fits(c.run, c.found, c.due, now)]
     free = [c for c in fit if c.found.holds or sight.blocker(c.run, c.found.turn) is None]
-    if wanted.run_id is not None and free and free[0].found.owner == wanted.claimer:
-        return Chosen((free[0].key,), {})
+    if use is None or (wanted.run_id is not None and free and free[0].found.owner == wanted.claimer):
+        return Chosen(tuple([c.key for c in free[:limit]]), {})
     return limits.chosen([Due(c.key, c.run.queue, c.run.tenant_id, c.run.priority, due_since(c.due or 0, now), c.found.turn) for c in free], use, limit)
 
 

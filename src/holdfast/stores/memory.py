@@ -177,7 +177,7 @@ class MemoryStore(Small):
         old = self._runs.get(run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
         found = None if old is None else self._found(old, taking=isinstance(c.lease, Take | Touch))
-        ruling = apply.admitted(p, found, Seen(self), incarnation=self.incarnation, taker=taker, now=now, limited=lambda: bool(self._rules))
+        ruling = apply.admitted(p, found, Seen(self, now), incarnation=self.incarnation, taker=taker, now=now, limited=lambda: bool(self._rules))
         number = old.number if old else self._next()
         turn = ruling.turn or self._next()
         tip = p.tip(self._next())
@@ -206,10 +206,10 @@ class MemoryStore(Small):
         return tip
 
     async def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
-        return Seen(self).thread_end(tenant_id, thread_id)
+        return Seen(self, self.now()).thread_end(tenant_id, thread_id)
 
     def _unread(self, run_id: str) -> bool:
-        return Seen(self).unread(run_id, ())
+        return bool(self._inbox.of("unread", run_id))
 
     def _beside(self, p: Prepared, now: int) -> None:
         """What a commit writes beside its log row."""
@@ -299,15 +299,18 @@ class MemoryStore(Small):
             self.present.need(owner)
             if run_id is not None and run_id not in self._runs:
                 raise self._missing(run_id)
-            got = self._chosen(Wanted(owner, queues, skills, shapes, run_id), limits, limit)
+            got = self._chosen(Wanted(owner, queues, skills, shapes, run_id), limits, limit, now)
             for name, full_at in got.buckets.items():
                 self._set(self._buckets, name, full_at)
-            return Claims([self._take(r, owner, now) for r in got.keys], got.again)
+            claims = Claims([self._take(r, owner, now) for r in got.keys])
+            claims.again = got.again
+            return claims
 
-    def _chosen(self, wanted: Wanted, limits: Mapping[str, Limit], limit: int) -> Chosen:
-        rows, now = self._runs.values() if wanted.run_id is None else [self._runs[wanted.run_id]], self.now()
-        use = Use(in_force(limits, self._rules.values()), wanted.claimer, self._holders(), self._buckets, now)
-        return apply.chosen([Candidate(r, r.run, self._found(r), r.due) for r in rows], wanted, Seen(self), use, now, limit)
+    def _chosen(self, wanted: Wanted, limits: Mapping[str, Limit], limit: int, now: int) -> Chosen:
+        rows = self._runs.values() if wanted.run_id is None else [self._runs[wanted.run_id]]
+        free = wanted.run_id is not None and not limits and not self._rules
+        use = None if free else Use(in_force(limits, self._rules.values()), wanted.claimer, self._holders(), self._buckets, now)
+        return apply.chosen([Candidate(r, r.run, self._found(r), r.due) for r in rows], wanted, Seen(self, now), use, now, limit)
 
     async def claim_or_load(
         self,
@@ -320,7 +323,7 @@ class MemoryStore(Small):
         limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> Claims | Loaded:
         self.present.need(owner)
-        found = () if limits or self._rules else self._chosen(Wanted(owner, queues, skills, shapes), limits, min(limit, 2)).keys
+        found = () if limits or self._rules else self._chosen(Wanted(owner, queues, skills, shapes), limits, min(limit, 2), self.now()).keys
         loaded = await self.load(found[0].run.run_id) if len(found) == 1 and found[0].owner is None else None
         if loaded is not None and apply.unbegun(loaded):
             return loaded
@@ -351,7 +354,7 @@ class MemoryStore(Small):
     async def backlog(self) -> list[Backlog]:
         now = self.now()
         due = [r for r in self._runs.values() if r.owner is None and r.due is not None and r.due <= now]
-        return apply.backlog((r.run, r.due or 0, not r.holds and Seen(self).blocker(r.run, r.turn) is not None) for r in due)
+        return apply.backlog((r.run, r.due or 0, not r.holds and Seen(self, now).blocker(r.run, r.turn) is not None) for r in due)
 
     async def enter(self, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], *, resting: bool = False) -> Later | None:
         self.present.need(owner)
@@ -493,7 +496,7 @@ class MemoryStore(Small):
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         there = self._claims.get((kind, scope, key))
-        return there if there is not None and Seen(self).claimant(there) is not None else None
+        return there if there is not None and Seen(self, self.now()).claimant(there) is not None else None
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
         choices = (("key", key), ("run", run_id), ("lineage", lineage_root))
@@ -681,7 +684,7 @@ class MemoryStore(Small):
             self._set(self._order, run_id, (*self._order.get(run_id, ()), p.sealed.row.seq))
         tip = written[-1].tip(self._next())
         stood = None if old is None else Stands(old.owner, old.due, old.holds)
-        moved, taken = old is None or old.status != run.status.value, any(r.holds and r is not old for r in Seen(self).lane(run))
+        moved, taken = old is None or old.status != run.status.value, any(r.holds and r is not old for r in Seen(self, now).lane(run))
         stands = apply.rebuilt(commits[-1], stood, moved, now, unread=self._unread(run_id), taken=taken)
         self._set(
             self._runs,
@@ -752,7 +755,7 @@ class MemoryStore(Small):
         self._origins.setdefault(run_id, origin)
 
     def _missing(self, run_id: str) -> RunNotFound:
-        return Seen(self).missing(run_id)
+        return missing(run_id, self._pruned.get(run_id))
 
     async def pruned(self, run_id: str) -> Tombstone | None:
         return self._pruned.get(run_id)
@@ -803,13 +806,14 @@ class MemoryStore(Small):
 
 
 class Seen:
-    """What a commit needs to know of the store in memory (``apply.Sight``)."""
+    """What a commit needs to know of the store in memory (``apply.Sight``), at one moment."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryStore, now: int) -> None:
         self._store = store
+        self._now = now
 
     def missing(self, run_id: str) -> RunNotFound:
-        return missing(run_id, self._store._pruned.get(run_id))
+        return self._store._missing(run_id)
 
     def there(self, run_id: str) -> bool:
         return run_id in self._store._runs
@@ -820,7 +824,7 @@ class Seen:
         return [r for r in self._store._runs.values() if r.lane == lane and r.run.run_id != run.run_id]
 
     def blocker(self, run: Run, turn: int) -> str | None:
-        others, now = self.lane(run), self._store.now()
+        others, now = self.lane(run), self._now
         found = [r for r in others if r.holds] + [r for r in others if r.due is not None and r.due <= now and r.turn < turn]
         return found[0].run.run_id if found else None
 
@@ -840,7 +844,7 @@ class Seen:
     def claimant(self, claim: DedupClaim) -> str | None:
         there = self._store._claims.get((claim.kind, claim.scope, claim.key))
         row = None if there is None else self._store._runs.get(there.run_id)
-        return there.run_id if there is not None and apply.still_taken(there, None if row is None else row.status, self._store.now()) else None
+        return there.run_id if there is not None and apply.still_taken(there, None if row is None else row.status, self._now) else None
 
     def attempts(self, key: str) -> list[str]:
         return [e.effect_id for e, _ in self._store._effects.of("key", key) if e.open]

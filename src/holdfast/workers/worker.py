@@ -25,7 +25,6 @@ from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.drive.conductor import driven, let_go
 from holdfast.engine.drive.driver import Driver, loaded_driver
 from holdfast.engine.drive.tails import surface
-from holdfast.engine.look.threads import carries
 from holdfast.outbox.dispatcher import Dispatcher
 from holdfast.ports import Claim, Claims, Loaded, News, RunFilter, offers_untaken
 from holdfast.workers.sweeper import Sweeper
@@ -506,7 +505,7 @@ class Worker:
     async def _taken(self, driver: Driver, claim: Claim, run: Run) -> bool:
         """Takes a run and begins it, in one commit. False where that was refused: somebody has taken the run, or told it something."""
         services, program, lent = self._services, self._services.skills.for_run(run, upgrade=self._upgrade), None
-        if carries(program):
+        if program.carried:
             try:
                 lent = await services.threads.ahead(program, run.tenant_id, run.thread_id)
             except HoldfastError:  # whoever has claimed it meets that again, and says so on the run

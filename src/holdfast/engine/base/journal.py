@@ -11,6 +11,7 @@ began. Whoever looks ends the line: what they find is what each step would have 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import cached_property
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast import logs, machine
-from holdfast.core import blobs, canon, codec
+from holdfast.core import blobs, canon, codec, decisions
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.channels import Weights
@@ -54,6 +55,7 @@ from holdfast.engine.base.services import Sendings
 from holdfast.engine.base.streams import Ring
 from holdfast.engine.look import parents
 from holdfast.engine.look.snapshot import whole
+from holdfast.meters import METERS
 from holdfast.ports import Loaded, Store
 
 T = TypeVar("T")
@@ -163,7 +165,6 @@ class Journal:
         self.quiet = asyncio.Event()
         self.quiet.set()
         self._held = Draft()
-        self.weights = Weights()
         self.echo: Echo | None = None
         self._ring: Ring | None = None
         self._lock = asyncio.Lock()
@@ -213,6 +214,11 @@ class Journal:
     def progress(self) -> Progress:
         self._look()
         return self._progress
+
+    @cached_property
+    def weights(self) -> Weights:
+        """What the channels weigh; most runs hold too little for anybody to ask."""
+        return Weights()
 
     def _stands(self, run: Run | None, tip: Tip | None, progress: Progress) -> None:
         self._run, self._tip, self._progress = run, tip, progress
@@ -301,6 +307,11 @@ class Journal:
         """The steps whose gates were waived by force, what is not durable yet included."""
         return (*self.run.waived, *(f.subject for f in self.held.facts if isinstance(f, ev.PolicyEvaluated) and f.verdict == ev.WAIVED))
 
+    def answered(self, wait: Wait) -> bool:
+        """Whether this asking of a wait has its answer on record."""
+        record = self.record(wait.task, wait.path)
+        return record is not None and record.kind == "wait" and decisions.read_answer(record).wait_id == wait.wait_id
+
     def record(self, task: str, path: str, digest: str | None = None) -> StepRecord | None:
         """The record at a place. A replay is answered from its echo, and writes what it is given into its own log.
 
@@ -317,7 +328,7 @@ class Journal:
 
     async def whole(self, record: StepRecord) -> StepRecord:
         """The record with its value, also where that is kept apart. One that cannot be read stops the run where it stands (§1.12)."""
-        return await self.asking(whole(self.store, record))
+        return record if blobs.referred(record.value) is None else await self.asking(whole(self.store, record))
 
     @property
     def stored(self) -> int:
@@ -476,7 +487,9 @@ class Journal:
         except BaseException as e:
             self.dead = e
             raise
-        logs.committed(commit)
+        told = [e for e in commit.events if not e.fact.hot]
+        if logs.LISTENERS or METERS or logs.LOG.isEnabledFor(logging.INFO) or not logs.LOUD.isdisjoint([e.fact.wire for e in commit.events]):
+            logs.committed(commit)  # seldom: nobody listens to what goes well
         if ring is not None and commit.emitted is not None:
             ring.forget(commit.emitted.replaced)
         before = self._run
@@ -484,7 +497,6 @@ class Journal:
         if before is None or commit.run.waits is not before.waits:
             self.expects(commit.run.wake_at)
         self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
-        told = [e for e in commit.events if not e.fact.hot]
         if told:
             self._progress.hear(told)
         if commit.checkpoint is not None:
@@ -599,7 +611,7 @@ class Journal:
                 checkpoint, seq=vouching, created_at=at, hash=hash, waits=run.waits, boundaries=kept, unfinished=unfinished
             )
         puts = draft.puts
-        if (run.parent_run_id is not None and run.terminal) or (before is not None and before.waits):
+        if (run.parent_run_id is not None and run.terminal) or (before is not None and any(w.cascade for w in before.waits)):
             puts = puts + parents.messages(before, run, facts, parent if checkpoint is None else checkpoint, at)
         commit = Commit(
             run=run, events=events, after=self.tip, fence=self.fence, at=at, actor=actor, checkpoint=checkpoint, delta=data, lease=lease, due=due,

@@ -10,7 +10,7 @@ from holdfast.authoring import State, Values
 from holdfast.core import canon, describe, ids
 from holdfast.core import checkpoint as cps
 from holdfast.core import run as records
-from holdfast.core.codec import open_row
+from holdfast.core.codec import carried, open_row
 from holdfast.core.effects import Effect
 from holdfast.core.errors import CheckpointNotFound, InvalidInput
 from holdfast.core.lanes import Blocked
@@ -58,15 +58,17 @@ class Reader:
     # -- reading ------------------------------------------------------------------------------------
 
     async def found(self, run_id: str) -> tuple[records.Run, Lease]:
-        return await found(self._store, run_id)
+        return (await self._store.get(run_id) if run_id else None) or await found(self._store, run_id)  # which says why there is none
 
     async def loaded(self, run_id: str) -> Loaded:
         if not run_id:
             raise InvalidInput("the run id is empty", hint="list the runs: holdfast runs")
-        loaded = await self._services.threads.load(run_id)
+        loaded = await self._store.load(run_id)
         if loaded is None:
             raise await missing(self._store, run_id)
-        return loaded
+        if loaded.whole is None and not carried(loaded.rows):
+            return loaded
+        return await self._services.threads.carried(loaded)
 
     async def get(self, run_id: str) -> Run[Any]:
         """The run as it stands, with its state."""

@@ -32,7 +32,7 @@ from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node, Program
 from holdfast.core.lease import counter
 from holdfast.core.limits import own_name
 from holdfast.core.masks import NOTHING, Mask, mask
-from holdfast.core.retry import Retry, coerce
+from holdfast.core.retry import ONCE, Retry, coerce
 from holdfast.core.run import Run
 from holdfast.core.waits import OnTimeout
 from holdfast.engine.base import blocked
@@ -104,6 +104,18 @@ class Context:
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
+
+    def _waits(self, what: str) -> None:
+        """Refuses a member that waits where nothing can: in a plain node, or in a thread of its own."""
+        if not self._attempt.plain:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                pass
+            else:
+                return
+        name = self._attempt.node.name
+        raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=f"make it async: async def {name}(…)")
 
     @property
     def attempt(self) -> int:
@@ -220,7 +232,7 @@ class Context:
             RecordMismatch: another call is recorded at this position.
             StepTimeout: it took longer than ``timeout``.
         """
-        steps.waits(self._attempt, "step")
+        self._waits("step")
         if not callable(fn):
             raise bounds.wrong("fn", "a function", fn)
         return steps.step(self._attempt, fn, args, key=key, retry=coerce(retry), patience=Patience.of(timeout), name=name)
@@ -247,7 +259,7 @@ class Context:
 
         If one call fails, the others finish first, so that their results are recorded; then the failure is raised.
         """
-        steps.waits(self._attempt, "gather")
+        self._waits("gather")
         return scopes.gather(self._attempt, calls, len(calls), "gather")
 
     @overload
@@ -261,14 +273,14 @@ class Context:
         """Calls ``step(fn, item)`` for every item, at most ``concurrency`` at the same time; the results are in the order of the items. An
         async ``fn`` may make ctx calls itself. They are recorded under its item, and a recorded item does not run again. If an item raises
         an error, those that have begun finish, no further one begins, and the error is raised."""
-        steps.waits(self._attempt, "map")
+        self._waits("map")
         calls = [steps.item(self._attempt, fn, item) for item in items]
         return scopes.gather(self._attempt, calls, concurrency, "map")
 
     def first_of(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
         """Returns ``(index, value)`` of the call that finishes first; the others are canceled. If that call failed, its error is raised.
         The choice is recorded, so it is the same if the step runs again."""
-        steps.waits(self._attempt, "first_of")
+        self._waits("first_of")
         return scopes.first_of(self._attempt, calls)
 
     # -- questions, signals, timers, children -------------------------------------------------------
@@ -303,7 +315,7 @@ class Context:
             redo: with this option a person may also send the work back (``retry_feedback``). The node with this name, or this node with
                 ``"node"``, then runs again and gets the feedback in ``ctx.feedback``.
         """
-        steps.waits(self._attempt, "approve")
+        self._waits("approve")
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
         return waiting.approve(self._attempt, prompt, schema, redo=redo, **options)
 
@@ -325,7 +337,7 @@ class Context:
 
         With ``on_timeout="default"`` the call returns ``default`` if nobody answers in time. The other options are those of ``approve``.
         """
-        steps.waits(self._attempt, "ask")
+        self._waits("ask")
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
         return waiting.ask(self._attempt, prompt, schema, **options)
 
@@ -355,7 +367,7 @@ class Context:
         ``actions`` are the answers that are offered, by default the four above. You may also name ``reject``, which fails the step. With
         ``authoritative=False`` an unattended run continues without asking.
         """
-        steps.waits(self._attempt, "handoff")
+        self._waits("handoff")
         options = {"show": show, "who": who, "timeout": timeout, "on_timeout": on_timeout}
         return waiting.handoff(self._attempt, prompt, verdict=verdict, redo=redo, authoritative=authoritative, actions=actions, **options)
 
@@ -366,14 +378,14 @@ class Context:
         If it does not come within ``timeout`` (timedelta or seconds), ``on_timeout`` decides: ``halt`` ends the run, ``fail`` fails it,
         ``deliver`` and ``default`` return ``default``.
         """
-        steps.waits(self._attempt, "wait")
+        self._waits("wait")
         kind = "default" if on_timeout == "deliver" and default is not None else on_timeout
         return waiting.signal(self._attempt, signal, timeout=timeout, on_timeout=kind, default=default)
 
     @checked(duration=lasting())
     def sleep(self, duration: dt.timedelta | float) -> Coroutine[Any, Any, None]:
         """Waits for ``duration`` (timedelta or seconds). No process needs to run meanwhile, and a crash does not restart the timer."""
-        steps.waits(self._attempt, "sleep")
+        self._waits("sleep")
         return waiting.sleep(self._attempt, duration)
 
     @checked(inputs=mapping, on_timeout=TIMED_OUT)
@@ -410,7 +422,7 @@ class Context:
             ChildFailed: the child did not complete.
             LaneOfAncestor: the child would have to wait for this run or one of its own parents.
         """
-        steps.waits(self._attempt, "child")
+        self._waits("child")
         said = {
             "thread_id": thread_id, "key": key, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id,
             "trace_id": trace_id, "tags": tags, "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery,
@@ -470,10 +482,11 @@ class Context:
             EffectInProgress: another run has been carrying out the effect for longer than its timeout.
             EffectFailed: the effect was not allowed, or a person abandoned it. An error that ``fn`` raises is raised as it is.
         """
-        steps.waits(self._attempt, "effect")
+        self._waits("effect")
         options = performing.Options(
             key=key, side_effects=side_effects, idempotent=idempotent, replay=replay, verify=verify, undo=undo,
-            timeout_us=microseconds(timeout, DEFAULT_TIMEOUT_US), retry=coerce(retry), timed=timeout is not None,
+            timeout_us=DEFAULT_TIMEOUT_US if timeout is None else microseconds(timeout, DEFAULT_TIMEOUT_US),
+            retry=ONCE if retry is None else coerce(retry), timed=timeout is not None,
             name="" if name is None else bounds.text(name, "name"), show=show, limit=limit,
         )  # fmt: skip
         return performing.perform(self._attempt, fn, args, options)
@@ -518,7 +531,7 @@ class Context:
             PathOutsideWorkspace: ``cwd`` or one of ``paths`` is outside the workspace.
             StepTimeout: the tool ran longer than ``timeout``.
         """
-        steps.waits(self._attempt, "tool")
+        self._waits("tool")
         return cast(
             "Coroutine[Any, Any, ToolOutcome]",
             call_tool(

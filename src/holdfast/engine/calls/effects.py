@@ -118,12 +118,22 @@ async def perform(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...
             limit=options.limit,
         )
     with attempt.places.open(name, options.key) as path:
-        return await Performance(attempt, fn, args, options, name, path).run()
+        return await performed(attempt, fn, args, options, name, path)
 
 
 async def perform_at(attempt: Attempt, path: str, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
     """An effect at a given path: a node that declares itself one."""
-    return await Performance(attempt, fn, args, options, options.name, path).run()
+    return await performed(attempt, fn, args, options, options.name, path)
+
+
+async def performed(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str) -> Any:
+    """What is on record here; only where that is nothing, or a failure to be tried again, are keys made and records looked up."""
+    if options.undo is not None:
+        undos.keep(attempt.services.undos, ids.step_id(attempt.journal.run.run_id, attempt.step, attempt.key, path), options.undo)
+    record = attempt.places.lookup(Call(path, name, "effect", args=args))  # other arguments than on record are no matter: the act is done
+    if record is not None and (record.error is None or attempt.number <= record.attempt):
+        return await attempt.given(record)
+    return await Performance(attempt, fn, args, options, name, path).run(again=record is not None)
 
 
 class Performance:
@@ -163,14 +173,10 @@ class Performance:
 
     # -- deciding -----------------------------------------------------------------------------------
 
-    async def run(self) -> Any:
-        if self.options.undo is not None:
-            undos.keep(self.services.undos, ids.step_id(self.journal.run.run_id, self.attempt.step, self.attempt.key, self.path), self.options.undo)
-        record = self.attempt.places.lookup(Call(self.path, self.name, "effect", args=self.args))  # other arguments than on record are no matter: the act is done
-        if record is not None:
-            if record.error is None or self.attempt.number <= record.attempt:
-                return await self.attempt.given(record)
-            await self._again(self.attempt.number)  # the node is tried again after this effect had failed
+    async def run(self, *, again: bool = False) -> Any:
+        """``again``: the node is tried again after this effect had failed."""
+        if again:
+            await self._again(self.attempt.number)
         if self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._echoed()) is not None:
             return await self._replay(echoed)
         until = self.services.clock.now() + (self.options.timeout_us or PATIENCE_US)
@@ -449,10 +455,13 @@ class Performance:
             self.key, self.records, over, same = self.apart, [], None, False  # a forebear's row is not ours to write
         if self.options.undoes is not None:  # who is over its budget, or is to stop soon, must clean up all the same
             return await self._attempted(over, same)
-        await steps.afford(self.attempt, self.path)
+        if self.journal.run.budgets:
+            await steps.afford(self.attempt, self.path)
         self._stands()
         await self.attempt.begin()
         try:
+            if self.options.limit is None:
+                return await self._attempted(over, same)
             async with steps.held(self.services, self.journal.run.run_id, f"{self.attempt.attempt_id}/{self.path}", self.options.limit):
                 return await self._attempted(over, same)
         finally:
@@ -549,7 +558,8 @@ class Performance:
             with self.attempt.minding(patience):
                 await asyncio.wait({act})
         finally:
-            failures.cancel(act)  # by force, if we were cancelled ourselves
+            if not act.done():
+                failures.cancel(act)  # by force, for we were cancelled ourselves
             del acts[effect.effect_id]
         return await self._after(effect, act)
 

@@ -196,6 +196,8 @@ async def bounded(work: Coroutine[Any, Any, T] | First, limit: int | Patience, w
         while task.cancelling() > before:
             task.uncancel()
         raise contained(e, what) from e
+    except ControlFlow:
+        raise
     except BaseException as e:
         if isinstance(e, GeneratorExit) and rest is not None and rest.closed:
             raise  # whoever awaits this is closed, from outside its task

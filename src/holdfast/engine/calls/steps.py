@@ -19,7 +19,7 @@ from holdfast.core import bounds, budgets, canon, ids
 from holdfast.core import events as ev
 from holdfast.core.called import Called, brief
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.errors import StoreError, UsageError
+from holdfast.core.errors import StoreError
 from holdfast.core.limits import Later, soon
 from holdfast.core.retry import Retry
 from holdfast.core.waits import WaitKind
@@ -48,15 +48,12 @@ class Crowded(ControlFlow):
 
 
 @asynccontextmanager
-async def held(services: Services, run_id: str, place: str, limit: str | None) -> AsyncIterator[None]:
+async def held(services: Services, run_id: str, place: str, limit: str) -> AsyncIterator[None]:
     """Holds a limit for as long as what is within goes on.
 
     Raises:
         Crowded: it is full, and was for a second.
     """
-    if limit is None:
-        yield
-        return
     await _declared(services, limit)
     await _entered(services, run_id, place, limit)
     try:
@@ -103,19 +100,6 @@ async def _left(services: Services) -> None:
 
 Act = Callable[[], Awaitable[Any]]
 _plain = msgspec.msgpack.Encoder(order="sorted")
-
-
-def waits(attempt: Attempt, what: str) -> None:
-    """Refuses a member that waits where nothing can: in a plain node, or in a thread of its own."""
-    if not attempt.plain:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            return
-    name = attempt.node.name
-    raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=f"make it async: async def {name}(…)")
 
 
 async def step(
@@ -254,4 +238,4 @@ async def afford(attempt: Attempt, path: str) -> None:
         await request(attempt, question)
 
 
-__all__ = ["Crowded", "afford", "digest_of", "held", "item", "spend", "step", "value", "waits"]
+__all__ = ["Crowded", "afford", "digest_of", "held", "item", "spend", "step", "value"]

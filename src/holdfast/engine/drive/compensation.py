@@ -31,7 +31,7 @@ from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import undos
 from holdfast.engine.calls.attempt import Attempt, Suspend
-from holdfast.engine.calls.effects import Options, Performance
+from holdfast.engine.calls.effects import Options, Performance, performed
 from holdfast.engine.calls.functions import accepts_key
 from holdfast.engine.calls.waits import Ask, outdated, request
 from holdfast.engine.look.snapshot import whole
@@ -49,7 +49,7 @@ async def not_undone(store: Store, run_id: str) -> tuple[Effect, ...]:
 
 def begun(progress: Progress) -> StepRecord | None:
     """How the run is to end, if it has begun to take back."""
-    return progress.records.get((core.TASK, core.END))
+    return progress.records.get(core.PLACE)
 
 
 async def left(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal: Journal, item: InboxItem | None = None) -> Draft | None:
@@ -152,7 +152,8 @@ class _Undoing:
         if undo is None:
             await self._performance(_nothing, (), options).by_hand(await self._asked())
         else:
-            await self._performance(undo, undos.fitting(undo, undos.given(await whole(self._services.store, effect))), options).run()
+            args = undos.fitting(undo, undos.given(await whole(self._services.store, effect)))
+            await performed(self._attempt, undo, args, options, self._name, self._path)
 
     def _performance(self, undo: Any, args: tuple[Any, ...], options: Options) -> Performance:
         return Performance(self._attempt, undo, args, options, self._name, self._path)
@@ -220,11 +221,6 @@ class _Undoing:
         self._journal.hold(Draft(facts=[fact], results=[StepRecord(core.TASK, self._path, self._name, error=value, kind="effect")]))
 
 
-def answered(journal: Journal) -> bool:
-    """Whether a person's answer to the review is on record and not acted upon yet."""
-    return reviews.AT in journal.progress.records
-
-
 def _given(journal: Journal) -> Decision | None:
     record = journal.progress.records.get(reviews.AT)
     return None if record is None else decisions.read_answer(record)
@@ -278,4 +274,4 @@ def facts(services: Services, program: Program, journal: Journal, ends: Terminal
     return decisions.applied(run, ends, review=review)
 
 
-__all__ = ["answered", "begun", "facts", "left", "not_undone", "outcome", "redone", "refuse_to_go_on", "sent_back", "source", "take_back"]
+__all__ = ["begun", "facts", "left", "not_undone", "outcome", "redone", "refuse_to_go_on", "sent_back", "source", "take_back"]

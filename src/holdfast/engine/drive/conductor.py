@@ -73,7 +73,6 @@ from holdfast.engine.drive import compensation
 from holdfast.engine.drive.desk import Desk
 from holdfast.engine.drive.driver import Driver, loaded_driver
 from holdfast.engine.drive.tails import surface
-from holdfast.engine.look.threads import carries
 from holdfast.handle import Run
 from holdfast.ports import Claim, RunFilter, Store, offers_upkeep
 
@@ -114,7 +113,7 @@ class Conductor:
         if (await self._services.bounds()).touches(born.fact.queue, born.fact.tenant_id):
             return await self._queued(born, "a limit", step_limit, detach)
         lent = None
-        if shared and carries(program):
+        if shared and program.carried:
             # What it begins with is read before the lane is its own: its first commit is held against it, or a turn that ends meanwhile
             # would be lost.
             lent = await self._services.threads.ahead(program, born.fact.tenant_id, born.fact.thread_id)
@@ -384,7 +383,7 @@ class Conductor:
                 raise RestrictedOption("the current policy does not allow --force", hint="resume without --force")
             gated = [n for n in program.nodes.values() if policies.asks(policy, n)]
             return [ev.NoteAdded(f"{actor} waived the policy's re-evaluation"), *gates.waived(policy, gated, run, self._services.environment)]
-        if run.status is Status.PENDING or not any(map(policies.gated, program.nodes.values())):
+        if run.status is Status.PENDING or not any(n.gated for n in program.nodes.values()):
             return []
         loaded = await self._reader.loaded(run.run_id)
         progress = Progress(run.run_id, loaded.whole).walk(loaded.rows)
@@ -490,10 +489,10 @@ class Conductor:
             run_id = await self._desk.answer(asks, payload, actor=actor)
         before, lease = await self._reader.found(run_id)
         while True:
-            if await self._desk.brought_up(before):
+            if (before.waits or await self._store.inbox(run_id)) and await self._desk.brought_up(before):
                 before, lease = await self._reader.found(run_id)
             run = before
-            if await self._desk.time_out(run):
+            if run.waits and await self._desk.time_out(run):
                 run, lease = await self._reader.found(run_id)
             if run.status in TERMINAL and (before.status in WAITING or payload is not ...):
                 return await self._reader.get(run_id)  # what was due, or the answer, has ended it

@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, decisions, ids, intents, superstep
+from holdfast.core import canon, decisions, ids, intents, reviews, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
+from holdfast.core import compensation as undone
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING, ROOM
 from holdfast.core.checkpoint import Checkpoint, Delta, Ended, Source, Task, TaskResult
@@ -55,8 +56,8 @@ from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.executor import Ahead, StepError, execute
 from holdfast.engine.drive.fused import Fused
-from holdfast.engine.drive.supersteps import Outcome, Round, answered, failure
-from holdfast.engine.look.threads import Lent, carries
+from holdfast.engine.drive.supersteps import Outcome, Round, failure
+from holdfast.engine.look.threads import Lent
 from holdfast.ports import Claim, Loaded, takes_statements
 
 PATIENCE = 100
@@ -85,7 +86,7 @@ class Driver:
         self._again = self._cut = self._going = self._over = self._repeats = self._late = self._suspect = False
         journal.safe_points = SafePoints(self._at_safe_point)
         journal.expects = lambda due: services.drivers.expect(journal.run.run_id, due)
-        self._fused = Fused(services, journal, program, self)
+        self._fused = Fused(services, journal, program, self) if program.plain else None
 
     # -- news while it is driven --------------------------------------------------------------------
 
@@ -279,7 +280,7 @@ class Driver:
         """
         try:
             run = await self._drive(claim, inbox, named)
-            if run.terminal and self._journal.tip is not None and carries(self._program):
+            if run.terminal and self._program.carried and self._journal.tip is not None:
                 self._services.threads.keep(run, self._journal.tip, self._journal.fence, self._journal.progress.checkpoint)
             return run
         finally:
@@ -320,7 +321,7 @@ class Driver:
             return journal.run
         if journal.run.status in AT_REST - {Status.PENDING} and not await self._reenter():
             return journal.run
-        if compensation.begun(journal.progress) is not None:
+        if undone.PLACE in journal.progress.records:
             self._end = Draft  # it goes by what is written down about its end
             await self._ended()
             return journal.run
@@ -418,7 +419,7 @@ class Driver:
             given = TaskResult(cps.INPUT_TASK, writes=canon.encode(canon.FrozenDict(journal.progress.checkpoint.values)))
         draft = born or Draft()
         run = draft.facts[0] if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run
-        if lent is None:
+        if lent is None and self._program.carried:
             lent = await self._services.threads.lent(self._program, run.tenant_id, run.thread_id)
         values, carried = (None, ()) if lent is None else (lent.values, () if kept else lent.carries)
         try:
@@ -476,7 +477,7 @@ class Driver:
             self.nudge()
         while True:
             checkpoint = journal.progress.checkpoint
-            if not checkpoint.pending or compensation.answered(journal):
+            if not checkpoint.pending or reviews.AT in journal.progress.records:  # a person's answer to the review is not acted upon yet
                 if await self._finish(Draft()) or (self._end is not None and await self._ended()):
                     return journal.run
                 continue
@@ -500,12 +501,14 @@ class Driver:
             if self._end is not None or journal.safe_points.asked:
                 await self._ended()
                 return journal.run
-            ahead = None if self._repeats else await self._fused.along(self._limit - steps)
-            steps += self._fused.ran
-            if self._fused.over:
-                return journal.run
-            if self._fused.ran and ahead is None:
-                continue
+            ahead = None
+            if self._fused is not None and not self._repeats:
+                ahead = await self._fused.along(self._limit - steps)
+                steps += self._fused.ran
+                if self._fused.over:
+                    return journal.run
+                if self._fused.ran and ahead is None:
+                    continue
             steps += enters
             if await self._superstep(journal.progress.checkpoint.pending, ahead):
                 return journal.run
@@ -515,7 +518,7 @@ class Driver:
     def _enters(self, checkpoint: Checkpoint) -> bool:
         """Whether some task is to be entered: what only waits is no super-step of this invocation (§4.9)."""
         known, parked = self._journal.progress.results, self._parked
-        return any(t.key not in known and (t.key not in parked or any(answered(self._journal, w) for w in parked[t.key])) for t in checkpoint.pending)
+        return any(t.key not in known and (t.key not in parked or any(self._journal.answered(w) for w in parked[t.key])) for t in checkpoint.pending)
 
     async def _superstep(self, pending: tuple[Task, ...], ahead: Ahead | None) -> bool:
         """Executes the pending tasks in a scope that a command may close (§10.12). True if the run rests now."""
@@ -556,7 +559,7 @@ class Driver:
                 begun, ahead = ahead, None
                 finished = await execute(self._services, self._journal, self._program, task, ahead=begun)
             except Suspend as s:
-                if any(answered(self._journal, w) for w in s.waits):
+                if any(self._journal.answered(w) for w in s.waits):
                     continue
                 return Outcome(waits=s.waits)
             except Crowded as c:
@@ -657,7 +660,7 @@ class Driver:
         delivery = None if moved.held or (moved.pending and not moved.pending[0].skip) else superstep.delivery(program, results.values())
         if delivery == NO_CHANGE and all(t.skip for t in moved.pending):
             delta, moved = superstep.settled(delta, moved)
-        if moved.pending or compensation.outcome(self._services, program, journal, delivery) is not Terminal.DONE:
+        if moved.pending or not self._ends_well(delivery):
             draft.facts += _started(moved)
             await journal.checkpointed(draft, delta, moved)
             return False
@@ -674,6 +677,13 @@ class Driver:
             return await self._barrier(results, inline, decoded, taken)
         journal.hold(kept)
         return await self._ended()
+
+    def _ends_well(self, delivery: str | None) -> bool:
+        """Whether a run that has nothing left to do is done; nobody has to be asked where no kind of work, handoff, review or delivery is in question."""
+        journal, program = self._journal, self._program
+        if delivery is None and program.kind is None and journal.run.active_handoff is None and reviews.AT not in journal.progress.records:
+            return True
+        return compensation.outcome(self._services, program, journal, delivery) is Terminal.DONE
 
     def _weigh(self, parent: Checkpoint, moved: Checkpoint, results: Mapping[str, TaskResult], inline: set[str]) -> None:
         """Holds what channels become by a barrier against their bound (§14.3), where so much is stored that one may have passed it.
@@ -773,7 +783,7 @@ class Driver:
         """Parks the run in its open waits, unless one was answered or the run was cancelled meanwhile (§5.2), or a signal lets a node run (§5.11)."""
         journal = self._journal
         async with self._lock:
-            if self._end is not None or any(answered(journal, w) for w in waits):
+            if self._end is not None or any(journal.answered(w) for w in waits):
                 return False
             if any([await arrived(journal, w, self._services.clock.now()) for w in waits if w.kind is WaitKind.SIGNAL]):
                 return False  # one came after its step had asked, and before this

@@ -17,10 +17,9 @@ from holdfast.core.effects import LEDGERED
 from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure, StepTimeout
 from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes, of_delivery
-from holdfast.core.policy import gated
 from holdfast.core.retry import backoff, left
 from holdfast.core.superstep import INTENTS, check_writes, fitted, reduced
-from holdfast.engine.base.failures import contained, recorded
+from holdfast.engine.base.failures import ControlFlow, contained, recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
@@ -128,6 +127,8 @@ async def execute(
                 raise
             cause = StepFailure("ctx.restart is for flows", code="restart_outside_flow", hint="in a graph return Goto(node, writes)")
             raise StepError(place.key, cause, recorded(cause, where=place.where), attempt) from e
+        except ControlFlow:
+            raise
         except BaseException as e:
             # Conditions and routers are plain code that runs here: whatever they raise ends the step, not the process.
             cause = contained(e, node.name)
@@ -151,7 +152,7 @@ async def _attempt(
 
     given = Hand(services, journal, program)
     given.take(node, task, snapshot, place.key, place.path, attempt)
-    light = node.shape in CODE and node.check is None and node.limit is None and not gated(node) and not journal.run.budgets
+    light = node.shape in CODE and node.check is None and node.limit is None and not node.gated and not journal.run.budgets
     while True:
         try:
             if light:
@@ -159,7 +160,7 @@ async def _attempt(
             at = given.attempt()
             if journal.run.budgets:
                 await steps.afford(at, f"{at.prefix}@budget")
-            if gated(node):
+            if node.gated:
                 await gates.before(at, node, snapshot)
             if node.check is None:
                 return await _run(services, journal, program, node, task, values, place, snapshot, at)
@@ -214,6 +215,8 @@ async def _run(
     services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, snapshot: State, at: Attempt
 ) -> Finished:
     """The step itself, as what it is: a sub-flow, an effect, or plain code; within its limit."""
+    if node.limit is None:
+        return await _ran(services, journal, program, node, task, values, place, snapshot, at)
     async with steps.held(services, journal.run.run_id, at.attempt_id, node.limit):
         return await _ran(services, journal, program, node, task, values, place, snapshot, at)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import decisions
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Task, TaskResult
 from holdfast.core.graph import Program
@@ -45,12 +44,6 @@ class Outcome(msgspec.Struct):
     restart: tuple[Task, Restart] | None = None
     left: Draft | None = None
     later: Later | None = None
-
-
-def answered(journal: Journal, wait: Wait) -> bool:
-    """Whether this asking of a wait has its answer on record."""
-    record = journal.record(wait.task, wait.path)
-    return record is not None and record.kind == "wait" and decisions.read_answer(record).wait_id == wait.wait_id
 
 
 def failure(journal: Journal, e: StepError) -> ev.StepFailed:
@@ -135,7 +128,7 @@ class Round:
 
     def _ready(self) -> list[str]:
         """The waiting tasks whose answers have come."""
-        return [k for k, waits in self._waiting.items() if any(answered(self._journal, w) for w in waits)]
+        return [k for k, waits in self._waiting.items() if any(self._journal.answered(w) for w in waits)]
 
     async def _turn(self) -> None:
         """Waits for a task to end or an answer to come, and makes durable what there is."""
@@ -182,7 +175,7 @@ class Round:
         match error:
             case Suspend():
                 open_now = {w.wait_id for w in self._journal.run.waits}
-                batch.facts += [ev.WaitRequested(w) for w in error.waits if w.wait_id not in open_now and not answered(self._journal, w)]
+                batch.facts += [ev.WaitRequested(w) for w in error.waits if w.wait_id not in open_now and not self._journal.answered(w)]
                 self._waiting[key] = error.waits
             case Crowded():
                 soonest = self._outcome.later
@@ -196,4 +189,4 @@ class Round:
                 raise error
 
 
-__all__ = ["Outcome", "Round", "answered", "failure"]
+__all__ = ["Outcome", "Round", "failure"]

@@ -74,11 +74,6 @@ class _Log(msgspec.Struct, frozen=True):
     carries: tuple[Carry, ...]
 
 
-def carries(program: Program) -> bool:
-    """Whether runs of this program begin with what their thread's last run left."""
-    return bool(program.carried)
-
-
 class Threads:
     """Finds what runs carry, through one store."""
 
@@ -292,4 +287,4 @@ def _origin(run_id: str, carries: tuple[Carry, ...], values: Mapping[tuple[str, 
     return empty(run_id, {n: values[_place(c)][n] for c in carries for n in c.channels}), b""
 
 
-__all__ = ["Lent", "Origin", "Threads", "carries"]
+__all__ = ["Lent", "Origin", "Threads"]

@@ -67,7 +67,7 @@ class Claiming(Owners, Reading):
                 raise
             return claims  # they are held: whoever asks again finds the rest
         self._dead = dead
-        return Claims([*claims, *_driven(committer, more)], again)
+        return Claims([*claims, *_driven(committer, more)]).until(again)
 
     def _wanted(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limits: Mapping[str, Limit]) -> dict[str, Any]:
         """What a claim is asked for, and what it looks at besides."""

@@ -515,7 +515,9 @@ class SqliteStore:
         with mapped(self.path):
             if not found.runs and not behind and (run_id is not None or not self._litter(self._read(), owner)):
                 self._known(self._read(), owner)
-                return Claims((), found.again)
+                claims = Claims()
+                claims.again = found.again
+                return claims
 
         def work(committer: Committer) -> tuple[list[tuple[int, Claim]], int | None, int]:
             with committer.writing():
@@ -536,7 +538,9 @@ class SqliteStore:
             self._changes.tell(News.DUE)
         for key, claim in taken:
             writer.drives(claim.run_id, key)
-        return Claims([claim for _, claim in taken], again)
+        claims = Claims([claim for _, claim in taken])
+        claims.again = again
+        return claims
 
     def _found(self, db: apsw.Connection, owner: str, wanted: _Wanted, limit: int, run_id: str | None) -> _Found:
         if run_id is not None:
