@@ -22,8 +22,7 @@ from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls.attempt import Places
 from holdfast.engine.desk import intake
 from holdfast.stores import apply
-from holdfast.stores.memory import Seen
-from holdfast.stores.small import Present
+from holdfast.stores.memory import Present, Seen
 
 Patch = pytest.MonkeyPatch
 

@@ -7,7 +7,7 @@ import copy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.stores.small import Indexed
+from holdfast.stores.memory import Indexed
 
 ACTS = st.lists(st.tuples(st.sampled_from(["set", "default", "pop"]), st.integers(0, 9), st.integers(0, 3)), max_size=60)
 

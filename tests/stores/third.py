@@ -27,10 +27,10 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.ports import NO_LIMITS, Claims, Dossier, Evidence, Loaded, Pruned, RunFilter, Usage
-from holdfast.stores import apply, small
+from holdfast.stores import apply, memory
 from holdfast.stores.apply import Aged, Call, Candidate, Found, Prepared, Stands, Wanted
 from holdfast.stores.changes import Changes
-from holdfast.stores.small import Present, Small
+from holdfast.stores.memory import Present, Small
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class Books:
         self.schedules = Table(db, Schedule, "schedule", "schedule_id", "due")
         self.rules, self.buckets = Table(db, Rule, "rule", "name"), Table(db, tuple[str, int], "bucket", "name")
         self.calls = Table(db, Call, "call", "place", "owner run_id")
-        self.tombstones, self.rings = Table(db, pruned.Tombstone, "tombstone", "run_id"), Table(db, tuple[str, small.Ring], "ring", "run_id")
+        self.tombstones, self.rings = Table(db, pruned.Tombstone, "tombstone", "run_id"), Table(db, tuple[str, memory.Ring], "ring", "run_id")
         self.cups, self.settings = Table(db, tuple[str, str, bytes], "cup", "shelf key"), Table(db, tuple[str, int], "setting", "name")
 
     def next(self) -> int:
@@ -239,9 +239,9 @@ class ThirdStore(Small):
     def _emit(self, books: Books, emitted: Sequence[Emitted]) -> None:
         for e in emitted:
             if (kept := books.runs.get(e.run_id)) is not None and kept.fence == e.fence:
-                books.rings.put((e.run_id, small.changed(self._ring(e.run_id), e, [books.next() for _ in e.batches], self.now())))
+                books.rings.put((e.run_id, memory.ring_after(self._ring(e.run_id), e, [books.next() for _ in e.batches], self.now())))
 
-    def _ring(self, run_id: str) -> small.Ring:
+    def _ring(self, run_id: str) -> memory.Ring:
         return kept[1] if (kept := self._books.rings.get(run_id)) else ()
 
     async def emit(self, emitted: Sequence[Emitted]) -> None:
@@ -249,7 +249,7 @@ class ThirdStore(Small):
             self._emit(books, emitted)
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
-        return small.beyond(run_id, self._ring(run_id), after, limit)
+        return memory.ring_beyond(run_id, self._ring(run_id), after, limit)
 
     async def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
         return self._books.thread_end(tenant_id, thread_id)
@@ -310,7 +310,7 @@ class ThirdStore(Small):
             return None
         seq, data = next(((w[1], w[2]) for w in self._books.wholes.where("run_id = ? ORDER BY seq DESC LIMIT 1", run_id)), (0, None))
         whole, rows = None if data is None else codec.decode_whole(run_id, data), tuple(await self.rows(run_id, seq))
-        return Loaded(k.run, k.tip, self.present.lease(k.fence, k.owner, k.due), whole, rows, tuple(await self.inbox(run_id)), small.newest(run_id, self._ring(run_id)))
+        return Loaded(k.run, k.tip, self.present.lease(k.fence, k.owner, k.due), whole, rows, tuple(await self.inbox(run_id)), memory.ring_newest(run_id, self._ring(run_id)))
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         asked, *values = _given(**{name: getattr(query, name) for name in ("tenant_id", "skill_id", "thread_id", "session_key", "lane", "parent_run_id", "lineage_root", "owner")})

@@ -59,7 +59,7 @@ from holdfast.core.run import Run, fold
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
 from holdfast.ports import NO_LIMITS, Claims, Dossier, Evidence, IntentCount, Pruned, RunFilter
-from holdfast.stores import apply, small
+from holdfast.stores import apply, memory
 from holdfast.stores.apply import Prepared
 from holdfast.stores.documents import agenda, document, revived, scheduled
 from holdfast.stores.files import Identity, disk_told, store_error
@@ -120,7 +120,7 @@ class WorkspaceStore(MemoryStore):
         self._unlimited: StoreError | None = None
         self._files: dict[str, list[str]] = {}
         self._ends: dict[str, dict[str, End]] = {}  # where the files beside a run's log end
-        self._unnoted: dict[str, small.Ring] = {}  # rings as their files have them, where memory is ahead
+        self._unnoted: dict[str, memory.Ring] = {}  # rings as their files have them, where memory is ahead
         self._ring_sizes: dict[str, int] = {}  # of the files that hold what runs emit
         self._looked: dict[str, int] = {}  # runs whose tail is known to be clean, and how long their logs are; a failed append looks again
         self._place: Identity | None = None  # of the folder, while it is written to
@@ -431,7 +431,7 @@ class WorkspaceStore(MemoryStore):
         )  # fmt: skip
         self._count = max(self._count, self._runs[run_id].turn)
         if there := _read(self._at(run_id, CHUNKS)):
-            self._rings[run_id], self._ring_sizes[run_id] = small.read(run_id, there), len(there)
+            self._rings[run_id], self._ring_sizes[run_id] = memory.ring_read(run_id, there), len(there)
             self._count = max([self._count, *(k.serial for k in self._rings[run_id])])
 
     def _meta_place(self, run_id: str, newest: Row) -> dict[str, Any] | None:
@@ -545,13 +545,13 @@ class WorkspaceStore(MemoryStore):
     def _note_ring(self, run_id: str) -> None:
         """Brings the file of a run's ring up to date: by appending, or anew where most of it is gone. It is provisional: nothing waits for the disk."""
         ring, path = self._rings.get(run_id, ()), self._at(run_id, CHUNKS)
-        text = small.lines(self._unnoted.pop(run_id, ring), ring)
+        text = memory.ring_lines(self._unnoted.pop(run_id, ring), ring)
         size = self._ring_sizes.get(run_id, 0) + len(text)
         if not ring:
             _remove(path)
             size = 0
         elif size > LOOSE + 3 * sum(len(k.data) for k in ring):
-            text = small.lines((), ring)
+            text = memory.ring_lines((), ring)
             self._replace(path, text)
             size = len(text)
         else:
@@ -570,7 +570,7 @@ class WorkspaceStore(MemoryStore):
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
         if self._lock >= 0:
             return await super().chunks(run_id, after, limit)
-        return small.beyond(run_id, small.read(run_id, _read(self._at(run_id, CHUNKS)) or b""), after, limit)
+        return memory.ring_beyond(run_id, memory.ring_read(run_id, _read(self._at(run_id, CHUNKS)) or b""), after, limit)
 
     def _stow(self, blob: Blob) -> None:
         """The bytes go to the disk with the rest of the commit; memory holds none of them."""
