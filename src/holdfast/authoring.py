@@ -15,8 +15,21 @@ from typing import Annotated, Any, ClassVar, Concatenate, Generic, ParamSpec, Ty
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.arguments import as_given, checked, constructor, function, lasting
-from holdfast.core.bounds import ID_BYTES, NOTE_BYTES, duration, meant, one_of, text, texts, wrong
+from holdfast.core.bounds import (
+    ID_BYTES,
+    NOTE_BYTES,
+    as_given,
+    checked,
+    constructor,
+    duration,
+    function,
+    lasting,
+    meant,
+    one_of,
+    text,
+    texts,
+    wrong,
+)
 from holdfast.core.channels import CUSTOM as _CUSTOM
 from holdfast.core.channels import MISSING, Channel, Reducer, last, secret, thread
 from holdfast.core.drawing import draw as draw

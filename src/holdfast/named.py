@@ -16,8 +16,7 @@ from msgspec import structs
 from holdfast.authoring import Skill
 from holdfast.core import canon, describe, ids, views
 from holdfast.core import events as ev
-from holdfast.core.arguments import KNOWN, admitted, as_given, checked, mapping, note, verb
-from holdfast.core.bounds import known_only, number, one_of, text, wrong
+from holdfast.core.bounds import KNOWN, admitted, as_given, checked, known_only, mapping, note, number, one_of, text, verb, wrong
 from holdfast.core.effects import Effect, EffectClass, EffectStatus, effect_key
 from holdfast.core.errors import (
     CheckpointNotFound,

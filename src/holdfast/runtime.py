@@ -14,12 +14,11 @@ from urllib.parse import unquote
 
 from holdfast import logs, machine, stores
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
-from holdfast.core import arguments
+from holdfast.core import bounds
 from holdfast.core import limits as bounding
 from holdfast.core import policy as policies
 from holdfast.core import schedules as sch
-from holdfast.core.arguments import checked, function, lasting, verb
-from holdfast.core.bounds import duration, moment, wrong
+from holdfast.core.bounds import checked, duration, function, lasting, moment, verb, wrong
 from holdfast.core.bounds import number as bounds_of
 from holdfast.core.bounds import text as text_of
 from holdfast.core.describe import AttemptView, LaneView, LimitView, QueueView, StepView, WorkerView
@@ -139,7 +138,7 @@ class Runtime:
             in the file that ``$HOLDFAST_KEYS`` names; without such a file payloads are not encrypted.
     """
 
-    @checked(environment=arguments.as_given, lease=lasting(low=1), resolver=function, base_url=arguments.note)
+    @checked(environment=bounds.as_given, lease=lasting(low=1), resolver=function, base_url=bounds.note)
     def __init__(
         self,
         store_url: str | Store | None = None,
@@ -190,8 +189,8 @@ class Runtime:
             resolver=resolver,
             policy=policies.coerce(policy),
             tool_runner=tool_runner or LocalRunner(),
-            workspace=None if workspace is None else arguments.path(workspace, "workspace"),
-            limits=bounding.admitted({} if limits is None else arguments.mapping(limits, "limits")),
+            workspace=None if workspace is None else bounds.path(workspace, "workspace"),
+            limits=bounding.admitted({} if limits is None else bounds.mapping(limits, "limits")),
             max_queued=None if max_queued is None else bounds_of(max_queued, "max_queued", 1),
         )
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
@@ -653,7 +652,7 @@ class Runtime:
                 with contextlib.suppress(StoreError):  # one in trouble, or closed: what this process offers ends with its lease
                     await self._store.offer(self._services.owner, next((w.offer for w in self._working), Offer((), (), works=False, sends=())))
 
-    @checked(state=arguments.word(*IntentState))
+    @checked(state=bounds.word(*IntentState))
     async def intents(self, run_id: str | None = None, *, state: str | None = None, type: str | None = None, limit: int = 100) -> list[IntentView]:
         """Outgoing messages (intents), oldest first, each with all attempts at sending it (§9.3)."""
         if run_id is not None:
@@ -822,7 +821,7 @@ class Runtime:
         )  # fmt: skip
         return await self._conductor.reborn(run_id, wish, drive)
 
-    @checked(**dict.fromkeys(FORK, arguments.as_given))
+    @checked(**dict.fromkeys(FORK, bounds.as_given))
     async def fork(
         self,
         run_id: str,
@@ -916,7 +915,7 @@ class Runtime:
         )
         return await self._reader.get(run_id)
 
-    @checked(limit=arguments.whole(1, MOST_DECISIONS))
+    @checked(limit=bounds.whole(1, MOST_DECISIONS))
     async def decide_all(
         self,
         action: str,
@@ -1187,7 +1186,7 @@ class Runtime:
         """The limits in force: those that are stored, and those that this process and the running workers declare (§10.11)."""
         return await self._looker.limits(self._services.limits)
 
-    @checked(limit=arguments.as_given)
+    @checked(limit=bounds.as_given)
     async def set_limit(self, name: str, limit: Limit, *, actor: str, reason: str = "") -> LimitView:
         """Stores a limit. From then on it takes precedence over the one that any process declares.
 
@@ -1332,7 +1331,7 @@ class Runtime:
             run = await self._reader.rested(run_id)
         return result_of(run)
 
-    @checked(after=arguments.as_given, modes=arguments.as_given)
+    @checked(after=bounds.as_given, modes=bounds.as_given)
     def stream(self, run_id: str, *, after: str | None = None, modes: Iterable[str] = ("events", "custom")) -> AsyncIterator[StreamPart]:
         """Follows a run from any process, also across its waits, until it has ended (§13.6).
 
@@ -1440,7 +1439,7 @@ def _home() -> None:
         raise StoreReadOnly(f".holdfast cannot be made here: {e.strerror}", hint="name a store elsewhere: sqlite:////path/to/runs.db") from e
 
 
-@checked(inputs=arguments.mapping, store=arguments.path)
+@checked(inputs=bounds.mapping, store=bounds.path)
 def run(
     skill: Skill,
     inputs: Mapping[str, Any] | State | None = None,

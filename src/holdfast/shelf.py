@@ -15,8 +15,7 @@ import threading
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
-from holdfast.core.arguments import checked, data, mapping, verb, whole
-from holdfast.core.bounds import VALUE_BYTES, text, wrong
+from holdfast.core.bounds import VALUE_BYTES, checked, data, mapping, text, verb, whole, wrong
 from holdfast.core.errors import InvalidInput, StoreClosed, UsageError
 from holdfast.ports import Shelves, Store, offers_shelves
 from holdfast.stores import open_url

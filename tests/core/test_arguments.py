@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import arguments
+from holdfast.core import bounds
 from holdfast.core.errors import InvalidInput, TooLarge, UnknownOption
 
 
@@ -16,18 +16,18 @@ def act() -> None:
 
 
 TAKEN: list[tuple[Any, Any, Any]] = [
-    (arguments.asked, "", ""), (arguments.people, "ada", ("ada",)), (arguments.people, ["ada", "bob"], ("ada", "bob")), (arguments.words, "log", ["log"]),
-    (arguments.words, ("log", ""), ["log", ""]), (arguments.variables, {"A": ""}, {"A": ""}), (arguments.path, "a/b", "a/b"),
-    (arguments.path, pathlib.PurePosixPath("a"), "a"), (arguments.KNOWN["paths"], ["a", pathlib.PurePosixPath("b")], ("a", "b")),
-    (arguments.several, [1, "a"], [1, "a"]), (arguments.data, b"x", b"x"), (arguments.KNOWN["from_step"], 3, 3), (arguments.KNOWN["from_step"], "draft", "draft"),
-    (arguments.function, act, act),
+    (bounds.asked, "", ""), (bounds.people, "ada", ("ada",)), (bounds.people, ["ada", "bob"], ("ada", "bob")), (bounds.words, "log", ["log"]),
+    (bounds.words, ("log", ""), ["log", ""]), (bounds.variables, {"A": ""}, {"A": ""}), (bounds.path, "a/b", "a/b"),
+    (bounds.path, pathlib.PurePosixPath("a"), "a"), (bounds.KNOWN["paths"], ["a", pathlib.PurePosixPath("b")], ("a", "b")),
+    (bounds.several, [1, "a"], [1, "a"]), (bounds.data, b"x", b"x"), (bounds.KNOWN["from_step"], 3, 3), (bounds.KNOWN["from_step"], "draft", "draft"),
+    (bounds.function, act, act),
 ]  # fmt: skip
 
 REFUSED: list[tuple[Any, Any]] = [
-    (arguments.asked, 3), (arguments.people, 3), (arguments.people, [3]), (arguments.people, {"a": 1}), (arguments.words, 3), (arguments.words, b"x"), (arguments.words, {"a": 1}),
-    (arguments.words, [3]), (arguments.words, ["\0"]), (arguments.variables, [1]), (arguments.variables, {"A": 1}), (arguments.variables, {1: "a"}), (arguments.path, 3),
-    (arguments.path, b"a"), (arguments.path, "a\0b"), (arguments.KNOWN["paths"], "a"), (arguments.KNOWN["paths"], 3), (arguments.KNOWN["paths"], [3]), (arguments.KNOWN["paths"], {"a": 1}),
-    (arguments.several, "abc"), (arguments.several, 3), (arguments.several, {"a": 1}), (arguments.data, "x"), (arguments.data, bytearray(b"x")),
+    (bounds.asked, 3), (bounds.people, 3), (bounds.people, [3]), (bounds.people, {"a": 1}), (bounds.words, 3), (bounds.words, b"x"), (bounds.words, {"a": 1}),
+    (bounds.words, [3]), (bounds.words, ["\0"]), (bounds.variables, [1]), (bounds.variables, {"A": 1}), (bounds.variables, {1: "a"}), (bounds.path, 3),
+    (bounds.path, b"a"), (bounds.path, "a\0b"), (bounds.KNOWN["paths"], "a"), (bounds.KNOWN["paths"], 3), (bounds.KNOWN["paths"], [3]), (bounds.KNOWN["paths"], {"a": 1}),
+    (bounds.several, "abc"), (bounds.several, 3), (bounds.several, {"a": 1}), (bounds.data, "x"), (bounds.data, bytearray(b"x")),
 ]  # fmt: skip
 
 
@@ -45,12 +45,12 @@ def test_a_value_that_does_not(convert: Any, given: Any) -> None:
 
 def test_bytes_are_bounded() -> None:
     with pytest.raises(TooLarge) as caught:
-        arguments.data(b"x" * (16 * 1024 * 1024 + 1), "value")
+        bounds.data(b"x" * (16 * 1024 * 1024 + 1), "value")
     assert caught.value.field == "value"
 
 
 def test_an_option_that_a_verb_does_not_have() -> None:
-    @arguments.verb
+    @bounds.verb
     def find(run_id: str, *, limit: int = 3) -> tuple[str, int]:
         return run_id, limit
 

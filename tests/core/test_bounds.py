@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import arguments, bounds, retry
+from holdfast.core import bounds, retry
 from holdfast.core.environments import Environment
 from holdfast.core.errors import HoldfastError, InvalidInput, InvalidWrite, TooLarge, UnknownOption, UsageError
 
@@ -151,12 +151,12 @@ def test_a_message_of_several_lines_ends_with_its_hint() -> None:
 # -- arguments --------------------------------------------------------------------------------------
 
 
-@arguments.verb
+@bounds.verb
 def plain(run_id: str, /, *rest: int, actor: str = "operator", note: str | None = None, payload: object = ...) -> tuple[Any, ...]:
     return run_id, rest, actor, note, payload
 
 
-@arguments.checked(limit=arguments.whole(1, 3))
+@bounds.checked(limit=bounds.whole(1, 3))
 async def waiting(fn: object, limit: int = 1, *, at: dt.datetime | None = None, **amounts: float) -> tuple[Any, ...]:
     return fn, limit, at, amounts
 
@@ -183,7 +183,7 @@ async def test_an_asynchronous_verb() -> None:
 
 
 def test_what_arguments_may_be() -> None:
-    known = arguments.KNOWN
+    known = bounds.KNOWN
     for name, good, bad in (
         ("from_step", 3, -1), ("from_step", "ask", b""), ("verify", len, 3), ("set", {"a": 1}, [1]), ("set", {}, {1: 2}), ("queues", ["q"], "q"),
         ("tags", ["a"], [3]), ("actor", "ada", ""), ("reason", "", 3), ("delay", 3, "3"), ("at", dt.datetime.now(dt.UTC), 3), ("topic", "", 3),
@@ -195,9 +195,9 @@ def test_what_arguments_may_be() -> None:
 
 
 def test_named_values_are_admitted_or_refused() -> None:
-    assert arguments.admitted({"key": Word("k")}, {"key": bounds.text}, "submit") == {"key": "k"}
+    assert bounds.admitted({"key": Word("k")}, {"key": bounds.text}, "submit") == {"key": "k"}
     with pytest.raises(UnknownOption):
-        arguments.admitted({"kye": "k"}, {"key": bounds.text}, "submit")
+        bounds.admitted({"kye": "k"}, {"key": bounds.text}, "submit")
 
 
 def test_a_budget_of_another_kind() -> None:
@@ -212,12 +212,12 @@ def test_a_budget_of_another_kind() -> None:
 def test_a_run_is_never_named_by_nothing() -> None:
     for value in ("", 7, None):
         with pytest.raises(InvalidInput) as caught:
-            arguments.KNOWN["run_id"](value, "run_id")
+            bounds.KNOWN["run_id"](value, "run_id")
         assert caught.value.field == "run_id"
 
 
 def test_a_constructor_that_dataclasses_made() -> None:
-    @arguments.constructor()
+    @bounds.constructor()
     @dataclasses.dataclass(frozen=True)
     class Named:
         name: str
@@ -236,7 +236,7 @@ def test_a_write_of_another_kind_names_its_field() -> None:
 
 
 def test_what_a_verb_looks_at_itself_is_left_as_given() -> None:
-    assert arguments.as_given([3], "set") == [3]
+    assert bounds.as_given([3], "set") == [3]
 
 
 def test_values_that_authors_declare() -> None:

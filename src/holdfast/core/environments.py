@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.core.arguments import Declared
-from holdfast.core.bounds import ID_BYTES, flag, limits, text, texts, unknown
+from holdfast.core.bounds import ID_BYTES, Declared, flag, limits, text, texts, unknown
 from holdfast.core.effects import ReplayPolicy, as_policy
 from holdfast.core.errors import RestrictedOption
 

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.arguments import Declared, path, words
-from holdfast.core.bounds import NOTE_BYTES, number, text, wrong
+from holdfast.core.bounds import NOTE_BYTES, Declared, number, path, text, words, wrong
 
 
 def _keep(condition: msgspec.Struct, **plain: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from holdfast.core import bounds
-from holdfast.core.arguments import Declared
+from holdfast.core.bounds import Declared
 from holdfast.core.errors import InvalidInput
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import arguments, bounds, canon
-from holdfast.core.arguments import Declared, verb
-from holdfast.core.arguments import checked as admits
+from holdfast.core import bounds, canon
+from holdfast.core.bounds import Declared, verb
+from holdfast.core.bounds import checked as admits
 from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Node
 from holdfast.core.run import Run
@@ -61,7 +61,7 @@ def deny(reason: str) -> Verdict:
     return Verdict(Kind.DENY, reason)
 
 
-@admits(prompt=arguments.asked, actions=arguments.as_given)
+@admits(prompt=bounds.asked, actions=bounds.as_given)
 def require_human(prompt: str, actions: str | Iterable[str] = (), reason: str = "") -> Verdict:
     """A person is asked before the step runs, or, if the gate is asked after the step, before its result is accepted.
 
@@ -119,7 +119,7 @@ class Policy(msgspec.Struct, frozen=True, metaclass=Declared):
 
     def __post_init__(self) -> None:
         if self.gate is not None:
-            arguments.function(self.gate, "gate")
+            bounds.function(self.gate, "gate")
         bounds.text(self.version, "version")
         bounds.flag(self.allow_force, "allow_force")
         msgspec.structs.force_setattr(self, "reviews", bounds.texts(self.reviews, "reviews", bounds.ID_BYTES))

@@ -6,8 +6,7 @@ import hashlib
 
 import msgspec
 
-from holdfast.core.arguments import Declared, classes
-from holdfast.core.bounds import LONGEST_US, number
+from holdfast.core.bounds import LONGEST_US, Declared, classes, number
 from holdfast.core.errors import (
     BadReturn,
     ContractViolation,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import arguments, bounds
+from holdfast.core import bounds
 from holdfast.core.errors import InvalidInput
 from holdfast.core.ids import node_of
 from holdfast.core.run import Run
@@ -42,10 +42,10 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 KINDS = tuple(sorted(str(kind) for kind in HUMAN))
-CONVERTS: Mapping[str, arguments.Convert] = {
+CONVERTS: Mapping[str, bounds.Convert] = {
     **dict.fromkeys(Where.__struct_fields__, bounds.text),
-    "tag": arguments.who,
-    "kind": arguments.word(*KINDS),
+    "tag": bounds.who,
+    "kind": bounds.word(*KINDS),
 }
 
 
@@ -56,7 +56,7 @@ def where(given: Any) -> Where:
         UnknownOption: a key that there is none of, with the nearest. InvalidInput, TooLarge: a value, by its key; or nothing at all is
             asked for, which would mean every wait there is.
     """
-    found = Where(**arguments.admitted(arguments.mapping(given, "where"), CONVERTS, "where"))
+    found = Where(**bounds.admitted(bounds.mapping(given, "where"), CONVERTS, "where"))
     if found == Where():
         raise InvalidInput("where is empty: it selects no waits", field="where", hint=f"give one or more of {', '.join(Where.__struct_fields__)}")
     return found

@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.core.arguments import checked, function
 from holdfast.core.blobs import Blob
-from holdfast.core.bounds import amount, texts
+from holdfast.core.bounds import amount, checked, function, texts
 from holdfast.core.errors import HoldfastError, InvalidInput, MaybeSent, PermanentError, UsageError
 from holdfast.core.intents import Sending
 from holdfast.core.limits import own_name

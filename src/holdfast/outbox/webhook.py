@@ -22,8 +22,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from holdfast.core.arguments import checked
-from holdfast.core.bounds import NOTE_BYTES, amount, text, texts, wrong
+from holdfast.core.bounds import NOTE_BYTES, amount, checked, text, texts, wrong
 from holdfast.core.errors import MaybeSent, PermanentError, RetryAfter
 from holdfast.outbox.lookups import Lookups, Place
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from holdfast import workspaces
 from holdfast.authoring import Tool
-from holdfast.core import arguments, canon, toolcalls
+from holdfast.core import bounds, canon, toolcalls
 from holdfast.core.blobs import Blob, blob_of
 from holdfast.core.commands import LateResult
 from holdfast.core.commit import InboxItem
@@ -58,7 +58,7 @@ class RemoteTools:
     retry = Retry(max_attempts=10_000)
 
     def __init__(self, folder: str | os.PathLike[str], tools: Iterable[Tool], *, at_once: int = AT_ONCE) -> None:
-        self._folder = os.path.abspath(arguments.path(folder, "folder"))
+        self._folder = os.path.abspath(bounds.path(folder, "folder"))
         found = workspaces.named(self._folder) if os.path.isdir(self._folder) else None
         if found is None:
             raise UsageError(f"{self._folder} is not a folder in which this process can write", hint="a workspace is a folder with an id in .holdfast/workspace")

@@ -23,8 +23,7 @@ from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple, cast, overloa
 from holdfast import logs
 from holdfast.authoring import State, Tool, microseconds
 from holdfast.core import bounds, canon, ids
-from holdfast.core.arguments import asked, checked, function, lasting, mapping, people, variables, verb, word, words
-from holdfast.core.bounds import text
+from holdfast.core.bounds import asked, checked, function, lasting, mapping, people, text, variables, verb, word, words
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, Task
 from holdfast.core.effects import EffectClass, ReplayPolicy
 from holdfast.core.errors import UsageError

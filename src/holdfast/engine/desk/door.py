@@ -16,7 +16,7 @@ from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
-from holdfast.core import arguments, bounds, canon
+from holdfast.core import bounds, canon
 from holdfast.core import commands as cmd
 from holdfast.core.bounds import wrong
 from holdfast.core.effects import ReplayPolicy, as_policy
@@ -87,16 +87,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     slot: int | None = None
 
 
-OPTIONS: Mapping[str, arguments.Convert] = {
+OPTIONS: Mapping[str, bounds.Convert] = {
     **{
-        name: arguments.KNOWN[name]
+        name: bounds.KNOWN[name]
         for name in (
             "thread_id", "session_key", "lane", "queue", "priority", "key", "job_id", "trace_id", "tags", "tenant_id", "target", "paused_lane",
             "recovery", "unattended",
         )
     },
     "budgets": bounds.limits,
-    "on_busy": arguments.word(*OnBusy),
+    "on_busy": bounds.word(*OnBusy),
 }  # fmt: skip
 """What a caller may say about a new run, and what each may be."""
 KEPT = tuple(name for name in OPTIONS if name not in ("key", "on_busy"))
@@ -110,7 +110,7 @@ def request(given: Mapping[str, Any], *, where: str, due: int | None = None, **o
         UnknownOption: by its name. InvalidInput, TooLarge: by the name of the option.
     """
     said = {name: value for name, value in given.items() if value is not None}
-    return msgspec.convert({**arguments.admitted(said, OPTIONS, where), "not_before": due, **own}, Request)
+    return msgspec.convert({**bounds.admitted(said, OPTIONS, where), "not_before": due, **own}, Request)
 
 
 def inputs(value: Any) -> Mapping[str, Any]:
@@ -119,7 +119,7 @@ def inputs(value: Any) -> Mapping[str, Any]:
     Raises:
         InvalidInput: it is something else.
     """
-    return {} if value is None else arguments.mapping(value, "inputs")
+    return {} if value is None else bounds.mapping(value, "inputs")
 
 
 def due(at: dt.datetime | None, delay: dt.timedelta | float | None, now: int) -> int | None:
@@ -161,10 +161,10 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FIELDS = ("tags", "priority", "queue", "lane", "job_id", "trace_id", "unattended", "tenant_id", "recovery", "environment", "policy_snapshot_id", "capabilities")
-FORK: Mapping[str, arguments.Convert] = {
-    **{name: arguments.KNOWN[name] for name in FIELDS},
-    **{name: arguments.KNOWN[name] for name in ("set", "reason", "key", "upgrade", "at", "delay", "inherit_approvals")},
-    "inputs": arguments.mapping,
+FORK: Mapping[str, bounds.Convert] = {
+    **{name: bounds.KNOWN[name] for name in FIELDS},
+    **{name: bounds.KNOWN[name] for name in ("set", "reason", "key", "upgrade", "at", "delay", "inherit_approvals")},
+    "inputs": bounds.mapping,
     "effects": as_policy,
     "capabilities": bounds.text,
 }
@@ -181,7 +181,7 @@ def fork(given: Mapping[str, Any], place: Environment, now: int, *, checkpoint_i
     """
     said = {name: value for name, value in given.items() if value is not LEFT_OUT.get(name) and value != LEFT_OUT.get(name)}
     place.check_options(said)
-    plain = arguments.admitted(said, FORK, "fork")
+    plain = bounds.admitted(said, FORK, "fork")
     return Wish(
         kind=FORKED,
         checkpoint_id=checkpoint_id,
@@ -255,7 +255,7 @@ def transports(given: Any) -> dict[str, Any]:
     """
     if given is None:
         return {}
-    found = dict(arguments.mapping(given, "transports"))
+    found = dict(bounds.mapping(given, "transports"))
     for kind, transport in found.items():
         send = getattr(transport, "send", transport)
         if isinstance(transport, type) or not callable(send) or not _takes_two(send):
@@ -296,14 +296,14 @@ def decision(
     return cmd.Decide(
         wait_id=bounds.text(wait_id, "wait_id"),
         action=bounds.text(action, "action"),
-        actor=arguments.who(actor, "actor"),
-        feedback=None if feedback is None else arguments.KNOWN["feedback"](feedback, "feedback"),
-        note=None if note is None else arguments.note(note, "note"),
+        actor=bounds.who(actor, "actor"),
+        feedback=None if feedback is None else bounds.KNOWN["feedback"](feedback, "feedback"),
+        note=None if note is None else bounds.note(note, "note"),
         payload=None if given is ... else payload(given),
         at=at,
         resume=bounds.flag(resume, "resume"),
         force=bounds.flag(force, "force"),
-        via="" if via is None else arguments.who(via, "via"),
+        via="" if via is None else bounds.who(via, "via"),
     )
 
 
@@ -319,7 +319,7 @@ def signal(name: str, given: Any, *, key: str | None, actor: str, fresh: str) ->
         name=bounds.text(name, "name"),
         signal_key=fresh if key is None else bounds.text(key, "key"),
         payload=payload(given),
-        actor=arguments.who(actor, "actor"),
+        actor=bounds.who(actor, "actor"),
     )
 
 
@@ -329,7 +329,7 @@ def cancel(*, actor: str, reason: str, nonce: str) -> cmd.Cancel:
     Raises:
         InvalidInput, TooLarge: by the name of what was given.
     """
-    return cmd.Cancel(actor=arguments.who(actor, "actor"), reason=arguments.note(reason, "reason"), nonce=nonce)
+    return cmd.Cancel(actor=bounds.who(actor, "actor"), reason=bounds.note(reason, "reason"), nonce=nonce)
 
 
 __all__ = ["FIELDS", "FORK", "FORKED", "KEPT", "OPTIONS", "REPLAY", "OnBusy", "Request", "Wish", "cancel", "decision", "due", "event", "fork", "has", "inputs", "made", "payload", "request", "several", "signal", "transports"]
