@@ -14,7 +14,7 @@ import socket
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from holdfast.core.lease import Alive, OwnerId
@@ -166,11 +166,10 @@ _SOLE = -1 if sysconfig.get_config_var("Py_GIL_DISABLED") else _holders({"": []}
 class SystemClock:
     """Wall time in microseconds; monotonic seconds from the clock that goes on while the machine sleeps."""
 
+    monotonic: Callable[[], float] = staticmethod(functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic)
+
     def now(self) -> int:
         return time.time_ns() // 1_000
-
-    def monotonic(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -50,9 +50,8 @@ from holdfast.engine.base import histories
 from holdfast.engine.base.blocked import Watch
 from holdfast.engine.base.explanation import explained
 from holdfast.engine.base.failures import result_of
-from holdfast.engine.base.heartbeat import Heartbeat
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
-from holdfast.engine.base.services import Services, Skills, StoreClock
+from holdfast.engine.base.services import Heartbeat, Services, Skills, StoreClock
 from holdfast.engine.calls.context import whose
 from holdfast.engine.calls.effects import close_attempts, closed_owners
 from holdfast.engine.desk import door

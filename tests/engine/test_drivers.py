@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from holdfast.core.errors import StoreClosed
-from holdfast.engine.base.driven import STALE, Drivers
+from holdfast.engine.base.services import STALE, Drivers
 from holdfast.stores.memory import MemoryStore
 from tests.engine.support import FakeClock
 

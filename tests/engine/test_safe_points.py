@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.engine.base.driven import SafePoints
+from holdfast.engine.base.services import SafePoints
 
 
 class Node:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import StoreUnavailable
-from holdfast.engine.base.heartbeat import Heartbeat
+from holdfast.engine.base.services import Heartbeat
 from holdfast.testing import SimulatedCrash, VirtualClock
 
 TTL_US = 600_000_000  # renewed every 200 s where all is well

@@ -20,12 +20,13 @@ from holdfast.core.errors import StoreCorrupt
 
 LARGE = 64 * 1024
 UNREADABLE = "blob_unreadable"
-_APART = frozenset({"step", "effect", "first_of"})
+APART = frozenset({"step", "effect", "first_of"})
+"""The kinds of records whose results may be kept apart."""
 _SEALED = b"\xc1" + envelopes.MARK + b"\n"
 _HASH = 32
 _SIZE = 8
 _HEAD = bytes([0xC7, _HASH + _SIZE, canon.REFERENCE])
-_WIDTH = len(_HEAD) + _HASH + _SIZE
+REFERENCE_BYTES = len(_HEAD) + _HASH + _SIZE
 
 T = TypeVar("T", StepRecord, Effect)
 
@@ -49,7 +50,7 @@ def blob_of(data: bytes) -> Blob:
 
 def referred(value: bytes | None) -> Blob | None:
     """What a recorded value refers to; None if it is the value itself."""
-    if value is None or len(value) != _WIDTH or not value.startswith(_HEAD):
+    if value is None or len(value) != REFERENCE_BYTES or not value.startswith(_HEAD):
         return None
     return Blob(value[len(_HEAD) : -_SIZE].hex(), int.from_bytes(value[-_SIZE:], "big"))
 
@@ -97,7 +98,7 @@ def envelope_of(data: bytes) -> bytes | None:
 def set_apart(results: Sequence[Result], effects: Sequence[Effect]) -> tuple[tuple[Result, ...], tuple[Effect, ...], tuple[Blob, ...]]:
     """The records with references in the place of large results, and the blobs that they name, each once."""
     found: dict[str, Blob] = {}
-    kept = tuple([_apart(r, r.value, found) if isinstance(r, StepRecord) and r.kind in _APART else r for r in results])
+    kept = tuple([_apart(r, r.value, found) if isinstance(r, StepRecord) and r.kind in APART else r for r in results])
     done = tuple([_apart(e, e.result, found) for e in effects])
     return kept, done, tuple(found.values())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core import commands
-from holdfast.core.blobs import Blob, named
-from holdfast.core.checkpoint import Checkpoint, Result, voucher
+from holdfast.core.blobs import APART, Blob, named
+from holdfast.core.checkpoint import Checkpoint, Result, StepRecord, voucher
 from holdfast.core.chunks import Emitted
 from holdfast.core.effects import Effect
 from holdfast.core.events import Event, RunSubmitted, SignalReceived
@@ -210,8 +210,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "a run that has ended has no lease"
         assert all(c.after is None and not c.creates for c in self.creates), "a run that a commit creates has a first commit of its own, which creates no other run"
         assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "the first commit of a run must take, touch or release its lease"
-        kept = {b.digest for b in self.blobs}
-        assert not (self.results or self.effects) or named(self.results, self.effects).keys() <= kept, "a result or an effect needs a blob that the commit does not contain"
+        if self.effects or any(type(r) is StepRecord and r.kind in APART for r in self.results):
+            assert named(self.results, self.effects).keys() <= {b.digest for b in self.blobs}, "a result or an effect needs a blob that the commit does not contain"
         vouched = voucher(events)
         if self.checkpoint is None:
             assert vouched is None, "an event names a checkpoint that the commit does not contain"

@@ -26,7 +26,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.lease import counter
 from holdfast.core.run import fold_all
 from holdfast.core.status import TERMINAL
-from holdfast.engine.base.heartbeat import Heartbeat
+from holdfast.engine.base.services import Heartbeat
 from holdfast.engine.calls.context import Context
 from holdfast.engine.calls.effects import closed_owners
 from holdfast.handle import Run

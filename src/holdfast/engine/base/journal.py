@@ -50,8 +50,7 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Buffered, Run, fold_all
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
-from holdfast.engine.base.driven import SafePoints
-from holdfast.engine.base.services import Sendings
+from holdfast.engine.base.services import SafePoints, Sendings
 from holdfast.engine.base.streams import Ring
 from holdfast.engine.look import parents
 from holdfast.engine.look.snapshot import whole
@@ -328,7 +327,9 @@ class Journal:
 
     async def whole(self, record: StepRecord) -> StepRecord:
         """The record with its value, also where that is kept apart. One that cannot be read stops the run where it stands (§1.12)."""
-        return record if blobs.referred(record.value) is None else await self.asking(whole(self.store, record))
+        if record.value is None or len(record.value) != blobs.REFERENCE_BYTES:
+            return record
+        return await self.asking(whole(self.store, record))
 
     @property
     def stored(self) -> int:
@@ -619,7 +620,9 @@ class Journal:
         )  # fmt: skip
         if not puts and draft.only_facts:
             return commit
-        results, effects, apart = blobs.set_apart(draft.results, draft.effects) if draft.results or draft.effects else ((), (), ())
+        results, effects, apart = tuple(draft.results), tuple(draft.effects), tuple[Blob, ...]()
+        if effects or any(type(r) is StepRecord and r.kind in blobs.APART for r in results):
+            results, effects, apart = blobs.set_apart(results, effects)
         return msgspec.structs.replace(
             commit,
             results=results,

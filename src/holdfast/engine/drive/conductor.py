@@ -289,7 +289,7 @@ class Conductor:
                 if lease.due > now:
                     await self._until((lease.due - now) / 1_000_000)
                     continue
-            if (left := obstacles.put_off(run, lease, now)) > 0:
+            if run.status in LIVE and (left := obstacles.put_off(run, lease, now)) > 0:
                 if detach:
                     return None
                 await self._room(run_id, left)

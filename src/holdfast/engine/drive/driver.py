@@ -43,10 +43,9 @@ from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, WaitKind, resting
 from holdfast.engine.base import failures
-from holdfast.engine.base.driven import ALONE_SECONDS, SafePoints
 from holdfast.engine.base.failures import contained, recorded
 from holdfast.engine.base.journal import Draft, Journal
-from holdfast.engine.base.services import Services
+from holdfast.engine.base.services import ALONE_SECONDS, SafePoints, Services
 from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.effects import LOOK_SECONDS, surfaced
 from holdfast.engine.calls.gates import Halted
@@ -336,7 +335,7 @@ class Driver:
         return self._journal.run if self._journal.run.terminal else await self._rounds()
 
     async def _enter(self, claim: Claim | None) -> None:
-        """Waits until the run may be driven beside others; one that may end the process is driven alone (``base/driven``)."""
+        """Waits until the run may be driven beside others; one that may end the process is driven alone (``Quarantine``)."""
         progress = self._journal.progress
         self._suspect = claim is not None and (progress.takeovers > 0 or progress.cuts > 1) and not self._late and self._spent() is None
         await self._services.quarantine.enter(progress.checkpoint.run_id, suspect=self._suspect, waits=claim is not None)
