@@ -12,7 +12,6 @@ from holdfast.core.limits import (
     Backlog,
     Change,
     Due,
-    Given,
     Held,
     Later,
     Limit,
@@ -31,6 +30,7 @@ from holdfast.core.limits import (
     soon,
     taken,
 )
+from holdfast.ports import Claim, Claims
 
 SECOND = 1_000_000
 
@@ -232,7 +232,8 @@ def test_what_comes_within_a_second_is_waited_for(at: int, waited: float, waits:
 
 
 def test_what_is_given_is_a_list_that_says_when_more_goes() -> None:
-    assert Given() == [] and Given().again is None
-    some = Given(["r1"], 7)
-    some += ["r2"]
-    assert some == ["r1", "r2"] and some.again == 7
+    assert Claims() == [] and Claims().again is None
+    some = Claims([Claim("r1", 1)])
+    some.again = 7
+    some += [Claim("r2", 1)]
+    assert some == [Claim("r1", 1), Claim("r2", 1)] and some.again == 7 and Claims().again is None

@@ -166,7 +166,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
 
     @property
     def wake_at(self) -> int | None:
-        return wake_at(self.waits)
+        return wake_at(self.waits) if self.waits else None
 
 
 def _moved(run: Run, wanted: Status, **changes: Any) -> Run:

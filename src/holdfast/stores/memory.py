@@ -255,7 +255,8 @@ class Present:
 
     def listed(self) -> list[Worker]:
         """Those that are known, each with what the clock will show at the end of its lease, if nobody sets it."""
-        return [replace(w, alive=self.alive(o).value, expires_at=self._now() + (self.left(o) or 0)) for o, w in self.workers.items()]
+        now, ticks = self._now(), self._ticks()
+        return [replace(w, alive=self.alive(o).value, expires_at=now + self.until[o] - ticks) for o, w in self.workers.items()]
 
 
 class _Kept(Store, Upkeep, Shelves, Protocol):
@@ -741,7 +742,10 @@ class MemoryStore(Small):
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None:
         row = self._runs.get(run_id)
-        return None if row is None else (self._run(row), self._lease(row))
+        if row is None:
+            return None
+        lease = self._lease(row)
+        return self._run(row), lease
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         asked = [(f, value) for f in _FOUND_BY if (value := getattr(query, f)) is not None]
@@ -760,7 +764,8 @@ class MemoryStore(Small):
             if len(out) == query.limit:
                 break
             with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
-                out.append((self._run(row), self._lease(row)))
+                lease = self._lease(row)
+                out.append((self._run(row), lease))
         return out
 
     def _ordered(self, found: list[_Row], query: RunFilter) -> list[_Row]:

@@ -43,7 +43,7 @@ async def explained(services: Services, run: Run, lease: Lease, hidden: Mask) ->
     no_worker, shape = ("", "") if found is None else (found.said, found.wanted if found.offered and found.wanted not in found.offered else "")
     effects, now = tuple(await store.effects(run.run_id)), store.now()
     limit = await obstacles.limited(services, run) if condition(run, lease, now) is Condition.QUEUED else None
-    nobody = not any(o.works and (not o.queues or run.queue in o.queues) for o in await living(store))
+    nobody = not any(o.works and (not o.queues or run.queue in o.queues) for o in await living(store, now))
     due = min(due_time(lease.due), now) if lease.due is not None and lease.due < 0 else lease.due
     blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO, effects, now, "" if limit is None else limit.why, nobody, due, await _requests(store, run))
     made = explain(run, condition(run, lease, store.now()), events, blocked)

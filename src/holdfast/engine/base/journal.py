@@ -228,7 +228,7 @@ class Journal:
     @property
     def due(self) -> int | None:
         """When the earliest deadline of its open waits falls due; a run on the fused line waits for nothing."""
-        return None if self._line is not None or self._run is None else self._run.wake_at
+        return None if self._line is not None or self._run is None or not self._run.waits else self._run.wake_at
 
     # -- the fused line -----------------------------------------------------------------------------
 
@@ -496,9 +496,9 @@ class Journal:
         before = self._run
         self._stands(commit.run, tip, self._progress)
         if before is None or commit.run.waits is not before.waits:
-            self.expects(commit.run.wake_at)
+            self.expects(commit.run.wake_at if commit.run.waits else None)
         self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
-        if told:
+        if any(isinstance(e.fact, ev.WaitRequested | ev.SignalReceived) for e in told):
             self._progress.hear(told)
         if commit.checkpoint is not None:
             stood, self._progress.checkpoint = self._progress.checkpoint.step, commit.checkpoint

@@ -30,6 +30,7 @@ class Sight:
 
     def __init__(self, services: Services, *, fresh: bool = True) -> None:
         self._services = services
+        self.now = services.store.now()
         self._fresh = fresh
         self._first: dict[tuple[str, str, str], list[tuple[Run, Lease]]] = {}
         self._rules: Rules | None = None
@@ -38,7 +39,7 @@ class Sight:
 
     async def before(self, run: Run, lease: Lease) -> list[tuple[Run, Lease]]:
         """The first that goes before a run that is queued. Once that is due, it is the first of its lane, which all that are queued there share."""
-        if not _due(lease, self._services.store.now()):
+        if not _due(lease, self.now):
             return await before(self._services.store, run, 1)
         place = (run.tenant_id, run.session_key, run.lane)
         if place not in self._first:
@@ -57,7 +58,7 @@ class Sight:
 
     async def offers(self) -> list[Offer]:
         if self._offers is None:
-            self._offers = await self._services.offers(fresh=self._fresh)
+            self._offers = await self._services.offers(self.now, fresh=self._fresh)
         return self._offers
 
 
@@ -123,14 +124,13 @@ def said(what: May, run: Run, lease: Lease) -> Blocked:
     return Blocked(run.run_id, f"{what}: {run.skill_id} v{run.skill_version} ({run.fingerprint}) is not registered here")
 
 
-async def blocked(services: Services, run: Run, lease: Lease, sight: Sight | None = None, *, first: bool = False) -> Blocked | None:
+async def blocked(services: Services, run: Run, lease: Lease, sight: Sight, *, first: bool = False) -> Blocked | None:
     """What a pending run waits behind now; None where nothing is in its way. ``first``: there is no other run in its session."""
     if run.status is not Status.PENDING or lease.owner is not None:
         return None
-    if not first and (others := await (sight.before(run, lease) if sight is not None else before(services.store, run, 1))):
+    if not first and (others := await sight.before(run, lease)):
         return said(judged(services, *others[0]), *others[0])
-    now = services.store.now()
-    later = run.begins_at is not None and run.begins_at > now and not _due(lease, now)
+    later = run.begins_at is not None and run.begins_at > sight.now and not _due(lease, sight.now)
     if later or (held := await limited(services, run, sight)) is None:
         return None
     return Blocked("", held.why)
@@ -151,7 +151,7 @@ async def limited(services: Services, run: Run, sight: Sight | None = None) -> H
     if not rules.touches(run.queue, run.tenant_id):
         return None
     usage = await sight.usage()
-    found = Use(rules, services.owner, usage.held, usage.buckets, services.store.now()).in_the_way(run.queue, run.tenant_id)
+    found = Use(rules, services.owner, usage.held, usage.buckets, sight.now).in_the_way(run.queue, run.tenant_id)
     if found is None:
         return None
     others = any(h.owner == services.owner and (h.queue == run.queue or h.tenant == run.tenant_id) for h in usage.held)
@@ -160,10 +160,12 @@ async def limited(services: Services, run: Run, sight: Sight | None = None) -> H
 
 async def lacking(store: Store, run: Run, lease: Lease, sight: Sight | None = None) -> NoWorker | None:
     """Why no living worker of its queue takes a due run (§10.11); None where one can, and where none is up."""
-    now = store.now()
-    if run.terminal or lease.due is None or lease.due > now or lease.live(now):
+    if run.terminal or lease.due is None:
         return None
-    return offers.lacking(run, lease, await living(store) if sight is None else await sight.offers(), now)
+    now = store.now() if sight is None else sight.now
+    if lease.due > now or lease.live(now):
+        return None
+    return offers.lacking(run, lease, await living(store, now) if sight is None else await sight.offers(), now)
 
 
 __all__ = ["Sight", "ahead", "before", "blocked", "has_lane", "judged", "lacking", "limited", "put_off", "said"]

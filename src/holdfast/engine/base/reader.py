@@ -73,8 +73,11 @@ class Reader:
     async def get(self, run_id: str) -> Run[Any]:
         """The run as it stands, with its state."""
         loaded = await self.loaded(run_id)
-        blocked = await obstacles.blocked(self._services, loaded.run, loaded.lease)
-        return self.handle(loaded, blocked, await obstacles.lacking(self._store, loaded.run, loaded.lease))
+        if loaded.run.status is not Status.PENDING and loaded.lease.due is None:
+            return self.handle(loaded)  # nobody is to take it, so nothing is in its way
+        sight = obstacles.Sight(self._services)
+        blocked = await obstacles.blocked(self._services, loaded.run, loaded.lease, sight)
+        return self.handle(loaded, blocked, await obstacles.lacking(self._store, loaded.run, loaded.lease, sight))
 
     async def rested(self, run_id: str) -> Run[Any]:
         """Waits until a run has ended, or waits for an answer that nobody has given yet. Of one that moves only its row is read."""

@@ -606,11 +606,11 @@ class Services:
         """A limit was changed here: what was in force a moment ago is not asked of any more."""
         self._bounds = None
 
-    async def offers(self, *, fresh: bool = False) -> list[Offer]:
-        """What the processes offer that are up; that some are, as they were at most a second ago unless ``fresh`` ones are asked for."""
+    async def offers(self, at: int, *, fresh: bool = False) -> list[Offer]:
+        """What the processes offer that are up at a time of the store; that some are, as they were at most a second ago unless ``fresh`` ones are asked for."""
         now = self.clock.monotonic()
         if fresh or not self._offers[1] or now - self._offers[0] >= BOUNDS_SECONDS:
-            self._offers = (now, await living(self.store))
+            self._offers = (now, await living(self.store, at))
         return self._offers[1]
 
     @property

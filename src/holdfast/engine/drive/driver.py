@@ -69,7 +69,7 @@ class Driver:
     def __init__(self, services: Services, program: Program, journal: Journal, *, step_limit: int | None = None, forced: bool = False) -> None:
         self._services = services
         self._program = program
-        self._journal = journal
+        self.journal = journal
         self._limit = step_limit or program.step_limit
         self._forced = forced
         self._lock = asyncio.Lock()
@@ -82,16 +82,12 @@ class Driver:
         self._end: Callable[[], Draft] | None = None
         self._broken: BaseException | None = None
         self._began: float | None = None
-        self._again = self._cut = self._going = self._over = self._repeats = self._late = self._suspect = False
+        self._again = self._cut = self._going = self._over = self._repeats = self._late = self._doubled = self._suspect = False
         journal.safe_points = SafePoints(self._at_safe_point)
         journal.expects = lambda due: services.drivers.expect(journal.run.run_id, due)
         self._fused = Fused(services, journal, program, self) if program.plain else None
 
     # -- news while it is driven --------------------------------------------------------------------
-
-    @property
-    def journal(self) -> Journal:
-        return self._journal
 
     def nudge(self) -> None:
         """A hint that the run's inbox may have something, or that a deadline has passed (§1.5)."""
@@ -104,20 +100,20 @@ class Driver:
             self._again = True
 
     def due(self) -> int | None:
-        return self._journal.due
+        return self.journal.due
 
     @property
     def stops(self) -> bool:
         """Whether the run goes no further at this boundary, or its step was cut."""
-        return self._cut or self._end is not None or self._broken is not None or self._journal.safe_points.asked
+        return self._cut or self._end is not None or self._broken is not None or self.journal.safe_points.asked
 
     def drain(self) -> None:
         """Hands the run back at its next safe boundary; a step under way comes to its end first (§10.13)."""
-        self._journal.safe_points.ask()
+        self.journal.safe_points.ask()
 
     def _at_safe_point(self) -> None:
         if self.scope is not None and not self._cut:
-            self._cut = self._journal.cut = True
+            self._cut = self.journal.cut = True
             failures.cancel(self.scope)
 
     async def _attend(self) -> None:
@@ -125,9 +121,9 @@ class Driver:
         while not self._over and self._end is None:
             self._again = False
             async with self._lock:
-                if not self._over and self._journal.dead is None and self._journal.tip is not None and self._journal.run.status in LIVE:
-                    await self._take(tuple(await self._services.store.inbox(self._journal.run.run_id)))
-                    self._services.drivers.expect(self._journal.run.run_id, self.due())  # one that clocks have put off again, too
+                if not self._over and self.journal.dead is None and self.journal.tip is not None and self.journal.run.status in LIVE:
+                    await self._take(tuple(await self._services.store.inbox(self.journal.run.run_id)))
+                    self._services.drivers.expect(self.journal.run.run_id, self.due())  # one that clocks have put off again, too
             if not self._again:
                 return
 
@@ -143,7 +139,7 @@ class Driver:
     async def _take(self, inbox: tuple[InboxItem, ...]) -> None:
         """Turns commands into facts, one commit each (§1.6). One that ends the run is kept for the safe boundary in ``_end``."""
         for item in inbox:
-            await self._journal.command(lambda run, item=item: self._become(item, run), getattr(item.command, "actor", ev.SYSTEM))  # type: ignore[misc]
+            await self.journal.command(lambda run, item=item: self._become(item, run), getattr(item.command, "actor", ev.SYSTEM))  # type: ignore[misc]
             if self._end is not None:
                 self._interrupt()
                 return
@@ -167,7 +163,7 @@ class Driver:
 
     async def _time_out(self) -> None:
         """Injects the timeouts that are due. A timeout and an answer share one inbox key: whoever put theirs first wins (§5.6)."""
-        run = self._journal.run
+        run = self.journal.run
         now = self._services.clock.now() if run.waits else 0
         for wait in run.waits:
             if wait.deadline is None or wait.deadline > now or self._end is not None:
@@ -178,11 +174,11 @@ class Driver:
                 await self._take((item,))
 
     def _canceling(self) -> Draft:
-        return Draft(facts=list(decisions.mark_run_canceled(self._journal.run)))
+        return Draft(facts=list(decisions.mark_run_canceled(self.journal.run)))
 
     def _ending(self, item: InboxItem) -> Draft:
         """The draft of a command that ends the run, decided on the run as it stands at the boundary."""
-        return Draft(facts=list(decisions.decide(self._journal.run, item.command, self._services.clock.now())), took=[item.key])
+        return Draft(facts=list(decisions.decide(self.journal.run, item.command, self._services.clock.now())), took=[item.key])
 
     def _interrupt(self) -> None:
         """Closes the scope of the step in hand, once no effect is in flight, or after a grace by force."""
@@ -190,7 +186,7 @@ class Driver:
             self._closing = asyncio.ensure_future(self._close())
 
     async def _close(self) -> None:
-        journal = self._journal
+        journal = self.journal
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._services.grace):
                 await journal.quiet.wait()
@@ -208,7 +204,7 @@ class Driver:
 
     async def _threads_end(self) -> None:
         """A run has not ended while a thread of it still acts outside, though its step may have timed out (§6.5)."""
-        mine = f"{self._journal.run.run_id}."
+        mine = f"{self.journal.run.run_id}."
         while any(effect_id.startswith(mine) and turn.startswith("thread") for effect_id, turn in list(self._services.acting)):
             await self._services.store.wait_for_change(LOOK_SECONDS)
 
@@ -217,7 +213,7 @@ class Driver:
         if self._end is None:
             return await self._hand_back()
         await self._threads_end()
-        back = await compensation.take_back(self._services, self._journal, self._program, self._end())
+        back = await compensation.take_back(self._services, self.journal, self._program, self._end())
         async with self._lock:
             self._over = True
             await self._rest_for_good(*(back or (self._end(), Source.CANCEL)))
@@ -225,7 +221,7 @@ class Driver:
 
     async def _rest_for_good(self, draft: Draft, source: Source) -> None:
         """Ends the run over whatever waits in its inbox: all of that came too late, and the log says so."""
-        journal = self._journal
+        journal = self.journal
         for _ in range(PATIENCE):
             late = await self._services.store.inbox(journal.run.run_id)
             now = self._services.clock.now()
@@ -249,15 +245,15 @@ class Driver:
                 await write()
             except InboxUnread:
                 self._over = False
-                await self._take(tuple(await self._services.store.inbox(self._journal.run.run_id)))
+                await self._take(tuple(await self._services.store.inbox(self.journal.run.run_id)))
                 return False
         return True
 
     async def _hand_back(self) -> bool:
         async with self._lock:
             self._over = True
-            await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
-            self._services.drivers.left.append(self._journal.run.run_id)
+            await self.journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
+            self._services.drivers.left.append(self.journal.run.run_id)
         return True
 
     async def _put_off(self, later: Later) -> bool:
@@ -266,7 +262,7 @@ class Driver:
             if self._end is not None:
                 return False
             self._over = True
-            await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner, later.why)]), due=later.at)
+            await self.journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner, later.why)]), due=later.at)
         return True
 
     # -- entering -----------------------------------------------------------------------------------
@@ -279,20 +275,21 @@ class Driver:
         """
         try:
             run = await self._drive(claim, inbox, named)
-            if run.terminal and self._program.carried and self._journal.tip is not None:
-                self._services.threads.keep(run, self._journal.tip, self._journal.fence, self._journal.progress.checkpoint)
+            if run.terminal and self._program.carried and self.journal.tip is not None:
+                self._services.threads.keep(run, self.journal.tip, self.journal.fence, self.journal.progress.checkpoint)
             return run
         finally:
             self._over = True
-            self._services.quarantine.leave(self._journal.progress.checkpoint.run_id)
-            self._services.lengthen(self._journal.progress.checkpoint.run_id, 1)
+            self._services.quarantine.leave(self.journal.progress.checkpoint.run_id)
+            if self._doubled:
+                self._services.lengthen(self.journal.progress.checkpoint.run_id, 1)
             for task in (self._attending, self._closing):
                 if task is not None and not task.done():
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
 
     async def _drive(self, claim: Claim | None, inbox: tuple[Any, ...], named: bool) -> Run:
-        journal = self._journal
+        journal = self.journal
         if claim is None and journal.run.terminal:
             return journal.run  # it ended with its birth
         await journal.catch_up()
@@ -332,11 +329,11 @@ class Driver:
                 await self._begin_there()
             else:
                 await self.begin()
-        return self._journal.run if self._journal.run.terminal else await self._rounds()
+        return self.journal.run if self.journal.run.terminal else await self._rounds()
 
     async def _enter(self, claim: Claim | None) -> None:
         """Waits until the run may be driven beside others; one that may end the process is driven alone (``Quarantine``)."""
-        progress = self._journal.progress
+        progress = self.journal.progress
         self._suspect = claim is not None and (progress.takeovers > 0 or progress.cuts > 1) and not self._late and self._spent() is None
         await self._services.quarantine.enter(progress.checkpoint.run_id, suspect=self._suspect, waits=claim is not None)
         self._began = self._services.clock.monotonic()
@@ -353,12 +350,12 @@ class Driver:
     def _entry(self, claim: Claim, named: bool) -> list[ev.Fact]:
         """The facts that ride in the first commit under a new fence (§1.4)."""
         facts: list[ev.Fact] = [ev.RunClaimed(self._services.owner, claim.fence & 0xFFFFFFFF)]
-        run = self._journal.run
+        run = self.journal.run
         if claim.previous_owner == self._services.owner and run.status in LIVE:
             return [ev.RunHandedBack(self._services.owner), *facts]
         if claim.previous_owner is not None and run.status in LIVE:
             expired = ev.AttemptLeaseExpired(claim.previous_owner, claim.cause)
-            progress = self._journal.progress
+            progress = self.journal.progress
             # One that its last owner had claimed, and not begun, when that died of another run, has killed nobody.
             begun = not progress.takeovers or progress.fence in (0, counter(claim.fence) - 1)
             if (run.recovery == "hold" and not named) or self._spent() is not None:
@@ -377,25 +374,26 @@ class Driver:
 
     async def _stop_here(self, named: bool) -> bool:
         """Whether a run that was taken over must not simply go on (§10.6): held for a person, or out of takeovers."""
-        run = self._journal.run
+        run = self.journal.run
         if run.status not in LIVE:
             return False
         if run.recovery == "hold" and not named:
-            await self._journal.leave(Draft(facts=[ev.RunInterrupted("recovery is on hold until a person resumes it")]))
+            await self.journal.leave(Draft(facts=[ev.RunInterrupted("recovery is on hold until a person resumes it")]))
             return True
         if (spent := self._spent()) is not None:
             await self._fail(Draft(), spent, recorded(spent))
             return True
         # A step that kills its owners before their first commit must be counted all the same.
-        await self._journal.save(Draft())
-        late = self._journal.progress.late + self._late
+        await self.journal.save(Draft())
+        late = self.journal.progress.late + self._late
+        self._doubled = late > 0
         if late and self._services.lengthen(run.run_id, 2 ** min(late, MOST_DOUBLED)) and self._services.renew is not None:
             await self._services.renew()
         return False
 
     def _spent(self) -> StepFailure | None:
         """Why a run that has used up one of its two budgets of owners does not go on: those that died, or those that lived and were late."""
-        progress, most = self._journal.progress, self._services.max_takeovers
+        progress, most = self.journal.progress, self._services.max_takeovers
         if self._late and progress.late >= most:
             said = f"{progress.late} owners in a row renewed their lease too late, without any progress in between"
             return StepFailure(said, code="lease_too_short", hint="find out what blocks the Python process for so long, or increase the lease (Runtime(lease=), --lease); then resume")
@@ -411,7 +409,7 @@ class Driver:
 
         A reducer that refuses the input ends the run failed.
         """
-        journal = self._journal
+        journal = self.journal
         given = journal.progress.results.get(cps.INPUT_TASK)
         kept = given is None  # it ended before it began; its one checkpoint holds the input (§2.4)
         if given is None:
@@ -439,7 +437,7 @@ class Driver:
 
     async def _begin_there(self) -> None:
         """A replay or fork starts at the checkpoint it was born with (§7.6)."""
-        journal = self._journal
+        journal = self.journal
         facts: list[ev.Fact] = [ev.RunStarted()] if journal.run.status is Status.PENDING else []
         if journal.run.origin == door.REPLAY and journal.echo is not None and journal.echo.last > journal.progress.checkpoint.step:
             facts.append(ev.RunReplaying())
@@ -452,9 +450,9 @@ class Driver:
 
     async def _reenter(self) -> bool:
         """Leaves a wait if an answer has come (§2.7); otherwise gives the run back as it was."""
-        run = self._journal.run
+        run = self.journal.run
         if not run.decisions and not self._woken():
-            await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
+            await self.journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
             return False
         records = decisions.answers(run)
         told = {r.task for r in records}
@@ -462,14 +460,14 @@ class Driver:
         upgraded = self._program.fingerprint if self._program.fingerprint != run.fingerprint else None
         cause, wait_id = (cause_of(run.decisions[-1]), run.decisions[-1].wait_id) if run.decisions else ("signal", None)
         resumed = ev.RunResumed(cause=cause, wait_id=wait_id, checkpoint_id=run.checkpoint_head, forced=self._forced, upgraded=upgraded)
-        self._journal.hold(Draft(facts=[resumed], results=list(records)))
+        self.journal.hold(Draft(facts=[resumed], results=list(records)))
         return True
 
     # -- going round --------------------------------------------------------------------------------
 
     async def _rounds(self) -> Run:
         steps = 0
-        journal = self._journal
+        journal = self.journal
         self._going = True
         self._task = asyncio.current_task()
         if self._again:
@@ -516,15 +514,15 @@ class Driver:
 
     def _enters(self, checkpoint: Checkpoint) -> bool:
         """Whether some task is to be entered: what only waits is no super-step of this invocation (§4.9)."""
-        known, parked = self._journal.progress.results, self._parked
-        return any(t.key not in known and (t.key not in parked or any(self._journal.answered(w) for w in parked[t.key])) for t in checkpoint.pending)
+        known, parked = self.journal.progress.results, self._parked
+        return any(t.key not in known and (t.key not in parked or any(self.journal.answered(w) for w in parked[t.key])) for t in checkpoint.pending)
 
     async def _superstep(self, pending: tuple[Task, ...], ahead: Ahead | None) -> bool:
         """Executes the pending tasks in a scope that a command may close (§10.12). True if the run rests now."""
         me = self.scope = self._task
         assert me is not None
         if ahead is None:
-            self._journal.safe_points.clear()
+            self.journal.safe_points.clear()
         try:
             outcome = await (self._single(pending[0], ahead) if len(pending) == 1 and not self._parked else self._parallel(pending))
         except asyncio.CancelledError:
@@ -541,24 +539,24 @@ class Driver:
         if self._cut:
             failures.uncancel(me)  # the step ended, or swallowed it, before the cancel could reach it
             if outcome.left is not None:
-                self._journal.hold(outcome.left)
+                self.journal.hold(outcome.left)
             return await self._ended()
         return await self._conclude(outcome)
 
     async def _single(self, task: Task, ahead: Ahead | None) -> Outcome:
         """A super-step of one task: its result and the barrier are one commit."""
         key = task.key
-        known = self._journal.progress.results.get(key)
+        known = self.journal.progress.results.get(key)
         if known is not None:
             return Outcome({key: known})
         if ahead is None:
-            self._journal.safe_points.begin(key)
+            self.journal.safe_points.begin(key)
         while True:
             try:
                 begun, ahead = ahead, None
-                finished = await execute(self._services, self._journal, self._program, task, ahead=begun)
+                finished = await execute(self._services, self.journal, self._program, task, ahead=begun)
             except Suspend as s:
-                if any(self._journal.answered(w) for w in s.waits):
+                if any(self.journal.answered(w) for w in s.waits):
                     continue
                 return Outcome(waits=s.waits)
             except Crowded as c:
@@ -568,16 +566,16 @@ class Driver:
             except Restart as r:
                 return Outcome(restart=(task, r))
             except StepError as e:
-                return Outcome(failed=e, left=Draft(facts=[failure(self._journal, e)]))
+                return Outcome(failed=e, left=Draft(facts=[failure(self.journal, e)]))
             return Outcome({key: finished.result}, {key: finished.writes}, {key})
 
     async def _parallel(self, pending: tuple[Task, ...]) -> Outcome:
         """Several tasks at once; what finishes is durable at once and never run again (§4.6)."""
-        checkpoint, known = self._journal.progress.checkpoint, self._journal.progress.results
+        checkpoint, known = self.journal.progress.checkpoint, self.journal.progress.results
         if checkpoint.held and self._taken(known) is not None:
             return Outcome({t.key: known[t.key] for t in pending if t.key in known})  # its barrier comes before anything else is done
         parked, self._parked = self._parked, {}
-        return await Round(self._services, self._journal, self._program, pending, parked, self._taken, self._news).run()
+        return await Round(self._services, self.journal, self._program, pending, parked, self._taken, self._news).run()
 
     async def _conclude(self, o: Outcome) -> bool:
         """Does with the run what came of its super-step, in one commit with what of it is not durable yet. True if it rests now."""
@@ -591,7 +589,7 @@ class Driver:
             return await self._put_off(o.later)
         if not o.whole:
             return await self._hand_back()
-        checkpoint = self._journal.progress.checkpoint
+        checkpoint = self.journal.progress.checkpoint
         if not o.waits and not checkpoint.held and not self._repeats:
             return await self._barrier(o.results, o.inline, o.decoded)
         if o.waits:
@@ -601,20 +599,20 @@ class Driver:
             return await self._rest_in(o.waits)
         if not o.inline <= {t.key for t in taken}:
             done = [o.results[k] for k in o.inline]
-            await self._journal.save(Draft(facts=[_completed(checkpoint, r) for r in done], results=list(done)))
+            await self.journal.save(Draft(facts=[_completed(checkpoint, r) for r in done], results=list(done)))
             o.inline = set()
         return await self._barrier(o.results, o.inline, o.decoded, taken)
 
     def _before(self, step: int) -> Ended | None:
         """How the barrier of this number went in the run that this one repeats, if that was no plain one (§7.6)."""
-        echo, recording = self._journal.echo, self._services.recording
+        echo, recording = self.journal.echo, self._services.recording
         if echo is not None and step in echo.ended:
             return echo.ended[step]
-        return None if recording is None else recording.ended(self._journal.run.run_id, step)
+        return None if recording is None else recording.ended(self.journal.run.run_id, step)
 
     def _taken(self, results: Mapping[str, TaskResult]) -> tuple[Task, ...] | None:
         """The tasks of the super-step that ends with these results, None if none does yet. What is repeated goes in the order it went in."""
-        checkpoint = self._journal.progress.checkpoint
+        checkpoint = self.journal.progress.checkpoint
         before = self._before(checkpoint.step + 1) if self._repeats else None
         if before is not None and set(before.tasks) <= {t.key for t in checkpoint.pending}:
             mine = tuple([t for t in checkpoint.pending if t.key in before.tasks])
@@ -635,12 +633,12 @@ class Driver:
 
     async def _uncrossed(self, results: Mapping[str, TaskResult], inline: set[str], e: Exception) -> bool:
         done = [results[k] for k in inline]
-        return await self._fail(Draft(facts=[_completed(self._journal.progress.checkpoint, r) for r in done], results=list(done)), e, recorded(e))
+        return await self._fail(Draft(facts=[_completed(self.journal.progress.checkpoint, r) for r in done], results=list(done)), e, recorded(e))
 
     async def _crossed(
         self, results: Mapping[str, TaskResult], inline: set[str], decoded: Mapping[str, Mapping[str, Any]], taken: tuple[Task, ...] | None = None
     ) -> bool:
-        journal, program = self._journal, self._program
+        journal, program = self.journal, self._program
         parent = journal.progress.checkpoint
         try:
             delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals(), taken=taken)
@@ -679,7 +677,7 @@ class Driver:
 
     def _ends_well(self, delivery: str | None) -> bool:
         """Whether a run that has nothing left to do is done; nobody has to be asked where no kind of work, handoff, review or delivery is in question."""
-        journal, program = self._journal, self._program
+        journal, program = self.journal, self._program
         if delivery is None and program.kind is None and journal.run.active_handoff is None and reviews.AT not in journal.progress.records:
             return True
         return compensation.outcome(self._services, program, journal, delivery) is Terminal.DONE
@@ -690,14 +688,14 @@ class Driver:
         Raises:
             TooLarge: naming the channel.
         """
-        if self._journal.stored + sum([len(results[k].writes or b"") for k in inline]) > ROOM:
-            self._journal.weights.hold(self._program.channels, parent.values, moved.writes.values(), moved.values)
+        if self.journal.stored + sum([len(results[k].writes or b"") for k in inline]) > ROOM:
+            self.journal.weights.hold(self._program.channels, parent.values, moved.writes.values(), moved.values)
 
     def _signals(self) -> tuple[TaskResult, ...]:
         """The signals that came since the last barrier, as writes at this one (§5.11)."""
-        news = self._journal.progress.news
+        news = self.journal.progress.news
         own = superstep.signalled(self._program, [(f.name, f.payload) for f in news]) if news else ()
-        before = self._before(self._journal.progress.checkpoint.step + 1) if self._repeats else None
+        before = self._before(self.journal.progress.checkpoint.step + 1) if self._repeats else None
         if before is None or not before.signals:
             return own
         theirs = enumerate(before.signals, len(own) + 1)
@@ -705,21 +703,21 @@ class Driver:
 
     def _woken(self) -> bool:
         """Whether a signal has come that lets a node run, though all that is pending waits (§5.11)."""
-        if (echo := self._journal.echo) is not None and max(echo.ended, default=0) > self._journal.progress.checkpoint.step:
+        if (echo := self.journal.echo) is not None and max(echo.ended, default=0) > self.journal.progress.checkpoint.step:
             return False  # it goes with the next of the barriers that are repeated
         signals = self._signals()
         try:
-            return bool(signals) and superstep.wakes(self._program, self._journal.progress.checkpoint, signals, self._journal.progress.results)
+            return bool(signals) and superstep.wakes(self._program, self.journal.progress.checkpoint, signals, self.journal.progress.results)
         except BaseException as e:
             contained(e, "a reducer")
             return True  # the barrier meets it again, and says so
 
     def _outbox(self, draft: Draft, done: list[TaskResult]) -> None:
         """Intents and ledger rows of the finished tasks, under keys that a recomputation makes again (§9.2)."""
-        run = self._journal.run
-        now, echo = self._services.clock.now(), self._journal.echo
+        run = self.journal.run
+        now, echo = self._services.clock.now(), self.journal.echo
         for result in done:
-            step = self._journal.progress.checkpoint.step_of(result.task)
+            step = self.journal.progress.checkpoint.step_of(result.task)
             for n, write in enumerate(result.intents):
                 intent_id = f"{ids.step_id(run.run_id, step, result.task)}!{n}"
                 place = f"{step}.{result.task}!{n}"
@@ -740,7 +738,7 @@ class Driver:
                 draft.facts.append(ev.IntentEnqueued(intent_id, write.type))
             for row in result.ledger:
                 if row.statement:
-                    if echo is None or echo.reached <= self._journal.progress.checkpoint.step or run.replay_effects == ReplayPolicy.REEXECUTE:  # else the source's did it
+                    if echo is None or echo.reached <= self.journal.progress.checkpoint.step or run.replay_effects == ReplayPolicy.REEXECUTE:  # else the source's did it
                         if not takes_statements(self._services.store):
                             raise StatementFailed(f"{self._services.store.url} does not support ctx.sql", hint="ctx.sql is for PostgreSQL")
                         draft.statements.append(Statement(row.statement, row.data))
@@ -750,7 +748,7 @@ class Driver:
 
     async def _finish(self, draft: Draft, delivery: str | None = None) -> bool:
         """Does with a run that has nothing left to do what the reducer says (§5.16). False if it goes on, with another round."""
-        journal, program = self._journal, self._program
+        journal, program = self.journal, self._program
         async with self._lock:
             feedback = compensation.sent_back(journal)
             if feedback is not None:
@@ -780,7 +778,7 @@ class Driver:
 
     async def _rest_in(self, waits: tuple[Wait, ...]) -> bool:
         """Parks the run in its open waits, unless one was answered or the run was cancelled meanwhile (§5.2), or a signal lets a node run (§5.11)."""
-        journal = self._journal
+        journal = self.journal
         async with self._lock:
             if self._end is not None or any(journal.answered(w) for w in waits):
                 return False
@@ -803,19 +801,19 @@ class Driver:
         """Ends the run because a policy said no (§8.1), or because nobody is there to be asked (§5.17)."""
 
         async def stop() -> None:
-            run = self._journal.run
+            run = self.journal.run
             facts = decisions.mark_run_halted(run, "policy_denied") if isinstance(why, Halted) else decisions.mark_run_unattended(run, (why.wait,))
-            await self._journal.rest(draft.joined(Draft(facts=list(facts))), Source.CANCEL)
+            await self.journal.rest(draft.joined(Draft(facts=list(facts))), Source.CANCEL)
 
         while not await self.ends(stop):
             if self._end is not None:
-                self._journal.hold(draft)
+                self.journal.hold(draft)
                 return await self._ended()
         return True
 
     async def _fail(self, draft: Draft, cause: BaseException, error: ErrorValue) -> bool:
         """Ends the run failed; what is finished stays, and so do its open questions (§4.8, §5.14)."""
-        journal = self._journal
+        journal = self.journal
         if journal.dead is not None:
             raise journal.dead
         failed = Draft(facts=list(decisions.mark_run_failed(journal.run, decisions.stop_reason(cause), error)))
@@ -833,7 +831,7 @@ class Driver:
 
     async def _restart(self, task: Task, restart: Restart) -> bool:
         """A flow begins afresh (§4.12): a barrier that replaces its inputs and forgets its records, under the same run and lineage."""
-        journal, program = self._journal, self._program
+        journal, program = self.journal, self._program
         try:
             if not program.flow:
                 raise StepFailure("ctx.restart is for flows", code="restart_outside_flow", hint="in a graph return Goto(node, writes)")

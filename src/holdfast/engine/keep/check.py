@@ -130,7 +130,7 @@ class Checker:
 
     async def idle(self) -> list[Run]:
         """The runs that are due while no worker at all is up; none where one is."""
-        if any(o.works for o in await living(self._store)):
+        if any(o.works for o in await living(self._store, self._store.now())):
             return []
         now = self._store.now()
         found = await self._store.runs(RunFilter(statuses=NOT_ENDED, limit=MOST))

@@ -13,16 +13,15 @@ from holdfast.ports import Store
 Unsendable = Callable[[Intent], bool]
 
 
-async def living(store: Store) -> list[Offer]:
-    """What the processes offer that are up."""
-    now = store.now()
+async def living(store: Store, now: int) -> list[Offer]:
+    """What the processes offer that are up ``now``."""
     return [w.offer for w in await store.workers(counted=False) if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
 
 
 async def sent_types(store: Store, here: Iterable[str] | None = None) -> frozenset[str] | None:
     """The types of intents that are sent by a process that is up, or by this one, which sends what is ``here``; None where nobody can say.
     Without ``here`` that is for the others alone to say, and where none of them sends anything, nobody says it."""
-    others = await living(store)
+    others = await living(store, store.now())
     return offers.sent(here or (), others) if here is not None or any(o.sends for o in others) else None
 
 

@@ -517,7 +517,7 @@ class Looker:
 
     async def queues(self, declared: Mapping[str, Limit], tenant_id: str | None = None) -> list[describe.QueueView]:
         """The queues in which something is due or driven, or that are paused, and what stands in the way (§10.11); of one tenant what is its own."""
-        offers = await living(self._store)
+        offers = await living(self._store, self._store.now())
         rules, usage = bounding.in_force(_declared(offers, declared), await self._store.rules()), await self._store.usage()
 
         def takers(b: bounding.Backlog) -> bool:
@@ -537,7 +537,7 @@ class Looker:
     async def limits(self, declared: Mapping[str, Limit], tenant_id: str | None = None) -> list[describe.LimitView]:
         """The limits in force, by name, and what was said about those that are in force no more; without those of other tenants than this one."""
         stored = {r.name: r for r in await self._store.rules()}
-        rules, usage = bounding.in_force(_declared(await living(self._store), declared), stored.values()), await self._store.usage()
+        rules, usage = bounding.in_force(_declared(await living(self._store, self._store.now()), declared), stored.values()), await self._store.usage()
         return [_limit(name, rules.limits.get(name), stored.get(name), usage) for name in sorted({*rules.limits, *stored}) if _of_tenant(name, tenant_id)]
 
     async def limit(self, name: str, declared: Mapping[str, Limit]) -> describe.LimitView:
