@@ -463,6 +463,19 @@ def vouched(parent: Checkpoint, events: Iterable[ev.Event], delta: bytes) -> tup
     return None if found is None or getattr(found.fact, "hash", b"") != hash else (found.seq, hash)
 
 
+def vouch(parent: Checkpoint, facts: list[ev.Fact], delta: bytes, source: Source) -> tuple[bytes, int]:
+    """The hash of the checkpoint that these bytes make of its parent, written into the last completed step's fact, else into
+    ``checkpoint.saved`` (§13.2); and the place of that fact."""
+    hash = canon.chain(parent.hash, delta)
+    for i in range(len(facts) - 1, -1, -1):
+        fact = facts[i]
+        if (isinstance(fact, ev.StepEnded) and not fact.path) or (source is Source.PATCH and isinstance(fact, ev.StatePatched)):
+            facts[i] = msgspec.structs.replace(fact, hash=hash)
+            return hash, i
+    facts.append(ev.CheckpointSaved(hash=hash, source=source.value))
+    return hash, len(facts) - 1
+
+
 STEPPED = (Boundary.STEP_COMPLETED,)
 ENDED = (Boundary.STEP_COMPLETED, Boundary.RUN_COMPLETED)
 _BOUNDARIES: dict[type, Boundary] = {

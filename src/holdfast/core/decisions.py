@@ -44,6 +44,8 @@ from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
 from holdfast.core.wording import target_of
 
 Facts = tuple[ev.Fact, ...]
+REPLAYED = "replayed"
+"""Why a replay runs on: it has come to a call without a record."""
 MAX_SIGNALS = 100_000
 MAX_AT_HAND = 1_000
 """So many signals, over all names, may be in a run's record, which is written with each."""
@@ -340,6 +342,16 @@ def retry_feedback_handoff(run: Run, decision: Decision) -> Facts:
 
 def close_waits(run: Run, reason: str) -> Facts:
     return tuple(ev.WaitClosed(w.wait_id, reason) for w in run.waits)
+
+
+def leave_replay(facts: list[ev.Fact]) -> None:
+    """There is no edge from replaying to the end or to a wait: a replay passes through running first (§2.5, T-03)."""
+    for i, fact in enumerate(facts):
+        if isinstance(fact, ev.RunResumed):
+            return
+        if isinstance(fact, ev.RunCompleted | ev.RunWaitingForHuman | ev.RunWaitingForSignal):
+            facts.insert(i, ev.RunResumed(cause=REPLAYED))
+            return
 
 
 def mark_run_done(run: Run, result: bytes | None = None) -> Facts:

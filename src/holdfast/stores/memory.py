@@ -497,7 +497,8 @@ class MemoryStore(Small):
         ruling = apply.admitted(p, found, Seen(self, now), incarnation=self.incarnation, taker=taker, now=now, limited=lambda: bool(self._rules))
         number = old.number if old else self._next()
         turn = ruling.turn or self._next()
-        tip = p.tip(self._next())
+        log = p.sealed.row
+        tip = Tip(log.seq, log.hash, self._next(), p.since, p.whole_size)
         for key in c.took:
             self._set(self._inbox, (run_id, key), msgspec.structs.replace(self._inbox[run_id, key], taken_seq=tip.seq))
         doc = p.sealed.doc if p.sealed.doc is not None or old is None else old.doc
@@ -510,7 +511,7 @@ class MemoryStore(Small):
                 due=ruling.due, holds=ruling.holds,
             ),
         )  # fmt: skip
-        self._set(self._log, (run_id, tip.seq), p.sealed.row)
+        self._set(self._log, (run_id, tip.seq), log)
         self._set(self._order, run_id, (*self._order.get(run_id, ()), tip.seq))
         if p.whole is not None:
             self._set(self._wholes, run_id, (tip.seq, p.whole))

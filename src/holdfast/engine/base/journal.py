@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast import logs, machine
-from holdfast.core import blobs, canon, codec, decisions
+from holdfast.core import blobs, codec, decisions
+from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.channels import Weights
-from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult, advance, boundaries
+from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult
 from holdfast.core.codec import open_row
 from holdfast.core.commands import Cancel
 from holdfast.core.commit import (
@@ -58,7 +59,6 @@ from holdfast.meters import METERS
 from holdfast.ports import Loaded, Store
 
 T = TypeVar("T")
-REPLAYED = "replayed"
 SOME_ROWS = 64
 _making = threading.Lock()
 
@@ -357,7 +357,7 @@ class Journal:
     def replayed(self) -> None:
         """The first call without a record ends the replaying (§7.6)."""
         if self._run is not None and self.run.status is Status.REPLAYING and not any(isinstance(f, ev.RunResumed) for f in self.held.facts):
-            self.hold(Draft(facts=[ev.RunResumed(cause=REPLAYED)]))
+            self.hold(Draft(facts=[ev.RunResumed(cause=decisions.REPLAYED)]))
 
     def hold(self, draft: Draft) -> None:
         """Keeps a draft for the next commit, whoever makes it: recorded clocks and dice, ledger rows, intents."""
@@ -437,7 +437,7 @@ class Journal:
         """
         parent = self.progress.checkpoint
         delta = Delta(parent.step, source) if parent.seq else Delta(0, source, (INPUT_TASK,))
-        checkpoint = advance(parent, delta, self.progress.results, seq=0, at=0, hash=b"")
+        checkpoint = cps.advance(parent, delta, self.progress.results, seq=0, at=0, hash=b"")
         await self.checkpointed(draft, delta, checkpoint, lease=lease, due=due, actor=actor)
 
     async def leave(self, draft: Draft, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM) -> None:
@@ -532,8 +532,7 @@ class Journal:
 
     async def catch_up(self) -> None:
         """Reads the signals since the last barrier that a whole checkpoint has left in the log (§5.11)."""
-        if self._progress.older is None:
-            return
+        assert self._progress.older is not None
         news = [e.fact async for e in self._told(*self._progress.older) if isinstance(e.fact, ev.SignalReceived)]
         self._progress.caught_up(news)
 
@@ -596,17 +595,17 @@ class Journal:
         seq = 0 if self.tip is None else self.tip.seq
         fence = self.fence & COUNTER
         if before is not None and before.status is Status.REPLAYING:
-            _leave_replay(facts)
+            decisions.leave_replay(facts)
         data: bytes | None = None
         hash, vouching = b"", 0
         if delta is not None:
             data = codec.encode_delta(delta)
-            hash = canon.chain(parent.hash, data)
-            vouching = seq + 1 + _vouch(facts, hash, delta.source)
+            hash, place = cps.vouch(parent, facts, data, delta.source)
+            vouching = seq + 1 + place
         events = tuple([ev.Event(n, at, fact, actor, fence) for n, fact in enumerate(facts, seq + 1)])
         run = fold_all(before, events)
         if checkpoint is not None:
-            kept = boundaries(events, advanced=checkpoint.step > max(parent.step, 0))
+            kept = cps.boundaries(events, advanced=checkpoint.step > max(parent.step, 0))
             unfinished = self.progress.unfinished(checkpoint) if checkpoint.held else None
             checkpoint = msgspec.structs.replace(
                 checkpoint, seq=vouching, created_at=at, hash=hash, waits=run.waits, boundaries=kept, unfinished=unfinished
@@ -660,24 +659,3 @@ def _left_alone(writing: asyncio.Task[None]) -> None:
     """An error of the house is in the journal, or nothing was written; any other is still reported by the loop."""
     if not writing.cancelled() and (error := writing.exception()) is not None and not isinstance(error, HoldfastError):
         writing.get_loop().call_exception_handler({"message": "a commit failed, and no call was waiting for it", "exception": error, "task": writing})
-
-
-def _leave_replay(facts: list[ev.Fact]) -> None:
-    """There is no edge from replaying to the end or to a wait: a replay passes through running first (§2.5, T-03)."""
-    for i, fact in enumerate(facts):
-        if isinstance(fact, ev.RunResumed):
-            return
-        if isinstance(fact, ev.RunCompleted | ev.RunWaitingForHuman | ev.RunWaitingForSignal):
-            facts.insert(i, ev.RunResumed(cause=REPLAYED))
-            return
-
-
-def _vouch(facts: list[ev.Fact], hash: bytes, source: Source) -> int:
-    """Writes the checkpoint's hash into the last completed step's fact, else into ``checkpoint.saved`` (§13.2); gives its place."""
-    for i in range(len(facts) - 1, -1, -1):
-        fact = facts[i]
-        if (isinstance(fact, ev.StepEnded) and not fact.path) or (source is Source.PATCH and isinstance(fact, ev.StatePatched)):
-            facts[i] = msgspec.structs.replace(fact, hash=hash)
-            return i
-    facts.append(ev.CheckpointSaved(hash=hash, source=source.value))
-    return len(facts) - 1

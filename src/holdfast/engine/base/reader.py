@@ -120,9 +120,9 @@ class Reader:
         view = self._view(run, cps.written(progress.results[cps.INPUT_TASK]) if progress.checkpoint.seq == 0 else progress.checkpoint.values)
         return Run(run, lease, now, progress.checkpoint.values, view, blocked=blocked, no_worker=no_worker)
 
-    def ended(self, run: records.Run, values: Mapping[str, Any], fence: int) -> Run[Any]:
-        """A run as its driver has just left it. What is live is what would be loaded (§4.5), so nothing is read back."""
-        return Run(run, Lease(fence), self._store.now(), values, self._view(run, values))
+    def left(self, run: records.Run, lease: Lease, values: Mapping[str, Any]) -> Run[Any]:
+        """A run as its driver has just left it, ended or in a wait. What is live is what would be loaded (§4.5), so nothing is read back."""
+        return Run(run, lease, self._store.now(), values, self._view(run, values))
 
     def _view(self, run: records.Run, values: Mapping[str, Any]) -> State:
         known = run.skill_id in self._services.skills.ids

@@ -329,8 +329,10 @@ class SafePoints:
         self.asked = True
         self.look()
 
-    def begin(self, task: str) -> None:
-        """A task is entered; it counts as under way until what came of it is durable."""
+    def begin(self, task: str, *, alone: bool = False) -> None:
+        """A task is entered; it counts as under way until what came of it is durable. ``alone``: it is all there is of its super-step."""
+        if alone:
+            self._tasks.clear()
         self._tasks[task] = set()
 
     def end(self, task: str) -> None:

@@ -177,9 +177,9 @@ class Performance:
         """``again``: the node is tried again after this effect had failed."""
         if again:
             await self._again(self.attempt.number)
-        if self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._echoed()) is not None:
+        if self.journal.echo is not None and self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._echoed()) is not None:
             return await self._replay(echoed)
-        until = self.services.clock.now() + (self.options.timeout_us or PATIENCE_US)
+        until: int | None = None
         if self.options.elsewhere is not None:
             done, value = await self._answered(self.options.elsewhere)
             if done:
@@ -200,7 +200,9 @@ class Performance:
                         hint="use another key, or the same arguments",
                     )
                 case fx.InProgress(effect):
-                    if self.services.clock.now() >= until:
+                    now = self.services.clock.now()
+                    until = now + (self.options.timeout_us or PATIENCE_US) if until is None else until
+                    if now >= until:
                         raise EffectInProgress(f"{self.name} is under way in the run {effect.run_id}", hint="resume this run after that one has ended")
                     await self.journal.asking(self.store.wait_for_change(LOOK_SECONDS))
                     continue
@@ -549,11 +551,11 @@ class Performance:
 
     async def _done(self, effect: Effect) -> tuple[bool, Any]:
         """The act, and what came of it written down. A cancel reaches an act that can be ended; a thread cannot."""
-        patience = Patience(self.options.timeout_us, own=self.options.timed)
+        patience, gated, cooperative = Patience(self.options.timeout_us, own=self.options.timed), self._gated(effect), self._cooperative()
         with attempting(self.path, self._tries() + 1) if self.path.rpartition("/")[2] != undos.NODE_PATH else nullcontext():
-            act = asyncio.ensure_future(call(self._gated(effect), self.args, patience, self.name))
+            act = asyncio.ensure_future(call(gated, self.args, patience, self.name))
         acts = self.journal.acts
-        acts[effect.effect_id] = Act(self.name, act if self._cooperative() else None)
+        acts[effect.effect_id] = Act(self.name, act if cooperative else None)
         try:
             with self.attempt.minding(patience):
                 await asyncio.wait({act})

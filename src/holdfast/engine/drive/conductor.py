@@ -140,7 +140,7 @@ class Conductor:
             return await self._queued(born, "lane busy" if e.code == "lane_busy" else "its thread's turn", step_limit, detach)
         record = await self._driven(born.run_id, driver, None, ())
         if record.terminal:
-            return self._reader.ended(record, journal.progress.checkpoint.values, journal.fence)
+            return self._reader.left(record, Lease(journal.fence), journal.progress.checkpoint.values)
         return await self.drive_on(born.run_id, step_limit=step_limit, detach=detach)
 
     async def _enqueue(self, born: Birth, reason: str, max_queued: int | None = None) -> Run[Any]:
@@ -244,18 +244,19 @@ class Conductor:
     async def _drive_claim(
         self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False, judged: list[ev.Fact] | None = None,
         forced: bool = False,
-    ) -> Run[Any] | None:
-        """Drives a claimed run to its next rest; gives it if it has ended."""
+    ) -> Journal:
+        """Drives a claimed run to its next rest; gives its journal."""
         try:
             loaded = await self._reader.loaded(claim.run_id)
             driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit, forced=forced)
-            driver.journal.hold(Draft(facts=judged or []))
+            if judged:
+                driver.journal.hold(Draft(facts=judged))
         except (Exception, asyncio.CancelledError) as e:
             await asyncio.shield(let_go(self._services, claim.run_id, claim.fence, e))
             self._services.driving.discard(claim.run_id)
             raise
-        record = await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
-        return self._reader.ended(record, driver.journal.progress.checkpoint.values, claim.fence) if record.terminal else None
+        await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
+        return driver.journal
 
     async def drive_on(
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None
@@ -269,9 +270,9 @@ class Conductor:
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None,
         forced: bool = False, known: tuple[records.Run, Lease] | None = None,
     ) -> Blocked | Run[Any] | None:
-        """``drive_on``; gives the run if it was driven to its end, or what of its lane stands in the way. ``known``: the run as it was found a moment ago,
-        and found to be one that this process can go on with."""
-        fitting = known is not None
+        """``drive_on``; gives the run if it was driven to its end, or to a wait for an answer, or what of its lane stands in the way. ``known``: the run as
+        it was found a moment ago, and found to be one that this process can go on with."""
+        fitting, left = known is not None, None
         while True:
             run, lease = known or await self._reader.found(run_id)
             known = None
@@ -285,14 +286,15 @@ class Conductor:
             if run.status in WAITING and not run.decisions and not lease.live(now):
                 timers = bool(run.waits) and all(w.kind in (WaitKind.TIMER, WaitKind.CHILD) for w in run.waits)
                 if lease.due is None or (not timers and lease.due > now):
-                    return None
+                    stands = left is not None and left.dead is None and left.run.version == run.version  # as it was left here a moment ago
+                    return self._reader.left(run, lease, left.progress.checkpoint.values) if left is not None and stands else None
                 if lease.due > now:
                     await self._until((lease.due - now) / 1_000_000)
                     continue
-            if run.status in LIVE and (left := obstacles.put_off(run, lease, now)) > 0:
+            if run.status in LIVE and (pause := obstacles.put_off(run, lease, now)) > 0:
                 if detach:
                     return None
-                await self._room(run_id, left)
+                await self._room(run_id, pause)
                 continue
             if not fitting:
                 await self._fitting(run, upgrade)
@@ -300,9 +302,9 @@ class Conductor:
             if lease.live(now) and not self._idle_here(run_id, lease):
                 await self._store.wait_for_change(POLL_SECONDS)
             elif (claim := await self._claim(run_id)) is not None:
-                ended = await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named, judged=judged, forced=forced)
-                if ended is not None:
-                    return ended
+                left = await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named, judged=judged, forced=forced)
+                if left.run.terminal:
+                    return self._reader.left(left.run, Lease(left.fence), left.progress.checkpoint.values)
                 judged, forced = None, False
             elif (blocked := await self._way_cleared(run) or await self._limited(run)) is not None:
                 return blocked

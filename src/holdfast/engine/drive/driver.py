@@ -53,7 +53,7 @@ from holdfast.engine.calls.steps import Crowded
 from holdfast.engine.calls.waits import Unattended, arrived
 from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation
-from holdfast.engine.drive.executor import Ahead, StepError, execute
+from holdfast.engine.drive.executor import Ahead, Place, StepError, execute
 from holdfast.engine.drive.fused import Fused
 from holdfast.engine.drive.supersteps import Outcome, Round, failure
 from holdfast.engine.look.threads import Lent
@@ -275,7 +275,7 @@ class Driver:
         """
         try:
             run = await self._drive(claim, inbox, named)
-            if run.terminal and self._program.carried and self.journal.tip is not None:
+            if self._program.carried and run.terminal and self.journal.tip is not None:
                 self._services.threads.keep(run, self.journal.tip, self.journal.fence, self.journal.progress.checkpoint)
             return run
         finally:
@@ -292,7 +292,8 @@ class Driver:
         journal = self.journal
         if claim is None and journal.run.terminal:
             return journal.run  # it ended with its birth
-        await journal.catch_up()
+        if journal.progress.older is not None:
+            await journal.catch_up()
         if claim is not None:
             self._late = claim.cause == EXPIRED and await self._services.store.owner_alive(claim.previous_owner or "") is Alive.YES
             journal.hold(Draft(facts=self._entry(claim, named)))
@@ -521,8 +522,6 @@ class Driver:
         """Executes the pending tasks in a scope that a command may close (§10.12). True if the run rests now."""
         me = self.scope = self._task
         assert me is not None
-        if ahead is None:
-            self.journal.safe_points.clear()
         try:
             outcome = await (self._single(pending[0], ahead) if len(pending) == 1 and not self._parked else self._parallel(pending))
         except asyncio.CancelledError:
@@ -548,13 +547,14 @@ class Driver:
         key = task.key
         known = self.journal.progress.results.get(key)
         if known is not None:
+            self.journal.safe_points.clear()
             return Outcome({key: known})
         if ahead is None:
-            self.journal.safe_points.begin(key)
+            self.journal.safe_points.begin(key, alone=True)
         while True:
             try:
                 begun, ahead = ahead, None
-                finished = await execute(self._services, self.journal, self._program, task, ahead=begun)
+                finished = await execute(self._services, self.journal, self._program, task, place=Place(key), ahead=begun)
             except Suspend as s:
                 if any(self.journal.answered(w) for w in s.waits):
                     continue
@@ -571,6 +571,7 @@ class Driver:
 
     async def _parallel(self, pending: tuple[Task, ...]) -> Outcome:
         """Several tasks at once; what finishes is durable at once and never run again (§4.6)."""
+        self.journal.safe_points.clear()
         checkpoint, known = self.journal.progress.checkpoint, self.journal.progress.results
         if checkpoint.held and self._taken(known) is not None:
             return Outcome({t.key: known[t.key] for t in pending if t.key in known})  # its barrier comes before anything else is done

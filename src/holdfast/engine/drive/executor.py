@@ -436,4 +436,4 @@ def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapp
     return tuple(dict.fromkeys(chosen)), sends, empty
 
 
-__all__ = ["HEAVY", "NOTHING", "Ahead", "Finished", "StepError", "Suspend", "execute"]
+__all__ = ["HEAVY", "NOTHING", "Ahead", "Finished", "Place", "StepError", "Suspend", "execute"]
