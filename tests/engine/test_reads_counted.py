@@ -257,3 +257,26 @@ async def test_an_approval_walks_the_log_once(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(Progress, "walk", counted)
         assert (await rt.approve(run.run_id)).status == "completed"
         assert len(walked) == 1 and walked[0] > 60, walked
+
+
+async def test_a_run_that_is_driven_to_a_question_is_loaded_once(tmp_path: Path, other_store: OtherStore) -> None:
+    """It is shown as its driver has left it; one that has moved since is read."""
+    graph = Graph("asking", Count)
+
+    @graph.node("asks", start=True)
+    async def asks(state: Count, ctx: Context) -> dict[str, Any]:
+        await ctx.approve("Go on?")
+        return {"n": state.n + 1}
+
+    store = Told(open_url(other_store(f"sqlite:///{tmp_path}/a.db")))
+    async with Runtime(store, skills=[graph]) as rt:
+        run = await rt.submit(graph, {"n": 3})
+        store.since()
+        rested = await rt.resume(run.run_id)
+        asked = store.since()
+        assert (asked["load"], asked["get"]) == (1, 2), asked
+        read = await rt.get(run.run_id)
+        assert (rested.status, rested.state.n, [w.prompt for w in rested.waits]) == ("waiting_for_human", 3, ["Go on?"])
+        assert rested.record == read.record and rested.state == read.state and rested.lease == read.lease
+        done = await rt.approve(run.run_id)
+        assert (done.status, done.state.n) == ("completed", 4)
