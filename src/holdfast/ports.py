@@ -61,6 +61,11 @@ class Claims(list[Claim]):
 
     again: int | None = None
 
+    def until(self, again: int | None) -> Claims:
+        """These, and when to come back."""
+        self.again = again
+        return self
+
 
 class Loaded(msgspec.Struct, frozen=True):
     """All that is needed to go on with a run. ``whole``: the newest whole checkpoint with its row's chain hash, if any, or one

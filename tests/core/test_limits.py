@@ -233,7 +233,6 @@ def test_what_comes_within_a_second_is_waited_for(at: int, waited: float, waits:
 
 def test_what_is_given_is_a_list_that_says_when_more_goes() -> None:
     assert Claims() == [] and Claims().again is None
-    some = Claims([Claim("r1", 1)])
-    some.again = 7
+    some = Claims([Claim("r1", 1)]).until(7)
     some += [Claim("r2", 1)]
     assert some == [Claim("r1", 1), Claim("r2", 1)] and some.again == 7 and Claims().again is None

@@ -267,9 +267,7 @@ class ThirdStore(Small):
             books.buckets.put(*got.buckets.items())
             claims = [apply.taken(k.run.run_id, k.fence, k.owner, owner, self.present.lost(k.owner) if k.owner else None) for k in got.keys]
             books.runs.put(*(replace(k, owner=owner, fence=k.fence + 1, holds=True, due=min(at_once(now), k.due or 0)) for k in got.keys))
-            given = Claims(claims)
-            given.again = got.again
-            return given
+            return Claims(claims).until(got.again)
 
     async def rules(self) -> list[Rule]:
         return self._books.rules.where("1 ORDER BY name")

@@ -515,9 +515,7 @@ class SqliteStore:
         with mapped(self.path):
             if not found.runs and not behind and (run_id is not None or not self._litter(self._read(), owner)):
                 self._known(self._read(), owner)
-                claims = Claims()
-                claims.again = found.again
-                return claims
+                return Claims().until(found.again)
 
         def work(committer: Committer) -> tuple[list[tuple[int, Claim]], int | None, int]:
             with committer.writing():
@@ -538,9 +536,7 @@ class SqliteStore:
             self._changes.tell(News.DUE)
         for key, claim in taken:
             writer.drives(claim.run_id, key)
-        claims = Claims([claim for _, claim in taken])
-        claims.again = again
-        return claims
+        return Claims([claim for _, claim in taken]).until(again)
 
     def _found(self, db: apsw.Connection, owner: str, wanted: _Wanted, limit: int, run_id: str | None) -> _Found:
         if run_id is not None:
