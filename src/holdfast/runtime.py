@@ -439,7 +439,7 @@ class Runtime:
             "tags": tags, "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery, "unattended": unattended, "budgets": budgets,
             "on_busy": on_busy,
         }  # fmt: skip
-        request = door.request(given, where="submit", due=door.due(at, delay, self._store.now()))
+        request = door.request(given, where="submit", due=None if at is None and delay is None else door.due(at, delay, self._store.now()))
         return await self._conductor.submit(birth(self._services, self._program(skill), door.inputs(inputs), request))
 
     @overload

@@ -19,7 +19,7 @@ from typing import Any, Literal, TextIO
 
 import click
 
-from holdfast.core import canon
+from holdfast.core import canon, wording
 from holdfast.core.errors import HoldfastError
 from holdfast.core.status import Condition
 
@@ -252,17 +252,7 @@ def size(number: int) -> str:
 
 def span(seconds: float | None) -> str:
     """A duration for people."""
-    if seconds is None:
-        return ""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-    for size, unit, small, less in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            rest = int(seconds % size // small)
-            return f"{int(seconds // size)} {unit}" + (f" {rest} {less}" if rest else "")
-    return f"{seconds:.0f} s"
+    return "" if seconds is None else wording.span(seconds)
 
 
 def moment(at: str | dt.datetime | None) -> dt.datetime | None:

@@ -38,9 +38,6 @@ class Buffered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     actor: str = ""
 
 
-UNATTENDED = "unattended_handoff"
-
-
 def shaped(fingerprint: str, workspace: str | None) -> str:
     """A program's shape, in one folder if a run is bound to it."""
     return fingerprint if workspace is None else f"{fingerprint}@{workspace}"

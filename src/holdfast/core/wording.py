@@ -1,4 +1,4 @@
-"""Wording: what an offered action means to the person who chooses it, the same on every surface."""
+"""Wording: what an offered action means to the person who chooses it, and how long something took; the same on every surface."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ import msgspec
 
 from holdfast.core import waits as ws
 from holdfast.core.waits import WaitKind
+
+
+def span(seconds: float) -> str:
+    """A duration for people."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for size, unit, small, less in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            rest = int(seconds % size // small)
+            return f"{int(seconds // size)} {unit}" + (f" {rest} {less}" if rest else "")
+    return f"{seconds:.0f} s"
 
 
 class Offered(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.calendar import CALENDAR
+from holdfast.core import wording
 from holdfast.core.describe import EffectView, RunView, WaitView
 from holdfast.core.errors import InvalidInput
 from holdfast.core.wording import answering
@@ -132,17 +133,7 @@ def line(value: Any, most: int = 160) -> str:
 
 def span(seconds: float | None) -> str:
     """A duration, as on the command line."""
-    if seconds is None:
-        return "–"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-    for size, unit, small, less in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            rest = int(seconds % size // small)
-            return f"{int(seconds // size)} {unit}" + (f" {rest} {less}" if rest else "")
-    return f"{seconds:.0f} s"
+    return "–" if seconds is None else wording.span(seconds)
 
 
 def moment(text: str | None) -> dt.datetime | None:

@@ -56,7 +56,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import Program
 from holdfast.core.lanes import Blocked, May
-from holdfast.core.lease import AT_ONCE, COUNTER_BITS, TOUCH, Alive, Lease
+from holdfast.core.lease import AT_ONCE, TOUCH, Alive, Lease
 from holdfast.core.limits import SOON_US, come_back
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
@@ -68,7 +68,7 @@ from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.calls import gates
 from holdfast.engine.desk import lanes, lineage
 from holdfast.engine.desk.door import OnBusy, Wish
-from holdfast.engine.desk.intake import Birth
+from holdfast.engine.desk.intake import Birth, first_fence
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.desk import Desk
 from holdfast.engine.drive.driver import Driver, loaded_driver
@@ -120,7 +120,7 @@ class Conductor:
             if lent is None:
                 return await self._queued(born, "its thread's turn", step_limit, detach)
         journal = cast(Journal, born.journal)
-        journal.fence = self._first_fence()
+        journal.fence = first_fence(self._store)
         driver = Driver(self._services, program, journal, step_limit=step_limit)
         draft = born.draft()
         draft.facts.append(ev.RunClaimed(self._services.owner, journal.fence & 0xFFFFFFFF))
@@ -146,7 +146,7 @@ class Conductor:
     async def _enqueue(self, born: Birth, reason: str, max_queued: int | None = None) -> Run[Any]:
         """The first commit of a run that waits its turn, or whatever it wants where its lane is busy (§5.13)."""
         journal = cast(Journal, born.journal)
-        journal.fence = self._first_fence()
+        journal.fence = first_fence(self._store)
         before = await lanes.ahead(self._store, born)
         try:
             draft = lanes.admit(born, before, reason, self._store.now())
@@ -186,10 +186,6 @@ class Conductor:
         driven = await self.drive_on(run.run_id, step_limit=step_limit, detach=detach)
         driven.deduplicated = run.deduplicated
         return driven
-
-    def _first_fence(self) -> int:
-        """A new run begins with counter 1 under the store's incarnation."""
-        return self._store.incarnation << COUNTER_BITS | 1
 
     async def go_on(self, tenant_id: str, thread_id: str) -> Run[Any]:
         """Goes on with a thread's newest run as far as it can, and gives it as it rests; nothing new begins (§4.16).
