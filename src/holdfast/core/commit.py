@@ -210,7 +210,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "a run that has ended has no lease"
         assert all(c.after is None and not c.creates for c in self.creates), "a run that a commit creates has a first commit of its own, which creates no other run"
         assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "the first commit of a run must take, touch or release its lease"
-        if self.effects or any(type(r) is StepRecord and r.kind in APART for r in self.results):
+        if self.effects or [r for r in self.results if type(r) is StepRecord and r.kind in APART]:
             assert named(self.results, self.effects).keys() <= {b.digest for b in self.blobs}, "a result or an effect needs a blob that the commit does not contain"
         vouched = voucher(events)
         if self.checkpoint is None:

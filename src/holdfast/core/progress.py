@@ -19,6 +19,8 @@ from holdfast.core.errors import ChainBroken, ErrorValue, StoreCorrupt
 from holdfast.core.waits import Wait
 
 _KEPT = frozenset({"effect", "wait", "feedback"})
+HEARD = frozenset({ev.WaitRequested, ev.SignalReceived})
+"""The facts of which ``hear`` takes note."""
 
 
 def _goes_on(record: StepRecord, path: str) -> bool:

@@ -47,7 +47,7 @@ from holdfast.core.graph import Program
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER, KEEP, RELEASE, LeaseAction
 from holdfast.core.line import Line
-from holdfast.core.progress import Progress
+from holdfast.core.progress import HEARD, Progress
 from holdfast.core.run import Buffered, Run, fold_all
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
@@ -498,7 +498,7 @@ class Journal:
         if before is None or commit.run.waits is not before.waits:
             self.expects(commit.run.wake_at if commit.run.waits else None)
         self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
-        if any(isinstance(e.fact, ev.WaitRequested | ev.SignalReceived) for e in told):
+        if told and not HEARD.isdisjoint([type(e.fact) for e in told]):
             self._progress.hear(told)
         if commit.checkpoint is not None:
             stood, self._progress.checkpoint = self._progress.checkpoint.step, commit.checkpoint
@@ -611,7 +611,7 @@ class Journal:
                 checkpoint, seq=vouching, created_at=at, hash=hash, waits=run.waits, boundaries=kept, unfinished=unfinished
             )
         puts = draft.puts
-        if (run.parent_run_id is not None and run.terminal) or (before is not None and any(w.cascade for w in before.waits)):
+        if (run.parent_run_id is not None and run.terminal) or (before is not None and before.waits and any([w.cascade for w in before.waits])):  # noqa: C419 - quicker
             puts = puts + parents.messages(before, run, facts, parent if checkpoint is None else checkpoint, at)
         commit = Commit(
             run=run, events=events, after=self.tip, fence=self.fence, at=at, actor=actor, checkpoint=checkpoint, delta=data, lease=lease, due=due,
@@ -620,7 +620,7 @@ class Journal:
         if not puts and draft.only_facts:
             return commit
         results, effects, apart = tuple(draft.results), tuple(draft.effects), tuple[Blob, ...]()
-        if effects or any(type(r) is StepRecord and r.kind in blobs.APART for r in results):
+        if effects or [r for r in results if type(r) is StepRecord and r.kind in blobs.APART]:
             results, effects, apart = blobs.set_apart(results, effects)
         return msgspec.structs.replace(
             commit,
