@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core import checkpoint
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Boundary
+from holdfast.core.checkpoint import Boundary, Source
 from holdfast.core.errors import ErrorValue
 from tests.core.build import numbered
 
@@ -43,3 +43,20 @@ def test_what_vouches_for_a_checkpoint() -> None:
     events = numbered((ev.RunStarted(), ev.CheckpointSaved(hash, "input")))
     assert checkpoint.vouched(parent, events, b"delta") == (number, hash)
     assert checkpoint.vouched(parent, events, b"other") is None and checkpoint.vouched(parent, events[:1], b"delta") is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "source", "place"),
+    [
+        ([ev.StepCompleted(1, "a"), ev.StepCompleted(1, "b"), ev.StepStarted(2, "c")], Source.LOOP, 1),
+        ([ev.StepCompleted(1, "a"), ev.StepCompleted(1, "b", path="0")], Source.LOOP, 0),
+        ([ev.StatePatched(("n",), "ada")], Source.PATCH, 0),
+        ([ev.RunStarted()], Source.INPUT, 1),
+    ],
+)
+def test_the_last_fact_that_can_vouches_for_a_checkpoint(facts: list[ev.Fact], source: Source, place: int) -> None:
+    """§13.2: the last step that was completed, or the patch; else a fact of its own. What vouches is what is found again."""
+    parent = checkpoint.empty("r")
+    hash, found = checkpoint.vouch(parent, facts, b"delta", source)
+    assert (hash, found) == (checkpoint.canon.chain(b"", b"delta"), place)
+    assert checkpoint.vouched(parent, numbered(facts), b"delta") == (place + 1, hash)

@@ -580,3 +580,17 @@ def test_a_command_that_changes_nothing_is_on_record() -> None:
     late = cmd.FireTimeout("w9", 5)
     found = decisions.take(run, [(late.key, late)], 9)
     assert [type(f) for f in found.facts] == [ev.NoteAdded] and found.keys == (late.key,) and not found.refused
+
+
+def test_a_replay_passes_through_running_before_it_ends_or_waits() -> None:
+    """§2.5, T-03: there is no edge from replaying to the end or to a wait."""
+    on = ev.RunResumed(cause=decisions.REPLAYED)
+    for facts, after in (
+        ([ev.StepCompleted(1, "a"), ev.RunCompleted()], [ev.StepCompleted(1, "a"), on, ev.RunCompleted()]),
+        ([ev.RunWaitingForHuman()], [on, ev.RunWaitingForHuman()]),
+        ([ev.RunResumed(cause="decision"), ev.RunCompleted()], [ev.RunResumed(cause="decision"), ev.RunCompleted()]),
+        ([ev.StepCompleted(1, "a")], [ev.StepCompleted(1, "a")]),
+    ):
+        given: list[ev.Fact] = [*facts]
+        decisions.leave_replay(given)
+        assert given == after

@@ -162,6 +162,14 @@ def test_takeovers_are_counted_since_the_last_step_that_ended() -> None:
     assert walked(log.commit(ev.StepCompleted(1, "a"), results=(finished("a"),))).takeovers == 0
 
 
+def test_whether_a_run_may_have_something_to_send() -> None:
+    """Its log tells; of what lies before a whole checkpoint nobody knows, and what a run carries from its thread is not its own."""
+    log, head = begun()
+    assert not walked(log).sends
+    assert walked(log.commit(ev.IntentEnqueued("i", "mail"))).sends
+    assert Progress(RUN, (msgspec.structs.replace(head, seq=3), b"")).sends and not Progress(RUN, (cps.empty(RUN), b"")).sends
+
+
 def test_another_attempt_forgives_the_failures_beneath_it() -> None:
     """§10.9: a retried call runs its failed parts again, keeps its finished ones, and touches no other's."""
     log, _ = begun()

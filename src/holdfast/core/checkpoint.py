@@ -28,6 +28,7 @@ PATCH_TASK = "@patch"
 SIGNAL = "@signal~"
 WAITING_TASK = "@waiting"
 """Stands in ``done`` where a barrier carried waiting tasks on: a release that does not know of them finds no such result, and stops."""
+RESULT = "@result"
 NONE_SEEN: Mapping[str, int] = {}
 NONE_HELD: Mapping[int, Mapping[str, Any]] = {}
 

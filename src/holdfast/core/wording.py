@@ -10,6 +10,9 @@ import msgspec
 from holdfast.core import waits as ws
 from holdfast.core.waits import WaitKind
 
+UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+"""Seconds of a unit and its sign, and those of the one that is said with it."""
+
 
 def span(seconds: float) -> str:
     """A duration for people."""
@@ -17,11 +20,9 @@ def span(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
     if seconds < 60:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
-    for size, unit, small, less in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            rest = int(seconds % size // small)
-            return f"{int(seconds // size)} {unit}" + (f" {rest} {less}" if rest else "")
-    return f"{seconds:.0f} s"
+    size, unit, small, less = next(row for row in UNITS if seconds >= row[0])
+    rest = int(seconds % size // small)
+    return f"{int(seconds // size)} {unit}" + (f" {rest} {less}" if rest else "")
 
 
 class Offered(msgspec.Struct, frozen=True):
