@@ -24,7 +24,7 @@ import hashlib
 import math
 import pathlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, get_args
 
 import msgspec
@@ -451,6 +451,24 @@ def pack(value: Any, path: str = "value") -> tuple[Any, bytes]:
     return frozen, data
 
 
+def pack_plain(value: dict[Any, Any], kinds: Mapping[str, type | None]) -> tuple[FrozenDict, bytes] | None:
+    """``pack`` of a dict of plain values where ``kinds`` has a class for each of its keys, ``object`` for any; None if there is more to be looked at."""
+    for key, item in value.items():
+        kind, asked = type(item), kinds.get(key) if type(key) is str else None
+        if kind is not asked and asked is not object:
+            return None
+        if kind is str:
+            if "\0" in item or not item.isascii():
+                return None
+        elif kind is int:
+            if not _INT_MIN <= item <= _INT_MAX:
+                return None
+        elif kind not in _ATOMS and not (kind is float and math.isfinite(item)):
+            return None
+    data = _encoder.encode(value)
+    return None if len(data) > MAX_VALUE_BYTES else (FrozenDict(value), data)
+
+
 # -- bytes ------------------------------------------------------------------------------------------
 
 _encoder = msgspec.msgpack.Encoder()
@@ -593,9 +611,7 @@ _untyped: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
 def chain(previous: bytes, data: bytes) -> bytes:
     """H(previous, data): SHA-256 cut to 128 bits."""
-    h = hashlib.sha256(previous)
-    h.update(data)
-    return h.digest()[:HASH_BYTES]
+    return hashlib.sha256(previous + data).digest()[:HASH_BYTES]
 
 
 def chained(previous: bytes, parts: Iterable[bytes]) -> list[bytes]:

@@ -8,6 +8,7 @@ registered upcasters, another major is a typed error.
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +16,7 @@ import msgspec
 
 from holdfast.core import canon, commands
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import FORMAT, Carry, Checkpoint, Delta, Held, Result, Source, Task, Unfinished, packed, unpacked
+from holdfast.core.checkpoint import FORMAT, Carry, Checkpoint, Delta, Held, Result, Source, Task, TaskResult, Unfinished, packed, unpacked
 from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat, UsageError
@@ -92,6 +93,77 @@ class Sealed(msgspec.Struct, frozen=True, gc=False):
 def encode_row(at: int, fence: int, actor: str, facts: list[Any], delta: bytes | None, results: tuple[Result, ...] = ()) -> bytes:
     """The bytes of a log row; ``fence`` is the full one."""
     return _encoder.encode(_Outgoing(FORMAT, at, fence & 0xFFFFFFFF, actor, facts, delta, results))
+
+
+class Form(msgspec.Struct, frozen=True, gc=False):
+    """The log row of a plain step of one node that one other follows, in the pieces around what changes from step to step: its number and the
+    next one's, what was written, when, under which fence, and the hash."""
+
+    delta: tuple[bytes, ...]
+    row: tuple[bytes, ...]
+
+    def filled(self, previous: bytes, step: bytes, after: bytes, writes: bytes | None, at: int, fence: bytes) -> tuple[bytes, bytes]:
+        """The checkpoint's hash and the row, with the delta in it. ``step``, ``after`` and ``fence``: as ``number`` gives them."""
+        a, b, c = self.delta
+        data = b"".join((a, step, b, _NIL, c) if writes is None else (a, step, b, _binary(len(writes)), writes, c))
+        hash = canon.chain(previous, data)
+        a, b, c, d, e, f = self.row
+        return hash, b"".join((a, number(at), fence, b, step, c, hash, d, after, e, _binary(len(data)), data, f))
+
+
+def form(delta: Delta, ended: ev.StepEnded, started: ev.StepStarted) -> Form:
+    """The form of the steps that end and start so: given with nothing written, and each number and hash zero."""
+    replace, (result,) = msgspec.structs.replace, delta.done
+    assert isinstance(result, TaskResult), "a plain step has its result in its delta"
+
+    def row(at: int = 0, ended: ev.StepEnded = ended, started: ev.StepStarted = started, delta: bytes | None = None) -> bytes:
+        return encode_row(at, 0, ev.SYSTEM, [ended, started], delta)
+
+    written = replace(delta, done=(replace(result, writes=b""),))
+    return Form(
+        _around(encode_delta(delta), (encode_delta(replace(delta, step=1)), 1), (encode_delta(written), 1)),
+        _around(
+            row(),
+            (row(at=1), 2),  # and the fence behind it
+            (row(ended=replace(ended, step=1)), 1),
+            (row(ended=replace(ended, hash=b"\xff" * len(ended.hash))), len(ended.hash)),
+            (row(started=replace(started, step=1)), 1),
+            (row(delta=b""), 1),
+        ),
+    )
+
+
+def _around(data: bytes, *others: tuple[bytes, int]) -> tuple[bytes, ...]:
+    """The pieces of these bytes around so many of them from where each of the others differs."""
+    pieces, end = [], 0
+    for other, length in others:
+        start = next(n for n, (mine, its) in enumerate(zip(data, other, strict=False)) if mine != its)
+        pieces.append(data[end:start])
+        end = start + length
+    return (*pieces, data[end:])
+
+
+def number(value: int) -> bytes:
+    """A number that is not below zero, as it is encoded."""
+    if value < 0x80:
+        return _ONE[value]
+    if value < 0x100:
+        return _byte(0xCC, value)
+    if value < 0x1_0000:
+        return _short(0xCD, value)
+    return _middling(0xCE, value) if value < 0x1_0000_0000 else _long(0xCF, value)
+
+
+def _binary(size: int) -> bytes:
+    """What stands before so many bytes."""
+    if size < 0x100:
+        return _byte(0xC4, size)
+    return _short(0xC5, size) if size < 0x1_0000 else _middling(0xC6, size)
+
+
+_NIL = b"\xc0"
+_ONE = tuple([bytes((n,)) for n in range(0x80)])
+_byte, _short, _middling, _long = struct.Struct(">BB").pack, struct.Struct(">BH").pack, struct.Struct(">BI").pack, struct.Struct(">BQ").pack
 
 
 def seal(commit: Commit, previous: bytes = b"") -> Sealed:

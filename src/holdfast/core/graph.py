@@ -130,6 +130,7 @@ class Straight(msgspec.Struct, frozen=True):
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
     ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these and of ``reducing``, the channels with a built-in reducer of another kind, by its tag (``core/line``);
+    ``quick``: of what a plain node may write the class that each value fits as it is, ``object`` where any does, None where that is to be looked at;
     ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to;
     ``carried``: those that a thread carries from one run to the next; ``writes`` and ``values``: what may be written to a channel, and what
     its value may be (§3.7)."""
@@ -151,6 +152,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     lasting: frozenset[str] = frozenset()
     plain: Mapping[str, frozenset[str]] = {}
     reducing: Mapping[str, str] = {}
+    quick: Mapping[str, Mapping[str, type | None]] = {}
     straight: Mapping[str, Straight] = {}
     heard: frozenset[str] = frozenset()
     carried: tuple[str, ...] = ()
@@ -200,6 +202,9 @@ def compile(
     reducing = {c.name: c.reducer.tag for c in channels.values() if c.reducer.function is None and c.reducer.tag not in (LAST, TOPIC)}
     known_of = lasting.union(reducing)
     heard = frozenset(channels).intersection(listeners)
+    plain = {} if flow else {n.name: known_of if n.writes is None else known_of.intersection(n.writes) for n in nodes.values() if n.plain}
+    writes = {c.name: k for c in channels.values() if (k := kinds.of_write(c.type, c.reducer.tag, c.default, _takes(c.reducer.function))) is not None}
+    quick = {name: writes[name].exact if name in writes else object for name in known_of if name.isidentifier()}  # which may be keys as they are
     return Program(
         id=id,
         version=version,
@@ -209,12 +214,13 @@ def compile(
         order={n: i for i, n in enumerate(nodes)},
         fingerprint=canon.fingerprint(shape),
         lasting=lasting,
-        plain={} if flow else {n.name: known_of if n.writes is None else known_of.intersection(n.writes) for n in nodes.values() if n.plain},
+        plain=plain,
         reducing=reducing,
+        quick={name: quick if may == quick.keys() else {c: quick[c] for c in may if c in quick} for name, may in plain.items()},
         straight={n: s for n in nodes if (s := _straight(n, nodes, listeners)) is not None},
         heard=heard,
         carried=tuple([c.name for c in channels.values() if c.thread]),
-        writes={c.name: k for c in channels.values() if (k := kinds.of_write(c.type, c.reducer.tag, c.default, _takes(c.reducer.function))) is not None},
+        writes=writes,
         values={c.name: k for c in channels.values() if (k := kinds.of_value(c.type, c.default)) is not None},
         flow=flow,
         redo=redo,

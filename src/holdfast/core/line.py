@@ -16,12 +16,14 @@ The run's last step is decided here too, where nobody is asked about its end (``
 end is looked at. That ends the line.
 
 *Fast = general*: rows, hashes, events, checkpoints and what a reader sees after each commit are the same bytes either way
-(``tests/properties/test_fused.py``), for both call the same functions: ``superstep.plan``, ``codec.encode_delta``,
-``codec.encode_row``, ``canon.chain``.
+(``tests/engine/test_fused.py``), for both call the same functions: ``superstep.plan``, ``codec.encode_delta``, ``codec.encode_row``,
+``canon.chain``. Where one node follows another and nothing else may, these are called once for the two, and what changes from step to
+step is put into the bytes they gave (``codec.Form``).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
@@ -32,7 +34,7 @@ from holdfast.core import events as ev
 from holdfast.core.channels import MISSING, ROOM, copied, grow, reduce
 from holdfast.core.checkpoint import ENDED, NONE_SEEN, STEPPED, Checkpoint, Delta, Source, Task, TaskResult
 from holdfast.core.commit import Commit, Step, Tip, whole_due
-from holdfast.core.graph import Program
+from holdfast.core.graph import Program, Straight
 from holdfast.core.lease import RELEASE, counter
 from holdfast.core.outcomes import OK
 from holdfast.core.run import Run, fold_all, stepped
@@ -49,12 +51,28 @@ class _Next(msgspec.Struct, frozen=True, gc=False):
     task: Task
     seen: Mapping[str, int]
     writes: Mapping[str, Any]
-    news: list[str]
+    done: str
     hash: bytes
     vouched: int
     pending: tuple[Task, ...]
-    started: ev.StepStarted
     kinds: dict[str, str]
+    number: bytes
+    straight: bool
+
+
+class _Way(msgspec.Struct, frozen=True, gc=False):
+    """From a node to the one that follows it, and to nothing else: what is the same of each step that goes it. ``done``: the channel of its end."""
+
+    done: str
+    pending: tuple[Task, ...]
+    form: codec.Form
+
+
+@functools.lru_cache(4096)
+def _way(node: str, then: Straight) -> _Way:
+    pending = (Task(then.node, seen=(then.done,)),)
+    delta = Delta(0, Source.LOOP, (TaskResult(node, OK, None),), NO_KINDS, pending=pending)
+    return _Way(then.done, pending, codec.form(delta, ev.StepCompleted(0, node, OK, bytes(canon.HASH_BYTES)), ev.StepStarted(0, then.node)))
 
 
 class Line:
@@ -65,8 +83,8 @@ class Line:
     """
 
     __slots__ = (
-        "_before", "_checkpoint", "_decided", "_fence", "_last", "_program", "_run", "_sole", "_tip", "hash", "pending", "seen", "skipped", "step", "values", "version",
-        "versions",
+        "_before", "_checkpoint", "_counted", "_decided", "_fence", "_last", "_number", "_program", "_run", "_sole", "_straight", "_tip", "hash", "pending", "seen", "skipped", "step",
+        "values", "version", "versions",
     )  # fmt: skip
 
     def __init__(self, program: Program, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint, sole: Callable[[Mapping[str, Any], str], bool] = copied) -> None:
@@ -84,7 +102,10 @@ class Line:
         self.seen = dict(checkpoint.seen)
         self.skipped: frozenset[str] = frozenset()
         self.pending = checkpoint.pending
+        self._straight = False  # whether what is pending is the one that follows, and nothing but its turn
         self.step = checkpoint.step
+        self._number = codec.number(self.step + 1)
+        self._counted = codec.number(counter(fence))
         self.hash = checkpoint.hash
         self.version = run.version
 
@@ -92,6 +113,8 @@ class Line:
     def task(self) -> Task | None:
         """The plain task that is next; None if something else is."""
         pending = self.pending
+        if self._straight:
+            return pending[0] if pending[0].node in self._program.plain else None
         if len(pending) != 1:
             return None
         task = pending[0]
@@ -111,28 +134,36 @@ class Line:
 
         Nothing has changed by it: that is for ``keep``, once it is durable.
         """
-        node, step, tip = task.node, self.step + 1, self._tip
-        upto, kinds = self._seen(task), self._kinds(writes) if self._program.reducing else NO_KINDS
+        program, node, step, tip = self._program, task.node, self.step + 1, self._tip
+        upto, kinds = self._seen(task), self._kinds(writes) if program.reducing else NO_KINDS
         if kinds is None:
             return None
-        news = [f"done:{node}", *writes]
-        pending = self._after(node, step, upto, writes, news)
-        if not pending:
-            return self._end(task, writes, packed, at, upto, kinds, news) if ends else None
-        data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), kinds, pending=pending))
-        hash = canon.chain(self.hash, data)
-        facts: list[ev.Fact] = [ev.StepCompleted(step, node, OK, hash), *[ev.StepStarted(step + 1, t.node) for t in pending]]
-        row = codec.encode_row(at, self._fence, ev.SYSTEM, facts, data)
+        after, vouched = codec.number(step + 1), tip.seq + 1
+        then, straight = program.straight.get(node), False
+        if then is not None and not kinds and then.goto not in self.versions and program.heard.isdisjoint(writes):
+            # The one that follows only listens to this node's end, and to nothing that was written: that is known without a plan.
+            way = _way(node, then)
+            done, pending, count, straight = way.done, way.pending, 2, True
+            hash, row = way.form.filled(self.hash, self._number, after, packed, at, self._counted)
+        else:
+            done = f"done:{node}"
+            news = [done, *writes]
+            pending = plan(program, Turns(self.versions | dict.fromkeys(news, step), {**self.seen, node: upto} if upto else self.seen, self.skipped), news)
+            if not pending:
+                return self._end(task, writes, packed, at, upto, kinds, news) if ends else None
+            data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), kinds, pending=pending))
+            hash = canon.chain(self.hash, data)
+            facts: list[ev.Fact] = [ev.StepCompleted(step, node, OK, hash), *[ev.StepStarted(step + 1, t.node) for t in pending]]
+            row, count = codec.encode_row(at, self._fence, ev.SYSTEM, facts, data), len(facts)
         since = tip.since + len(row)
         if whole_due(since, tip.whole):
             return None
-        vouched, count = tip.seq + 1, len(facts)
         run_id = self._run.run_id
         decided = Step(
             run_id, self._fence, tip, tip.seq + count, canon.chain(tip.hash, row), row, since, self.version + count,
             ids.step_id(run_id, step + 1, pending[-1].node), ids.checkpoint_id(run_id, vouched),
         )  # fmt: skip
-        self._decided = _Next(decided, at, task, upto, writes, news, hash, vouched, pending, facts[-1], kinds)  # type: ignore[arg-type]
+        self._decided = _Next(decided, at, task, upto, writes, done, hash, vouched, pending, kinds, after, straight)
         return decided
 
     def _kinds(self, writes: Mapping[str, Any]) -> dict[str, str] | None:
@@ -180,14 +211,6 @@ class Line:
         )
         return Commit(run=fold_all(run, events), events=events, after=tip, fence=self._fence, at=at, checkpoint=checkpoint, delta=data, lease=RELEASE)
 
-    def _after(self, node: str, step: int, upto: Mapping[str, int], writes: Mapping[str, Any], news: list[str]) -> tuple[Task, ...]:
-        """The tasks that follow. One that only listens to this node's end, and to nothing that was written, is known without a plan."""
-        program, versions = self._program, self.versions
-        then = program.straight.get(node)
-        if then is not None and then.goto not in versions and program.heard.isdisjoint(writes):
-            return (Task(then.node, seen=(then.done,)),)
-        return plan(program, Turns(versions | dict.fromkeys(news, step), {**self.seen, node: upto} if upto else self.seen, self.skipped), news)
-
     def keep(self, tip: Tip) -> None:
         """What was decided last is durable, and the log ends there now."""
         kept = self._decided
@@ -196,7 +219,7 @@ class Line:
         if last is not None:
             self._before = last.vouched
         self.step = step = self.step + 1
-        self.version, self.hash, self.pending = kept.step.version, kept.hash, kept.pending
+        self.version, self.hash, self.pending, self._number, self._straight = kept.step.version, kept.hash, kept.pending, kept.number, kept.straight
         if kept.kinds:
             values = self.values = dict(self.values)  # those that were given out stay as they are
             for name, value in kept.writes.items():
@@ -206,8 +229,10 @@ class Line:
                     values[name] = value
         else:
             self.values = {**self.values, **kept.writes}
-        for channel in kept.news:
-            self.versions[channel] = step
+        versions = self.versions
+        versions[kept.done] = step
+        for channel in kept.writes:
+            versions[channel] = step
         if kept.seen:
             self.seen[kept.task.node] = kept.seen
 
@@ -224,7 +249,9 @@ class Line:
     def run(self) -> Run:
         """The run as it is after the last step."""
         last = self._last
-        return self._run if last is None else stepped(self._run, last.started, last.vouched, self.version - self._run.version)
+        if last is None:
+            return self._run
+        return stepped(self._run, ev.StepStarted(self.step + 1, last.pending[-1].node), last.vouched, self.version - self._run.version)
 
     @property
     def checkpoint(self) -> Checkpoint:

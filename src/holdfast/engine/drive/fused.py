@@ -153,21 +153,30 @@ class Fused:
         writes: Mapping[str, Any] = NOTHING
         packed: bytes | None = None
         if type(value) is dict:
-            if not value.keys() <= program.plain[task.node]:
-                return None
             if value:
-                try:
-                    writes, packed = canon.pack(value, node.name)
-                    if program.writes and (typed := fitted(program, node, writes)) is not writes:
-                        writes, packed = canon.pack(typed, node.name)
-                except BaseException as e:
-                    contained(e, node.name)
-                    return None  # the general way says what is wrong with them
+                found = canon.pack_plain(value, program.quick[task.node]) or self._fitting(node, value)
+                if found is None:
+                    return None
+                writes, packed = found
                 if len(packed) > HEAVY:
                     return None
         elif value is not None:
             return None
         return line.decide(task, writes, packed, now(), not self._asked and not node.delivers)
+
+    def _fitting(self, node: Node, value: dict[str, Any]) -> tuple[Mapping[str, Any], bytes] | None:
+        """A node's writes as their annotations have them, with their bytes; None if the general way is to say what is wrong with them."""
+        program = self._program
+        if not value.keys() <= program.plain[node.name]:
+            return None
+        try:
+            writes, packed = canon.pack(value, node.name)
+            if program.writes and (typed := fitted(program, node, writes)) is not writes:
+                writes, packed = canon.pack(typed, node.name)
+        except BaseException as e:
+            contained(e, node.name)
+            return None
+        return writes, packed
 
 
 class _Hand(Hand):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import apsw
 import msgspec
@@ -43,11 +43,17 @@ class Refused(Exception):
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
-    """What became of a commit: its tip, the run's key, and whether somebody holds it now."""
+    """What became of a commit that is not a plain step of a run that is driven here: its tip, the run's key, and whether somebody holds it now.
+
+    Of a step there is its tip alone to say.
+    """
 
     tip: Tip
     key: int
     owned: bool
+
+
+Outcome = Applied | Tip
 
 
 class Committer:
@@ -69,7 +75,7 @@ class Committer:
 
     # -- transactions -------------------------------------------------------------------------------
 
-    def step(self, s: Step, key: int) -> Applied:
+    def step(self, s: Step, key: int) -> Tip:
         """A lone step: four statements, one sync.
 
         Raises:
@@ -77,7 +83,7 @@ class Committer:
         """
         after = s.after
         run = (s.seq, s.since, s.version, s.step, s.head, key, s.fence, after.row, after.hash)
-        return Applied(s.tip(self._lone((key, s.seq, after.row, s.hash, s.data), Q.step_run, run)), key, True)
+        return s.tip(self._lone((key, s.seq, after.row, s.hash, s.data), Q.step_run, run))
 
     def _lone(self, log: tuple[Any, ...], statement: str, run: tuple[Any, ...]) -> int:
         """A log row and a compare-and-set of its run; gives the row's number."""
@@ -96,7 +102,7 @@ class Committer:
         self.last = (number, log[3])
         return number
 
-    def one(self, w: Write, key: int | None) -> Applied:
+    def one(self, w: Write, key: int | None) -> Outcome:
         """One commit in a transaction of its own."""
         step = step_of(w)
         try:
@@ -112,22 +118,23 @@ class Committer:
             pass  # the general way refuses it with the reason
         return self._transaction([w], {})[0]
 
-    def together(self, batch: Sequence[Write], keys: Mapping[str, int]) -> list[Applied]:
+    def together(self, batch: Sequence[Write], keys: Mapping[str, int]) -> Sequence[Outcome]:
         """Many commits of different runs in one transaction; any error undoes them all."""
         return self._transaction(batch, keys, plainly=True)
 
-    def _transaction(self, batch: Sequence[Write], keys: Mapping[str, int], *, plainly: bool = False) -> list[Applied]:
+    def _transaction(self, batch: Sequence[Write], keys: Mapping[str, int], *, plainly: bool = False) -> Sequence[Outcome]:
         """``plainly``: plain births and ends take the short way, on which they may be refused without a reason."""
         self._cursor.execute(Q.begin)
         try:
             self._log_id, self._looked = row(self.db, Q.last_log)[0], {}
-            done: list[Applied | None] = [None] * len(batch)
-            now = self._now()
-            self._steps(batch, keys, done)
-            if plainly:
-                self._births(batch, done, now)
-                self._ends(batch, keys, done)
-            applied = [a if a is not None else self._apply(w, now) if isinstance(w, Prepared) else self._apart(w) for w, a in zip(batch, done, strict=True)]
+            done: list[Outcome | None] = [None] * len(batch)
+            applied: Sequence[Outcome] = cast(list[Outcome], done)
+            if self._steps(batch, keys, done) < len(batch):
+                now = self._now()
+                if plainly:
+                    self._births(batch, done, now)
+                    self._ends(batch, keys, done)
+                applied = [a if a is not None else self._apply(w, now) if isinstance(w, Prepared) else self._apart(w) for w, a in zip(batch, done, strict=True)]
             self._commit()
         except BaseException:
             abort(self.db)
@@ -140,24 +147,25 @@ class Committer:
         self._cursor.execute(Q.commit)
         self.took = time.perf_counter() - began
 
-    def _steps(self, batch: Sequence[Write], keys: Mapping[str, int], done: list[Applied | None]) -> None:
-        """The plain steps of a batch, two statements for all of them; ``done`` gets what became of each."""
+    def _steps(self, batch: Sequence[Write], keys: Mapping[str, int], done: list[Outcome | None]) -> int:
+        """The plain steps of a batch, two statements for all of them; ``done`` gets what became of each. How many there were."""
         number, digest, log, runs = self._log_id, b"", [], []
         for i, w in enumerate(batch):
             s = w if type(w) is Step else step_of(w)
             if s is None or (key := keys.get(s.run_id)) is None:
                 continue
             number += 1
-            after, digest = s.after, s.hash
-            log.append((number, key, s.seq, after.row, digest, s.data))
-            runs.append((s.seq, number, s.since, s.version, s.step, s.head, key, s.fence, after.row, after.hash))
-            done[i] = Applied(s.tip(number), key, True)
-        if not runs:
-            return
-        self._many(log, Q.steps_run, runs)
-        self._log_id, self._log_hash = number, digest
+            after, digest, seq, since = s.after, s.hash, s.seq, s.since
+            row = after.row
+            log.append((number, key, seq, row, digest, s.data))
+            runs.append((seq, number, since, s.version, s.step, s.head, key, s.fence, row, after.hash))
+            done[i] = Tip(seq, digest, number, since, after.whole)
+        if runs:
+            self._many(log, Q.steps_run, runs)
+            self._log_id, self._log_hash = number, digest
+        return len(runs)
 
-    def _births(self, batch: Sequence[Write], done: list[Applied | None], now: int) -> None:
+    def _births(self, batch: Sequence[Write], done: list[Outcome | None], now: int) -> None:
         """The births in a batch that begin at once; one that another run's lane, or its id, stands against has the group refused."""
         number, digest, born, log = self._log_id, self._log_hash, [], []
         key, carried = 0, []
@@ -186,7 +194,7 @@ class Committer:
             self._many(log, Q.carry_insert, carried)
             self._log_id, self._log_hash = number, digest
 
-    def _ends(self, batch: Sequence[Write], keys: Mapping[str, int], done: list[Applied | None]) -> None:
+    def _ends(self, batch: Sequence[Write], keys: Mapping[str, int], done: list[Outcome | None]) -> None:
         """The plain ends in a batch; one that was taken away, or told something, has the group refused."""
         number, digest, log, ended = self._log_id, self._log_hash, [], []
         for i, p in enumerate(batch):
@@ -271,10 +279,10 @@ class Committer:
         key, tip, fence, owner, holds, turn, status, digest, _ = state
         if error := apply.step_refused(s, Found(fence, owner, False, tip, digest, bool(holds), turn, status)):
             raise error
-        done: list[Applied | None] = [None]
+        done: list[Outcome | None] = [None]
         self._steps([s], {s.run_id: key}, done)
-        assert done[0] is not None, "the run's key is there"
-        return done[0]
+        assert isinstance(done[0], Tip), "the run's key is there"
+        return Applied(done[0], key, True)
 
     def _ruled(self, p: Prepared, state: tuple[Any, ...] | None, sight: Sight, now: int) -> Ruling:
         """What becomes of the run's row, of which ``state`` holds tip, fence, owner, holds, turn, status and the tip's hash."""

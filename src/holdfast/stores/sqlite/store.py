@@ -415,12 +415,13 @@ class SqliteStore:
             raise ProcessForked(f"{self.path} was opened by the process that this one was forked from", hint="open it again in the child")
 
     def _write(self) -> Writer:
-        if self._writer is None:
+        if (writer := self._writer) is None:
             raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
-        self._own()
+        if machine.forks() != self._forks:
+            self._own()
         if self.suspect is not None:
             raise type(self.suspect)(self.suspect.message, hint=self.suspect.hint, code=self.suspect.code)
-        return self._writer
+        return writer
 
     # -- writing ------------------------------------------------------------------------------------
 

@@ -14,18 +14,17 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import apsw
-import msgspec
 
 from holdfast import meters
 from holdfast.core.commit import Step, Tip
 from holdfast.core.errors import HoldfastError, StoreClosed
 from holdfast.core.lease import Take
 from holdfast.stores.apply import Prepared, news_of
-from holdfast.stores.sqlite.commits import Applied, Committer, Write, step_of
+from holdfast.stores.sqlite.commits import Committer, Outcome, Write
 from holdfast.stores.sqlite.connection import shut, translate
 
 SLOW = 0.002
@@ -35,9 +34,8 @@ TURN = 0.002
 T = TypeVar("T")
 
 
-class _Waiting(msgspec.Struct, frozen=True):
-    what: Write
-    future: asyncio.Future[Tip]
+_Waiting = tuple[Write, "asyncio.Future[Tip]"]
+"""A commit, and where its answer is awaited."""
 
 
 class _Job(NamedTuple):
@@ -71,8 +69,12 @@ class Writer:
 
     # -- commits ------------------------------------------------------------------------------------
 
-    async def commit(self, w: Write) -> Tip:
+    def commit(self, w: Write) -> Awaitable[Tip]:
         """Writes a commit, alone or with what else waits; answers after the sync."""
+        return self._joined(w) if type(w) is Step and len(self._keys) > 1 else self._first(w)
+
+    async def _first(self, w: Write) -> Tip:
+        """Writes a commit in place, unless others have something to write too."""
         lone = (alone := self._alone(w)) and self._stands_for_a_claim(w)  # its worker has just looked, and nothing else is due: there is nobody to give way to
         if alone and not lone and time.perf_counter() > self._turn_ends:
             # Commits in place never wait, so one run would keep the loop to itself until its end: now and then the
@@ -95,13 +97,17 @@ class Writer:
                 pass  # another process writes: the thread waits for it, the loop does not
             except apsw.Error as e:
                 raise translate(e, self._path) from e
+        return await self._joined(w)
+
+    def _joined(self, w: Write) -> asyncio.Future[Tip]:
+        """Has a commit written with what else comes in this tick."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Tip] = loop.create_future()
-        self._pending.append(_Waiting(w, future))
+        self._pending.append((w, future))
         if self._flushing is not loop:
             self._flushing = loop
             loop.call_soon(self._flush)
-        return await future
+        return future
 
     def _alone(self, w: Write) -> bool:
         """Whether this store drives no other run, so that waiting for company would be in vain."""
@@ -112,7 +118,7 @@ class Writer:
     def _stands_for_a_claim(self, w: Write) -> bool:
         return type(w) is Prepared and isinstance(w.commit.lease, Take) and w.commit.lease.found
 
-    def _in_place(self, w: Write) -> Applied:
+    def _in_place(self, w: Write) -> Outcome:
         applied = self._here.one(w, self._keys.get(w.run_id))
         if (error := self._after(self._here)) is not None:
             raise error
@@ -143,9 +149,10 @@ class Writer:
         rest: list[_Waiting] = []
         runs: set[str] = set()
         for waiting in self._pending:
-            if waiting.future.done():
+            w, future = waiting
+            if future.done():
                 continue  # its task was cancelled before anything was written
-            run_id = waiting.what.run_id
+            run_id = w.run_id
             if run_id in runs or len(batch) == GROUP:
                 rest.append(waiting)
             else:
@@ -154,21 +161,21 @@ class Writer:
         self._pending = rest
         return batch
 
-    def _settle(self, committer: Committer, batch: Sequence[_Waiting]) -> list[Applied | Exception]:
+    def _settle(self, committer: Committer, batch: Sequence[_Waiting]) -> Sequence[Outcome | Exception]:
         """Commits a group; whatever goes wrong, each member gets its own outcome. Only a busy database is left to the caller."""
         keys = dict(self._keys)
         if len(batch) > 1:
             try:
-                done = committer.together([w.what for w in batch], keys)
+                done = committer.together([w for w, _ in batch], keys)
                 error = self._after(committer)
-                return list(done) if error is None else [error] * len(batch)
+                return done if error is None else [error] * len(batch)
             except apsw.BusyError:
                 raise
             except Exception:
                 # Rolled back as a whole. Whose fault it was, and what it was, shows when each is tried alone.
-                return [self._attempt(committer, w.what, keys) for w in batch]
+                return [self._attempt(committer, w, keys) for w, _ in batch]
         try:
-            applied = committer.one(batch[0].what, keys.get(batch[0].what.run_id)) if batch else None
+            applied = committer.one(batch[0][0], keys.get(batch[0][0].run_id)) if batch else None
         except apsw.BusyError:
             raise
         except apsw.Error as e:
@@ -178,7 +185,7 @@ class Writer:
         error = self._after(committer)
         return [] if applied is None else [error or applied]
 
-    def _attempt(self, committer: Committer, w: Write, keys: dict[str, int]) -> Applied | Exception:
+    def _attempt(self, committer: Committer, w: Write, keys: dict[str, int]) -> Outcome | Exception:
         try:
             applied = committer.one(w, keys.get(w.run_id))
         except apsw.BusyError as e:
@@ -189,36 +196,35 @@ class Writer:
             return e
         return self._after(committer) or applied
 
-    def _answer(self, batch: Sequence[_Waiting], outcomes: Sequence[Applied | Exception], took: float, *, final: bool = False) -> None:
+    def _answer(self, batch: Sequence[_Waiting], outcomes: Sequence[Outcome | Exception], took: float, *, final: bool = False) -> None:
         """Tells each member its own outcome. One that met a busy database goes to the thread, unless it comes from there."""
         self._note(took)
         if meters.METERS and batch:
             meters.group(len(batch), took)
-        for waiting, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Applied):
-                tip, future = self._finish(waiting.what, outcome), waiting.future
+        for (w, future), outcome in zip(batch, outcomes, strict=True):
+            if not isinstance(outcome, Exception):
+                tip = outcome if type(outcome) is Tip else self._finish(w, outcome)
                 if not future.done():
                     future.set_result(tip)
             elif isinstance(outcome, apsw.BusyError) and not final:
-                self._send_away([waiting])
+                self._send_away([(w, future)])
             else:
-                self._keys.pop(waiting.what.run_id, None)
+                self._keys.pop(w.run_id, None)
                 error = translate(outcome, self._path) if isinstance(outcome, apsw.Error) else outcome
-                if not waiting.future.done():
-                    waiting.future.set_exception(error)
+                if not future.done():
+                    future.set_exception(error)
 
-    def _finish(self, w: Write, applied: Applied) -> Tip:
+    def _finish(self, w: Write, outcome: Outcome) -> Tip:
         """Remembers whose run is driven here, and lets others look if there is something for them."""
-        run_id = w.run_id
-        if run_id in self._keys and (type(w) is Step or step_of(w) is not None):
-            return applied.tip  # it goes on as before, and that is nobody else's business
-        if applied.owned:
-            self._keys[run_id] = applied.key
+        if isinstance(outcome, Tip):
+            return outcome  # it goes on as before, and that is nobody else's business
+        if outcome.owned:
+            self._keys[w.run_id] = outcome.key
         else:
-            self._keys.pop(run_id, None)
+            self._keys.pop(w.run_id, None)
         if type(w) is Prepared and (w.sealed.doc is not None or not w.plain):
-            self._tell(news_of(w, applied.owned))
-        return applied.tip
+            self._tell(news_of(w, outcome.owned))
+        return outcome.tip
 
     def _note(self, took: float) -> None:
         self._average += (took - self._average) * 0.1
@@ -258,7 +264,7 @@ class Writer:
     # -- the thread ---------------------------------------------------------------------------------
 
     def _send_away(self, batch: Sequence[_Waiting]) -> None:
-        def work(committer: Committer) -> tuple[list[Any], float]:
+        def work(committer: Committer) -> tuple[Sequence[Outcome | Exception], float]:
             return self._settle(committer, batch), committer.took
 
         def settled(job: asyncio.Future[Any]) -> None:
@@ -315,7 +321,7 @@ class Writer:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
-        for waiting in self._pending:
-            if not waiting.future.done():
-                waiting.future.set_exception(StoreClosed())
+        for _, future in self._pending:
+            if not future.done():
+                future.set_exception(StoreClosed())
         self._pending = []
