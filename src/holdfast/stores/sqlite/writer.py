@@ -60,6 +60,7 @@ class Writer:
         self._pending: list[_Waiting] = []
         self._flushing: asyncio.AbstractEventLoop | None = None  # the loop that will flush; a loop that has died will not
         self._keys: dict[str, int] = {}
+        self._news: int | None = None  # what others are to be told of, if anything
         self._average = 0.0
         self._turn_ends = 0.0
         self._giving_way = 0
@@ -92,7 +93,9 @@ class Writer:
                 applied = self._in_place(w)
                 if lone:
                     self._turn_ends = time.perf_counter() + TURN
-                return self._finish(w, applied)
+                tip = self._finish(w, applied)
+                self._announce()
+                return tip
             except apsw.BusyError:
                 pass  # another process writes: the thread waits for it, the loop does not
             except apsw.Error as e:
@@ -213,9 +216,10 @@ class Writer:
                 error = translate(outcome, self._path) if isinstance(outcome, apsw.Error) else outcome
                 if not future.done():
                     future.set_exception(error)
+        self._announce()
 
     def _finish(self, w: Write, outcome: Outcome) -> Tip:
-        """Remembers whose run is driven here, and lets others look if there is something for them."""
+        """Remembers whose run is driven here, and whether there is something for others to look at."""
         if isinstance(outcome, Tip):
             return outcome  # it goes on as before, and that is nobody else's business
         if outcome.owned:
@@ -223,8 +227,14 @@ class Writer:
         else:
             self._keys.pop(w.run_id, None)
         if type(w) is Prepared and (w.sealed.doc is not None or not w.plain):
-            self._tell(news_of(w, outcome.owned))
+            self._news = (self._news or 0) | news_of(w, outcome.owned)
         return outcome.tip
+
+    def _announce(self) -> None:
+        """Lets others look, once for all that was committed together."""
+        if self._news is not None:
+            news, self._news = self._news, None
+            self._tell(news)
 
     def _note(self, took: float) -> None:
         self._average += (took - self._average) * 0.1
