@@ -161,11 +161,13 @@ class State(Mapping[str, Any]):
     @classmethod
     def _view(cls, values: Mapping[str, Any], only: tuple[str, ...] | None = None) -> State:
         """A snapshot over frozen values, copied nowhere (§4.2)."""
-        self = object.__new__(cls)
-        if only is not None:
-            values = {n: values[n] for n in only if n in values}
-        object.__setattr__(self, "_values", values)
-        object.__setattr__(self, "_only", None if only is None else frozenset(only))
+        self = _blank(cls)
+        if only is None:
+            _set_values(self, values)
+            _set_only(self, None)
+        else:
+            _set_values(self, {n: values[n] for n in only if n in values})
+            _set_only(self, frozenset(only))
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -194,6 +196,10 @@ class State(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
+
+
+_blank = object.__new__
+_set_values, _set_only = State.__dict__["_values"].__set__, State.__dict__["_only"].__set__  # a snapshot is made for each step: this is what its __setattr__ refuses
 
 
 class Values(State):

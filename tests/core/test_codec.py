@@ -271,3 +271,17 @@ def test_the_columns_of_a_run_are_laid_over_its_record() -> None:
     assert codec.overlay(run, status="failed", **here) == msgspec.structs.replace(run, status="failed")
     moved = codec.overlay(run, status=run.status, **here | {"version": 9, "step": "s", "head": "c9"})
     assert (moved.version, moved.current_step_id, moved.checkpoint_head, moved.status) == (9, "s", "c9", run.status)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32), st.sampled_from(["a", "node" * 20]), st.one_of(st.none(), st.binary(max_size=300), st.just(b"x" * 70_000)))
+def test_a_plain_step_s_row_is_put_together_as_it_is_encoded(at: int, fence: int, step: int, name: str, writes: bytes | None) -> None:
+    """Issue «Speed»: the pieces around what changes, and what changes, are the bytes that the encoders make."""
+
+    def delta(step: int, writes: bytes | None) -> cps.Delta:
+        return cps.Delta(step, cps.Source.LOOP, (cps.TaskResult(name, "ok", writes),), {}, pending=(cps.Task("next", seen=(f"done:{name}",)),))
+
+    form = codec.form(delta(0, None), ev.StepCompleted(0, name, "ok", bytes(canon.HASH_BYTES)), ev.StepStarted(0, "next"))
+    found = form.filled(b"before", codec.number(step), codec.number(step + 1), writes, at, codec.number(fence))
+    data = codec.encode_delta(delta(step, writes))
+    hash = canon.chain(b"before", data)
+    assert found == (hash, codec.encode_row(at, fence, ev.SYSTEM, [ev.StepCompleted(step, name, "ok", hash), ev.StepStarted(step + 1, "next")], data))

@@ -106,9 +106,10 @@ class Form(msgspec.Struct, frozen=True, gc=False):
         """The checkpoint's hash and the row, with the delta in it. ``step``, ``after`` and ``fence``: as ``number`` gives them."""
         a, b, c = self.delta
         data = b"".join((a, step, b, _NIL, c) if writes is None else (a, step, b, _binary(len(writes)), writes, c))
-        hash = canon.chain(previous, data)
+        hash, size = canon.chain(previous, data), len(data)
         a, b, c, d, e, f = self.row
-        return hash, b"".join((a, number(at), fence, b, step, c, hash, d, after, e, _binary(len(data)), data, f))
+        when = _long(0xCF, at) if at > 0xFFFF_FFFF else number(at)  # as nearly always, without a call; so with the size
+        return hash, b"".join((a, when, fence, b, step, c, hash, d, after, e, _short(0xC5, size) if 0xFF < size < 0x1_0000 else _binary(size), data, f))
 
 
 def form(delta: Delta, ended: ev.StepEnded, started: ev.StepStarted) -> Form:

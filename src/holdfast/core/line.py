@@ -32,7 +32,7 @@ import msgspec
 from holdfast.core import canon, codec, ids
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING, ROOM, copied, grow, reduce
-from holdfast.core.checkpoint import ENDED, NONE_SEEN, STEPPED, Checkpoint, Delta, Source, Task, TaskResult
+from holdfast.core.checkpoint import ENDED, STEPPED, Checkpoint, Delta, Source, Task, TaskResult
 from holdfast.core.commit import Commit, Step, Tip, whole_due
 from holdfast.core.graph import Program, Straight
 from holdfast.core.lease import RELEASE, counter
@@ -176,9 +176,10 @@ class Line:
         return None if wrong or self._tip.since + self._tip.whole > ROOM else kinds
 
     def _seen(self, task: Task) -> dict[str, int]:
-        upto = dict(self.seen.get(task.node, NONE_SEEN))
+        versions, before = self.versions, self.seen.get(task.node)
+        upto = {} if before is None else dict(before)
         for channel in task.seen:
-            upto[channel] = self.versions.get(channel, 0)
+            upto[channel] = versions.get(channel, 0)
         return upto
 
     def _end(

@@ -660,10 +660,15 @@ class Hand:
         self._program = program
         self._loop = asyncio.get_running_loop()  # code in a thread may be the first that asks for the attempt
         self.asked: list[Attempt] = []
+        self.at()
 
-    def take(self, node: Node, task: Task, state: State, key: str = "", path: str = "", number: int = 1) -> None:
-        """Takes a step in hand: this attempt at it, by its number, with what it sees; ``key`` and ``path``: where it stands, if not as a task of the run."""
-        self._node, self._task, self._state, self._key, self._path, self._number = node, task, state, key, path, number
+    def at(self, key: str = "", path: str = "", number: int = 1) -> None:
+        """Which attempt at it this is, by its number; ``key`` and ``path``: where the step stands, if not as a task of the run."""
+        self._key, self._path, self._number = key, path, number
+
+    def take(self, node: Node, task: Task, state: State) -> None:
+        """Takes a step in hand, with what it sees."""
+        self._node, self._task, self._state = node, task, state
         self._patience: Patience | None = None
 
     def drop(self) -> None:

@@ -151,7 +151,8 @@ async def _attempt(
         return Finished(TaskResult(task.key, outcome="skipped: when", attempt=attempt), NOTHING)
 
     given = Hand(services, journal, program)
-    given.take(node, task, snapshot, place.key, place.path, attempt)
+    given.take(node, task, snapshot)
+    given.at(place.key, place.path, attempt)
     light = node.shape in CODE and node.check is None and node.limit is None and not node.gated and not journal.run.budgets
     while True:
         try:
