@@ -176,8 +176,10 @@ class Line:
         return None if wrong or self._tip.since + self._tip.whole > ROOM else kinds
 
     def _seen(self, task: Task) -> dict[str, int]:
-        versions, before = self.versions, self.seen.get(task.node)
-        upto = {} if before is None else dict(before)
+        before = self.seen.get(task.node)
+        if before is None and self._straight:
+            return {task.seen[0]: self.step}  # the end of the node before it, at the step before
+        versions, upto = self.versions, dict(before or ())
         for channel in task.seen:
             upto[channel] = versions.get(channel, 0)
         return upto
