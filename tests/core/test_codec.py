@@ -285,3 +285,12 @@ def test_a_plain_step_s_row_is_put_together_as_it_is_encoded(at: int, fence: int
     data = codec.encode_delta(delta(step, writes))
     hash = canon.chain(b"before", data)
     assert found == (hash, codec.encode_row(at, fence, ev.SYSTEM, [ev.StepCompleted(step, name, "ok", hash), ev.StepStarted(step + 1, "next")], data))
+
+
+@pytest.mark.parametrize("value", [0, 0x7F, 0x80, 0xFF, 0x100, 0xFFFF, 0x1_0000, 0xFFFF_FFFF, 0x1_0000_0000, 2**64 - 1])
+def test_a_number_is_encoded_as_everywhere(value: int) -> None:
+    assert codec.number(value) == msgspec.msgpack.encode(value)
+    form = codec.form(Delta(0, done=(TaskResult("a"),), pending=(Task("b", seen=("done:a",)),)), ev.StepCompleted(0, "a", "ok", bytes(canon.HASH_BYTES)), ev.StepStarted(0, "b"))
+    writes = bytes(min(value, 0x1_0000))
+    data = codec.encode_delta(Delta(1, done=(TaskResult("a", writes=writes),), pending=(Task("b", seen=("done:a",)),)))
+    assert data in form.filled(b"", codec.number(1), codec.number(2), writes, value, codec.number(2))[1]
