@@ -600,6 +600,11 @@ class Named(str):
 ODD = ["", "text", "é", "a\0b", "\ud800", Named("a"), 5, -(2**63), 2**64 - 1, 2**64, True, None, b"raw", 1.5, math.inf, math.nan, [1], {"k": 1}, dt.date(2026, 1, 2), FrozenList([1])]
 
 
+@pytest.mark.parametrize("value", [True, None, b"raw", 1.5, "text", 5])
+def test_each_kind_of_plain_value_is_packed_in_one_pass(value: typing.Any) -> None:
+    assert canon.pack_plain({"a": value, "b": value}, {"a": object, "b": type(value)}) == pack({"a": value, "b": value})
+
+
 @given(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.sampled_from(ODD), min_size=1), st.booleans())
 def test_plain_values_are_packed_in_one_pass_as_in_two(value: dict[str, typing.Any], named: bool) -> None:
     """Issue «Speed»: what is packed in short is what would have been packed at length; what would have been refused is left to that."""
