@@ -559,7 +559,11 @@ class SqliteStore:
         for holds, statement in ((0, Q.take_due), (1, Q.take_due_holder)):
             if due := [(owner, c.key, c.fence) for c in found.runs if c.holds == holds]:
                 db.executemany(statement, due)
-        out = [(c.key, Claim(c.run_id, c.fence + 1) if c.holds is not None else self._take(db, c, owner, now)) for c in found.runs]
+        if others := [(owner, at_once(now), c.key, c.fence) for c in found.runs if c.holds is None]:
+            db.executemany(Q.take, others)
+        # A process that was killed leaves many runs: why they may be taken is proven once for all of them.
+        lost = {o: self._owners.lost(self._owners.find(db, o)) for o in {c.previous for c in found.runs if c.previous is not None}}
+        out = [(c.key, self._claim_of(c, owner, lost)) for c in found.runs]
         if any(c.previous is not None for c in found.runs):
             self._tidied = -math.inf  # somebody is gone
         for gone in self._litter(db, owner):
@@ -567,11 +571,12 @@ class SqliteStore:
                 self._liveness.forget(gone)
         return out
 
-    def _take(self, db: apsw.Connection, c: _Candidate, owner: str, now: int) -> Claim:
-        """Takes a run that was asked for by name, or that a lost owner had."""
-        db.execute(Q.take, (owner, at_once(now), c.key, c.fence))
-        lost = None if c.previous is None else self._owners.lost(self._owners.find(db, c.previous))
-        return apply.taken(c.run_id, c.fence, c.previous, owner, lost)
+    @staticmethod
+    def _claim_of(c: _Candidate, owner: str, lost: Mapping[str, str | None]) -> Claim:
+        """The claim of a run that was due, that was asked for by name, or that a lost owner had; ``lost``: why each owner is."""
+        if c.holds is not None:
+            return Claim(c.run_id, c.fence + 1)
+        return apply.taken(c.run_id, c.fence, c.previous, owner, lost.get(c.previous) if c.previous is not None else None)
 
     def _litter(self, db: apsw.Connection, owner: str) -> list[str]:
         """Owners that are gone for good, hold nothing, and whom no attempt names that is not closed: their death must stay provable. They are in
