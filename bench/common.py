@@ -12,6 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+# Programs that are started from here find packages as installers leave them: with their bytecode, whatever the shell that runs the bench was told.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 HERE = pathlib.Path(__file__).resolve().parent
 HOME = pathlib.Path(os.environ.get("BENCH_HOME") or HERE / ".home")
 DATABASE = os.environ.get("BENCH_DATABASE", "")

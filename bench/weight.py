@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import subprocess
 import sys
 
 from common import clock, emit, percentile
 
-# As installers leave a package: with its bytecode, whatever the shell that runs the bench was told.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 PARTIES = {"ours": ("import holdfast", "holdfast"), "langgraph": ("import langgraph.graph", "langgraph"), "dbos": ("import dbos", "dbos")}
 
 
