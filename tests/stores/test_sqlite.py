@@ -38,6 +38,7 @@ from holdfast.core.errors import (
 from holdfast.core.lease import COUNTER_BITS, Alive, Take
 from holdfast.core.limits import Limit, Rule
 from holdfast.stores import MemoryStore, SqliteStore, open_url
+from holdfast.stores.sqlite import connection as connection_module
 from holdfast.stores.sqlite import writer as writer_module
 from holdfast.stores.sqlite.anchor import Mark, pack, unpack
 from holdfast.stores.sqlite.connection import Q, connect
@@ -713,6 +714,28 @@ class Locked:
     def one(self, w: Any, key: int | None) -> Any:
         self.tried.append(w.run_id)
         raise apsw.BusyError("database is locked")
+
+
+def test_the_first_naps_before_a_locked_database_are_shorter_than_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§1.11: a lock that a neighbour has let go of is taken soon; one that is held for long is looked at less often, and not beyond the patience."""
+    path, now, naps = str(tmp_path / "s.db"), [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(connection_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    with contextlib.closing(connect(path, create=True)) as holder, contextlib.closing(connect(path)) as waiter:
+        for _ in range(2):  # each wait begins with brief naps
+            naps.clear()
+            holder.execute("BEGIN IMMEDIATE")
+            with pytest.raises(apsw.BusyError):
+                waiter.execute("BEGIN IMMEDIATE")
+            holder.execute("ROLLBACK")
+            assert max(naps[:32]) <= 0.0008
+            assert max(naps[:32]) < max(naps[32:]) <= 0.002
+            assert min(naps) >= 0.0001 and len(set(naps[:32])) > 16, "naps are uneven, so that two processes do not look in step"
+            assert 5.0 <= sum(naps) < 5.0 + 0.002
 
 
 def test_who_has_waited_for_a_locked_database_waits_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
