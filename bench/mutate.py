@@ -56,7 +56,7 @@ from bench.mutations import MARKS, Mutant, changed, marked, mutants
 SOURCE = pathlib.Path("src/holdfast")
 FOLDERS = ("engine", "stores", "workers", "core")
 NO_FAULT = ROOT / "bench" / "no_fault.toml"
-NOT_SHOWN = ("tests/docs", "tests/examples", "tests/integrations", "tests/typed", "tests/cli", "tests/simulation", "tests/damage", "tests/postgres")  # fmt: skip
+NOT_SHOWN = ("tests/docs", "tests/examples", "tests/integrations", "tests/typed", "tests/cli", "tests/simulation", "tests/damage", "tests/postgres")
 """Tests of pages, tools and whole commands."""
 
 AT_ONCE = 40  # test files of one round of the map
@@ -462,7 +462,7 @@ def told(chosen: Sequence[Mutant], done: dict[str, list[Any]], options: argparse
     summary = {
         "seed": options.seed, "possible": possible, "asked": asked, "done": shown, "killed": killed, "survived": len(survivors),
         "no_fault": no_fault, "skipped": asked - shown, "percent": round(percent, 1), "survivors": survivors, "excused": excused,
-    }  # fmt: skip
+    }
     if options.json:
         print(json.dumps(summary, indent=2, ensure_ascii=False))
     else:

@@ -16,7 +16,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add,
     ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
     ast.LShift: ast.RShift, ast.RShift: ast.LShift,
-}  # fmt: skip
+}
 DROPPED = (ast.AugAssign, ast.Raise, ast.Delete, ast.Continue, ast.Break)
 
 

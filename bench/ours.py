@@ -562,7 +562,7 @@ CASES = {
     "effect": effect, "lin": lin, "conc": conc, "conc-long": conc_long, "fan": fan, "wf": wf, "turns": turns, "delta": delta, "resume": resume, "park": park,
     "noop": noop, "noop-polling": noop_polling, "noop-rested": noop_rested, "workers": workers, "signal": signal_, "approval": approval, "recover": recover,
     "serve": serve, "park-child": park_child, "recover-child": recover_child,
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     asyncio.run(CASES[sys.argv[1]](*sys.argv[2:]))

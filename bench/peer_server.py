@@ -227,7 +227,7 @@ async def _measure(beside: Beside, runs: int, steps: int, idle: int, busy: int, 
         asked: tuple[tuple[str, str, object], ...] = (
             ("list", "/threads/search", {"limit": 50}), ("waiting", "/threads/search", {"status": "interrupted", "limit": 50}),
             ("short", f"/threads/{newest}", None), ("long", f"/threads/{long}", None), ("events", f"/threads/{long}/history", {"limit": 100}),
-        )  # fmt: skip
+        )
         for name, path, body in asked:
             took = await reads(http, path, reading, body, seconds=seconds / 20)
             beside.found[name] = f"{at(took, 0.5):.1f} / {at(took, 0.99):.1f} ms"

@@ -171,7 +171,7 @@ async def whole(url: str, seconds: float) -> dict[str, Any]:
             "good_beside": {"count": len(beside), "p50_ms": round(beside[len(beside) // 2], 1), "p99_ms": round(beside[int(len(beside) * 0.99)], 1)},
             "p99_ratio": round(beside[int(len(beside) * 0.99)] / alone[int(len(alone) * 0.99)], 2),
             "more_memory_mib": round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, 1),
-        }  # fmt: skip
+        }
         states: Counter[str] = Counter()
         kinds = {host: kind for kind, host in HOSTS.items()}
         for intent in await rt.store.intents(limit=5_000):

@@ -151,7 +151,7 @@ async def main(runs: int, steps: int, idle: int, busy: int, reading: int, beside
                     ("list", "list 50 runs", "/v1/runs?limit=50"), ("waiting", "list those that wait", "/v1/runs?condition=awaiting_gate_decision&limit=50"),
                     ("inbox", "the inbox", "/v1/waits"), ("short", "a short run", f"/v1/runs/{(await rt.runs(limit=1))[0].run_id}"),
                     ("long", f"a run of {steps:,} steps", f"/v1/runs/{long}"), ("events", "its events", f"/v1/runs/{long}/events?after={2 * steps - 100}"),
-                ):  # fmt: skip
+                ):
                     took = await reads(http, path, reading)
                     table.row(key, f"read beside load: {name}, p50 / p99", f"{at(took, 0.5):.1f} / {at(took, 0.99):.1f} ms", "p99 ≤ 50 ms", at(took, 0.99) <= 50)
                 for key, name, path in (("page-long", f"run page, {steps:,} steps", f"/runs/{long}"), ("page-overview", "overview", "/"), ("page-runs", "runs", "/runs")):

@@ -49,7 +49,7 @@ GOALS = (
     Goal("after kill -9: 100 runs done, ms", "recover: 100 runs done", 500, 250, at_most=True),
     Goal("import, and every name used, ms", "import, and every name of it used", 100, 60, at_most=True),
     Goal("packages in the core install", "packages in the core install", 8, 6, at_most=True),
-)  # fmt: skip
+)
 
 GOALS_OVER_A_SERVER = (
     Goal("one run, against LangGraph at its default", "lin", 3, 4, ("langgraph", "lin")),

@@ -18,7 +18,7 @@ def test_tests_core_cover_every_branch_of_the_core(tmp_path: pathlib.Path) -> No
     ran = subprocess.run(
         [*coverage, "run", "--branch", "--source=holdfast.core", "-m", "pytest", "-n0", "tests/core", "-p", "no:cacheprovider"],
         cwd=ROOT, env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stdout[-4000:]
     subprocess.run([*coverage, "json", "-o", str(tmp_path / "covered.json")], cwd=ROOT, env=env, capture_output=True, check=True)
     files = json.loads((tmp_path / "covered.json").read_text())["files"]

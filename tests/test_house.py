@@ -15,7 +15,7 @@ PAGE = (Path(__file__).resolve().parents[1] / "docs" / "architecture.md").read_t
 BESIDE = {
     "workers/worker": "these runs are driven by the façade; a worker claims by the same verb",
     "workers/toolrunner": "its tools run here", "engine/calls/elsewhere": "its tools run here",
-}  # fmt: skip
+}
 """Rooms that the table names and neither run enters, and why."""
 WALK = {"submit": (28, 57), "drive": (35, 345), "approve": (35, 240)}
 """By phase the modules entered and the returns to one that was left, as they were measured, with little room: within the

@@ -20,6 +20,6 @@ HOMES = {
     "holdfast.engine.calls.context": ("Context", "current"),
     "holdfast.handle": ("Decided", "Decision", "Run", "Schedule", "Wait"),
     "holdfast.runtime": ("Runtime", "run"),
-}  # fmt: skip
+}
 __all__ = sorted(name for names in HOMES.values() for name in names)  # noqa: PLE0605
 __getattr__, __dir__ = lazily(__name__, HOMES)

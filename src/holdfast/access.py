@@ -122,7 +122,7 @@ class Tokens:
         number, secret = secrets.token_hex(6), secrets.token_urlsafe(24)
         access = Access(
             id=number, digest=_digest(secret), tenant_id=text(tenant_id, "tenant"), scopes=scopes(words), actor=text(actor, "actor"), created_at=now, expires_at=expires_at
-        )  # fmt: skip
+        )
         await self._shelf.put(number, _encode(access))
         return Issued(f"hf_{number}_{secret}", access)
 
@@ -189,7 +189,7 @@ class FileTokens:
         try:
             at = self._file.stat()
             if self._read is None or self._read[:2] != (at.st_mtime_ns, at.st_size):
-                self._read = at.st_mtime_ns, at.st_size, dict(map(_line, _said(self._file.read_text("utf-8"))))
+                self._read = at.st_mtime_ns, at.st_size, dict(map(_line, _spell(self._file.read_text("utf-8"))))
         except (OSError, UnicodeDecodeError) as e:
             raise InvalidInput(f"the token file cannot be read: {e}", field="token_file", hint="a line for each token: TOKEN scopes=view,decide") from e
         return self._read[2]
@@ -201,7 +201,7 @@ class FileTokens:
         return access in self._lines().values() or await self._beside().holds(access, now=now)
 
 
-def _said(text: str) -> list[str]:
+def _spell(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
@@ -216,7 +216,7 @@ def _line(line: str) -> tuple[bytes, Access]:
     return digest, Access(
         id=f"file-{digest.hex()[:12]}", digest=digest, tenant_id=text(said.get("tenant", "default"), "tenant"), actor=text(said.get("actor", "operator"), "actor"),
         scopes=scopes([w for w in said.get("scopes", "admin").split(",") if w]),
-    )  # fmt: skip
+    )
 
 
 def _digest(secret: str) -> bytes:

@@ -19,7 +19,7 @@ from holdfast.core.bounds import (
     ID_BYTES,
     NOTE_BYTES,
     as_given,
-    checked,
+    check_arguments,
     constructor,
     duration,
     function,
@@ -49,10 +49,10 @@ from holdfast.core.graph import (
     Send,
     Trigger,
     compile,
-    refused,
-    unwritten,
+    find_unwritten,
+    refuse,
 )
-from holdfast.core.limits import own_name
+from holdfast.core.limits import check_name
 from holdfast.core.policy import OnFail
 from holdfast.core.retry import Retry, coerce
 
@@ -263,7 +263,7 @@ class _Declared(msgspec.Struct, frozen=True, kw_only=True):
             "gate": self.gate,
             "check": self.check,
             "on_fail": one_of(self.on_fail, "on_fail", _ON_FAIL),
-            "limit": None if self.limit is None else own_name(self.limit),
+            "limit": None if self.limit is None else check_name(self.limit),
         }
 
 
@@ -280,7 +280,7 @@ class Graph(Generic[S]):
         migrates: the fingerprints of older versions of the graph; runs that began with them can be continued with this one (§3.2).
     """
 
-    @checked(id=text, redo=as_given, kind=text)
+    @check_arguments(id=text, redo=as_given, kind=text)
     def __init__(
         self,
         id: str,
@@ -338,7 +338,7 @@ class Graph(Generic[S]):
         tool: str | Tool | None = None,
     ) -> Callable[[F], F]: ...
 
-    @checked(name=as_given, after=as_given, check=function, timeout=TIMEOUT, limit=as_given, tool=as_given)
+    @check_arguments(name=as_given, after=as_given, check=function, timeout=TIMEOUT, limit=as_given, tool=as_given)
     def node(
         self,
         name: Any = None,
@@ -394,7 +394,7 @@ class Graph(Generic[S]):
             start=start, after=after, when=when, on=on, reads=reads, writes=writes, retry=retry, timeout=timeout, side_effects=side_effects,
             idempotent=idempotent, verify=verify, undo=undo, capabilities=capabilities, delivers=delivers, gate=gate, check=check, on_fail=on_fail,
             limit=limit, tool=tool,
-        )  # fmt: skip
+        )
         if name is not None and callable(name):
             self._add(name, None, made)
             return name
@@ -449,14 +449,14 @@ class Graph(Generic[S]):
         )
         self._program = None
 
-    @checked()
+    @check_arguments()
     def edge(self, source: NodeRef, target: NodeRef) -> Graph[S]:
         """Makes ``target`` run after ``source``; START and END are allowed."""
         self._edges.append((self._name(source, "source"), self._name(target, "target")))
         self._program = None
         return self
 
-    @checked()
+    @check_arguments()
     def branch(self, node: NodeRef, router: Callable[[S], Any]) -> Graph[S]:
         """After ``node``, the router decides which nodes run next. It gets the state with that node's writes, and returns a name, several
         names, Sends or END."""
@@ -469,7 +469,7 @@ class Graph(Generic[S]):
         self._program = None
         return self
 
-    @checked(after=as_given, check=function, timeout=TIMEOUT)
+    @check_arguments(after=as_given, check=function, timeout=TIMEOUT)
     def subgraph(
         self,
         name: str,
@@ -505,7 +505,7 @@ class Graph(Generic[S]):
         declared = _Declared(
             start=start, after=after, when=when, on=on, reads=reads, writes=writes, retry=retry, timeout=timeout, side_effects=side_effects,
             idempotent=idempotent, capabilities=capabilities, delivers=delivers, gate=gate, check=check, on_fail=on_fail,
-        )  # fmt: skip
+        )
         if not isinstance(child, Graph):
             raise InvalidGraph(f"the subgraph {name!r} is a Graph, not {type(child).__name__}")
         self._put(name, _never, "subgraph", declared, child=child, pass_in=_names_of(pass_in, "pass_in"), pass_out=_names_of(pass_out, "pass_out"))
@@ -602,8 +602,8 @@ class Graph(Generic[S]):
                 that nodes declare in ``reads=`` and that nothing writes (§4.2).
         """
         self._program = None
-        if faults := unwritten(self.program):
-            raise refused(self.id, faults)
+        if faults := find_unwritten(self.program):
+            raise refuse(self.id, faults)
 
     def mermaid(self) -> str:
         """The graph as a Mermaid diagram, in text."""
@@ -692,7 +692,7 @@ def _may_route(functions: list[Any]) -> bool:
             return True
         if found.__code__ not in seen:
             seen.add(found.__code__)
-            todo += _known_to(found)
+            todo += _resolve_names(found)
     return False
 
 
@@ -706,7 +706,7 @@ def _sends(functions: list[Any], targets: list[str]) -> tuple[str, ...]:
         knows = knows or found is Send
         if isinstance(found, types.FunctionType | types.MethodType) and found.__code__ not in seen and (found in functions or not _foreign(found)):
             seen.add(found.__code__)
-            todo += _known_to(found)
+            todo += _resolve_names(found)
             named |= _texts(found.__code__)
     if not knows:
         return ()
@@ -731,7 +731,7 @@ _UNKNOWN: Any = type("Unknown", (), {"__module__": "elsewhere"})()
 _INNOCENT = frozenset(sys.stdlib_module_names) | {"holdfast"}
 
 
-def _known_to(function: Any) -> list[Any]:
+def _resolve_names(function: Any) -> list[Any]:
     """What the global names, free variables and module attributes in a function's code stand for."""
     names: list[str] = []
     codes = [function.__code__]
@@ -833,7 +833,7 @@ def _hints(function: Callable[..., Any], frame: Any) -> dict[str, Any]:
         return {}  # annotations of names that come later; they only spare the author a register() call
 
 
-@checked(check=function, timeout=TIMEOUT, limit=as_given)
+@check_arguments(check=function, timeout=TIMEOUT, limit=as_given)
 def flow(
     id: str,
     *,
@@ -863,7 +863,7 @@ def flow(
     declared = _Declared(
         retry=retry, timeout=timeout, side_effects=side_effects, idempotent=idempotent, verify=verify, undo=undo, capabilities=capabilities,
         gate=gate, check=check, on_fail=on_fail, limit=limit,
-    )  # fmt: skip
+    )
 
     def declare(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Flow[P, R]:
         return cast("Flow[P, R]", Flow(function, id, version, declared, migrates, sys._getframe(1)))
@@ -912,7 +912,7 @@ class Tool:
                 raise wrong("postconditions", "ExitCode, FileExists, FileHash, JsonPathEquals, HttpStatus or Command", condition)
         object.__setattr__(self, "postconditions", conditions)
         if self.limit is not None:
-            own_name(self.limit)
+            check_name(self.limit)
         object.__setattr__(self, "artifacts", texts(self.artifacts, "artifacts", NOTE_BYTES))
         one_of(self.side_effects, "side_effects", _EFFECTS)
         one_of(self.idempotency, "idempotency", tuple(i.value for i in Idempotency))

@@ -136,7 +136,7 @@ def as_line(key_id: str, key: bytes) -> str:
     return f"{key_id} {base64.b64encode(key).decode()}\n"
 
 
-def coerced(given: object) -> Encryption | None:
+def coerce(given: object) -> Encryption | None:
     """What ``Runtime(encryption=…)`` is given; None means the file that ``$HOLDFAST_KEYS`` names, or no encryption.
 
     Raises:
@@ -157,4 +157,4 @@ def coerced(given: object) -> Encryption | None:
     raise UsageError(f"encryption is {type(given).__name__}", hint="Encryption(KeyFile(path)), or a provider of keys")
 
 
-__all__ = ["KEYS", "KEY_BYTES", "STRICT", "Encryption", "KeyFile", "KeyProvider", "Keys", "as_line", "coerced", "new_key"]
+__all__ = ["KEYS", "KEY_BYTES", "STRICT", "Encryption", "KeyFile", "KeyProvider", "Keys", "as_line", "coerce", "new_key"]

@@ -343,15 +343,15 @@ class EventView(msgspec.Struct, frozen=True):
         return getattr(self, name)
 
 
-def _shown(value: Any) -> Any:
+def _show(value: Any) -> Any:
     """Values as JSON has them; what it has not, as text."""
     match value:
         case dt.datetime():
             return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
         case Mapping():
-            return {str(k): _shown(v) for k, v in value.items()}
+            return {str(k): _show(v) for k, v in value.items()}
         case list() | tuple():
-            return [_shown(v) for v in value]
+            return [_show(v) for v in value]
         case str() | int() | float() | bool() | None:
             return value
     found = canon.plain(value)
@@ -458,7 +458,7 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
         """The JSON record: what the command line and HTTP show."""
         attempts = [{**msgspec.structs.asdict(a), "error": a.error and msgspec.structs.asdict(a.error)} for a in self.attempts]
         rulings = [msgspec.structs.asdict(r) for r in self.rulings]
-        found: dict[str, Any] = _shown({**msgspec.structs.asdict(self), "attempts": attempts, "rulings": rulings})
+        found: dict[str, Any] = _show({**msgspec.structs.asdict(self), "attempts": attempts, "rulings": rulings})
         return found
 
 
@@ -484,7 +484,7 @@ class LedgerView(msgspec.Struct, frozen=True):
 
     def record(self) -> dict[str, Any]:
         """The JSON record: what the command line and HTTP show."""
-        found: dict[str, Any] = _shown(msgspec.structs.asdict(self))
+        found: dict[str, Any] = _show(msgspec.structs.asdict(self))
         return found
 
 

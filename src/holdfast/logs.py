@@ -62,7 +62,7 @@ def level_of(wire: str) -> int:
     return logging.WARNING if wire in LOUD else logging.DEBUG if wire in QUIET else logging.INFO
 
 
-def listened() -> bool:
+def has_listener() -> bool:
     """Whether anybody listens to what goes well: plain steps are told of one by one then."""
     return bool(METERS) or LOG.isEnabledFor(logging.INFO)
 
@@ -71,7 +71,7 @@ _muted: contextvars.ContextVar[bool] = contextvars.ContextVar("holdfast_muted", 
 
 
 @contextlib.contextmanager
-def muted() -> Iterator[None]:
+def mute() -> Iterator[None]:
     """Logs no commits of what is run within: for tests that end processes on purpose."""
     token = _muted.set(True)
     try:
@@ -84,7 +84,7 @@ LISTENERS: list[Callable[[Commit], None]] = []
 """Who is told of commits that this process has made durable, of a line of plain steps its last one at the latest; they note it, and no more."""
 
 
-def committed(commit: Commit) -> None:
+def log_commit(commit: Commit) -> None:
     """Logs the events of a commit that has become durable."""
     for listener in LISTENERS:
         listener(commit)
@@ -174,4 +174,4 @@ def show(format: str, *, level: int = logging.INFO, out: TextIO | None = None) -
     return handler
 
 
-__all__ = ["FORMATS", "LOG", "SafeLogger", "committed", "level_of", "logger", "muted", "show"]
+__all__ = ["FORMATS", "LOG", "SafeLogger", "level_of", "log_commit", "logger", "mute", "show"]

@@ -91,7 +91,7 @@ def here() -> Here:
     return Here(socket.gethostname(), f"{boot()[:8].replace('-', '')}.{space}")
 
 
-def started(pid: int) -> str | None:
+def start_of(pid: int) -> str | None:
     """When a process started, in the kernel's words; None if there is no such process, or nothing that tells."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
@@ -113,19 +113,19 @@ def alive_by_name(owner: str) -> Alive:
         return Alive.NO
     if not space or space != this.boot.partition(".")[2]:
         return Alive.UNKNOWN
-    return Alive.UNKNOWN if started(named.pid) == named.started else Alive.NO
+    return Alive.UNKNOWN if start_of(named.pid) == named.started else Alive.NO
 
 
 # How often this process was forked from another since it was started; what was opened before the last time is not its own.
 _forks = 0
 
 
-def _forked() -> None:
+def _note_fork() -> None:
     global _forks
     _forks += 1
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def forks() -> int:
@@ -175,4 +175,4 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-__all__ = ["Here", "SystemClock", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "settle", "sole", "started", "sweep", "ticks"]
+__all__ = ["Here", "SystemClock", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "settle", "sole", "start_of", "sweep", "ticks"]

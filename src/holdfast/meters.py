@@ -1,7 +1,7 @@
 """Figures of this process, counted from the moment somebody looks (§18.3): steps, attempts, how long claims and commits took, how large groups were.
 
 Theory of operation. Nothing is counted while ``METERS`` is empty: whoever writes or claims looks at that list once a group or a claim, never once a
-step. A meter that is on hears each commit of this process, as the log does (``logs.committed``), and plain steps are told of one by one then.
+step. A meter that is on hears each commit of this process, as the log does (``logs.log_commit``), and plain steps are told of one by one then.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def group(size: int, took: float) -> None:
         meter.commits.note(took)
 
 
-def claimed(took: float) -> None:
+def meter_claim(took: float) -> None:
     """A claim took so many seconds."""
     for meter in METERS:
         meter.claims.note(took)
@@ -88,4 +88,4 @@ def on() -> Iterator[Meter]:
         METERS.remove(meter)
 
 
-__all__ = ["METERS", "Histogram", "Meter", "claimed", "group", "on"]
+__all__ = ["METERS", "Histogram", "Meter", "group", "meter_claim", "on"]

@@ -16,7 +16,7 @@ from msgspec import structs
 from holdfast.authoring import Skill
 from holdfast.core import canon, describe, ids, views
 from holdfast.core import events as ev
-from holdfast.core.bounds import KNOWN, admitted, as_given, checked, known_only, mapping, note, number, one_of, text, verb, wrong
+from holdfast.core.bounds import KNOWN, admit, as_given, check_arguments, check_known, mapping, note, number, one_of, text, verb, wrong
 from holdfast.core.effects import Effect, EffectClass, EffectStatus, effect_key
 from holdfast.core.errors import (
     CheckpointNotFound,
@@ -84,14 +84,14 @@ class _Port:
         return Seen({**await self._rt.record(run_id), "values": canon.thaw(dict(run.values))}, run)
 
 
-def _given(call: str, given: object, known: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
+def _check_given(call: str, given: object, known: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
     """The fields of a dict that a caller hands to a port.
 
     Raises:
         UnknownOption: one that the port does not know. InvalidInput: no dict, or one is missing.
     """
     found = dict(mapping(given, call))
-    known_only(found, known, call)
+    check_known(found, known, call)
     for name in required:
         if name not in found:
             raise InvalidInput(f"{call} needs {name!r}", field=name, hint="it takes " + ", ".join(known))
@@ -109,7 +109,7 @@ class RunStore(_Port):
         """
         skill: Any = run
         if isinstance(run, Mapping):
-            said = _given("create_run", run, ("skill_id", "inputs", *door.OPTIONS), ("skill_id",))
+            said = _check_given("create_run", run, ("skill_id", "inputs", *door.OPTIONS), ("skill_id",))
             skill, inputs, options = text(said.pop("skill_id"), "skill_id"), said.pop("inputs", inputs), {**said, **options}
         made = await self._rt.submit(skill, inputs, **options)
         return await self._run(made.run_id)
@@ -150,15 +150,15 @@ class RunStore(_Port):
         Raises:
             UnknownOption, InvalidInput, TooLarge: a field is wrong; the error names it.
         """
-        said = _given("patch_run", fields or {}, ("tags", "priority", "trace_id", "actor"), ())
-        plain = admitted(said, {name: KNOWN[name] for name in ("tags", "priority", "trace_id", "actor")}, "patch_run")
+        said = _check_given("patch_run", fields or {}, ("tags", "priority", "trace_id", "actor"), ())
+        plain = admit(said, {name: KNOWN[name] for name in ("tags", "priority", "trace_id", "actor")}, "patch_run")
         more = {"tags": tags, "priority": priority, "trace_id": trace_id}
         more |= {name: value for name, value in plain.items() if name != "actor"}
         await self._editor.run(run_id, actor=plain.get("actor", actor), **more)  # type: ignore[arg-type]
         return await self._run(run_id)
 
 
-def _seen(view: CheckpointView) -> Seen:
+def _see_checkpoint(view: CheckpointView) -> Seen:
     fields = {name: canon.thaw(getattr(view, name)) for name in view.__struct_fields__ if name not in ("waits", "created_at")}
     fields = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
     waits = [structs.asdict(w) for w in view.waits]
@@ -167,7 +167,7 @@ def _seen(view: CheckpointView) -> Seen:
 
 class CheckpointStore(_Port):
     """Checkpoints, as dicts, of runs that wait or have ended."""
-    @checked(run=as_given, values=mapping)
+    @check_arguments(run=as_given, values=mapping)
     async def save_checkpoint(self, run: Mapping[str, Any] | str, values: Mapping[str, Any], *, actor: str | None = None, reason: str = "") -> Any:
         """Changes the state of a run as a named person (event ``state.patched``). If ``run`` is a mapping ``{run_id, actor, reason}``, it
         returns the id of the new checkpoint; if ``run`` is a run's id, as in the first release, the checkpoint.
@@ -175,30 +175,30 @@ class CheckpointStore(_Port):
         Raises:
             UnknownOption, InvalidInput, TooLarge: a field is wrong; the error names it.
         """
-        said = _given("save_checkpoint", run, ("run_id", "actor", "reason"), ("run_id", "actor")) if isinstance(run, Mapping) else {"run_id": run}
-        plain = admitted(said, {name: KNOWN[name] for name in ("run_id", "actor", "reason")}, "save_checkpoint")
+        said = _check_given("save_checkpoint", run, ("run_id", "actor", "reason"), ("run_id", "actor")) if isinstance(run, Mapping) else {"run_id": run}
+        plain = admit(said, {name: KNOWN[name] for name in ("run_id", "actor", "reason")}, "save_checkpoint")
         who = plain.get("actor", actor)
         if who is None:
             raise InvalidInput("a state patch names its actor", field="actor", hint="actor='ada'")
         await self._editor.state(plain["run_id"], values, actor=who, reason=plain.get("reason", reason))
         made = await self._rt.checkpoint(plain["run_id"])
-        return made.checkpoint_id if isinstance(run, Mapping) else _seen(made)
+        return made.checkpoint_id if isinstance(run, Mapping) else _see_checkpoint(made)
 
     @verb
     async def load_checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> Seen | None:
         """One checkpoint, by default the latest; None if there is none."""
         try:
-            return _seen(await self._rt.checkpoint(run_id, checkpoint_id))
+            return _see_checkpoint(await self._rt.checkpoint(run_id, checkpoint_id))
         except (RunNotFound, CheckpointNotFound):
             return None
 
     @verb
     async def list_checkpoints(self, run_id: str) -> list[Seen]:
         """All checkpoints of a run, oldest first."""
-        return [_seen(c) for c in await self._rt.checkpoints(run_id)]
+        return [_see_checkpoint(c) for c in await self._rt.checkpoints(run_id)]
 
 
-def _told(view: EventView) -> Seen:
+def _see_event(view: EventView) -> Seen:
     return Seen(structs.asdict(view), view)
 
 
@@ -207,7 +207,7 @@ NOTE = "note.added"
 
 class EventStore(_Port):
     """Reads the events of a run, as dicts, and appends notes."""
-    @checked(event=as_given)
+    @check_arguments(event=as_given)
     async def append(self, event: Mapping[str, Any] | str, text: str | None = None, *, actor: str = "operator") -> Seen:
         """Appends a note to the log: ``{run_id, event_type: "note.added", payload: {text}, actor}``. Other events are written only by the
         engine.
@@ -216,18 +216,18 @@ class EventStore(_Port):
             UnknownOption, InvalidInput, TooLarge: a field is wrong, or the event has another type; the error names the field.
         """
         if isinstance(event, Mapping):
-            said = _given("append", event, ("run_id", "event_type", "payload", "actor"), ("run_id", "event_type", "payload"))
+            said = _check_given("append", event, ("run_id", "event_type", "payload", "actor"), ("run_id", "event_type", "payload"))
             one_of(said["event_type"], "event_type", (NOTE,))
-            text = _given("payload", said["payload"], ("text",), ("text",))["text"]
+            text = _check_given("payload", said["payload"], ("text",), ("text",))["text"]
             run_id, actor = KNOWN["run_id"](said["run_id"], "run_id"), KNOWN["actor"](said.get("actor", actor), "actor")
         else:
             run_id = KNOWN["run_id"](event, "run_id")
         await self._editor.note(run_id, KNOWN["text"](text, "text"), actor=actor)
         run = await self._rt.get(run_id)
         found = await self._rt.events(run_id, after=max(0, run.version - 1))
-        return _told(next(e for e in reversed(found) if e.type == NOTE))
+        return _see_event(next(e for e in reversed(found) if e.type == NOTE))
 
-    @checked(cursor=as_given)
+    @check_arguments(cursor=as_given)
     async def list_events(self, run_id: str, cursor: str | int | None = None, limit: int = 100) -> Page[Seen]:
         """Events after ``cursor``, oldest first; pass ``next_cursor`` of the result to get the next ones.
 
@@ -238,12 +238,12 @@ class EventStore(_Port):
             raise wrong("cursor", "the next_cursor of the page before", cursor)
         after = number(int(cursor) if isinstance(cursor, str) else cursor or 0, "cursor")
         found = [e async for e in self._rt._reader.events(run_id, after, False, limit + 1)]
-        page: Page[Seen] = Page(map(_told, found[:limit]))
+        page: Page[Seen] = Page(map(_see_event, found[:limit]))
         page.next_cursor = str(found[limit - 1].seq) if len(found) > limit else None
         return page
 
 
-def _recorded(effect: Effect) -> Seen:
+def _see_effect(effect: Effect) -> Seen:
     fields = structs.asdict(effect)
     fields |= {"idempotency_key": effect.key.rpartition(":")[2], "result": None if effect.result is None else canon.reveal(effect.result)}
     fields["error"] = None if (failed := describe.error(effect.error)) is None else describe.plain(failed)
@@ -256,7 +256,7 @@ PAGE = 500
 
 class SideEffectLedger(_Port):
     """The records of side effects by their keys, as dicts."""
-    @checked(key=text)
+    @check_arguments(key=text)
     async def find_by_idempotency_key(self, key: str) -> Seen | None:
         """The newest attempt that is recorded under a key: the key as the user gave it, or the full key as it is stored. None if there is
         none.
@@ -273,9 +273,9 @@ class SideEffectLedger(_Port):
             if len(runs) < PAGE:
                 break
             before = runs[-1][0].run_id
-        return None if found is None else _recorded(await whole(self._rt.store, found))
+        return None if found is None else _see_effect(await whole(self._rt.store, found))
 
-    @checked(attempt=as_given, effect_class=as_given)
+    @check_arguments(attempt=as_given, effect_class=as_given)
     async def record_attempt(
         self,
         attempt: Mapping[str, Any] | str,
@@ -297,7 +297,7 @@ class SideEffectLedger(_Port):
         said: dict[str, Any] = {"run_id": attempt, "idempotency_key": key, "capability": capability, "request": request, "actor": actor}
         if isinstance(attempt, Mapping):
             fields = ("run_id", "idempotency_key", "capability", "request", "effect_class", "actor")
-            said |= _given("record_attempt", attempt, fields, ("run_id", "idempotency_key", "capability"))
+            said |= _check_given("record_attempt", attempt, fields, ("run_id", "idempotency_key", "capability"))
             effect_class = said.get("effect_class", effect_class)
         run_id = KNOWN["run_id"](said["run_id"], "run_id")
         short, name = text(said["idempotency_key"], "idempotency_key"), text(said["capability"], "capability")
@@ -329,9 +329,9 @@ class SideEffectLedger(_Port):
             tenant_id=run.tenant_id,
         )
         await self._editor.effect(run_id, effect, ev.SideEffectAttempted(effect.effect_id, full), actor=KNOWN["actor"](said["actor"], "actor"))
-        return effect.effect_id if isinstance(attempt, Mapping) else _recorded(effect)
+        return effect.effect_id if isinstance(attempt, Mapping) else _see_effect(effect)
 
-    @checked(error=note)
+    @check_arguments(error=note)
     async def record_result(self, effect_id: str, result: Any = None, *, error: str | None = None, actor: str = "operator") -> Seen:
         """Settles an open attempt with its result or its error.
 
@@ -356,7 +356,7 @@ class SideEffectLedger(_Port):
             settled = structs.replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.fingerprint(frozen), settled_at=now, closed=True)
             fact = ev.SideEffectRecorded(effect_id, effect.key)
         await self._editor.effect(effect.run_id, settled, fact, actor=actor)
-        return _recorded(settled)
+        return _see_effect(settled)
 
 
 def _newest(records: Sequence[Effect]) -> Effect | None:
@@ -366,7 +366,7 @@ def _newest(records: Sequence[Effect]) -> Effect | None:
 class CheckpointSaver(_Port):
     """Snapshots of threads (§4.16). A snapshot is ``{id, runId, values, metadata{source, step, writes}, createdAt, nextTasks}``."""
 
-    @checked(snapshot=mapping)
+    @check_arguments(snapshot=mapping)
     async def put(self, thread_id: str, snapshot: Mapping[str, Any], *, actor: str, reason: str = "") -> dict[str, Any]:
         """Patches the state of the thread's newest run with ``snapshot["values"]``, and returns the new snapshot.
 
@@ -407,7 +407,7 @@ class KernelExecutor(_Port):
         super().__init__(rt)
         self._skill = skill
 
-    @checked(input=mapping)
+    @check_arguments(input=mapping)
     async def invoke(self, thread_id: str, input: Mapping[str, Any] | None = None) -> Run[Any]:
         """Runs the skill on a thread until the run waits or ends. An unfinished run of the thread is executed first. Without input only
         that run is continued.

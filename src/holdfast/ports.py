@@ -935,4 +935,4 @@ __all__ = [
     "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Served",
     "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
     "offers_steps", "offers_threads", "offers_upkeep", "outcome_told", "takes_statements",
-]  # fmt: skip
+]

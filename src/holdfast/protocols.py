@@ -61,7 +61,7 @@ def text_of(value: Any) -> tuple[str, str] | None:
     return None
 
 
-def _shown(value: Any, mask: Mask) -> Any:
+def _show(value: Any, mask: Mask) -> Any:
     return mask.record({"value": describe.value(value)})["value"]
 
 
@@ -89,13 +89,13 @@ class AgUi:
             yield from self._ended(attempt_id=part.attempt_id)
             yield self._custom("superseded", {"stepId": part.step_id, "attempt": part.attempt, "attemptId": part.attempt_id})
         elif part.mode == "values":
-            yield {"type": "STATE_SNAPSHOT", "snapshot": _shown(part.data, mask)}
+            yield {"type": "STATE_SNAPSHOT", "snapshot": _show(part.data, mask)}
         elif part.mode == "missed":
             yield self._custom("missed", {"attemptId": part.attempt_id, "chunks": part.data})
         elif part.mode in ("custom", "messages"):
             said = text_of(part.data)
             if said is None:
-                yield self._custom("chunk", {"stepId": part.step_id, "attempt": part.attempt, "value": _shown(part.data, mask)})
+                yield self._custom("chunk", {"stepId": part.step_id, "attempt": part.attempt, "value": _show(part.data, mask)})
             elif said[1]:
                 name, new = self._texts.begin(part)
                 if new:
@@ -164,13 +164,13 @@ class Vercel:
             yield from self._ended(attempt_id=part.attempt_id)
             yield {"type": "data-superseded", "data": {"stepId": part.step_id, "attempt": part.attempt, "attemptId": part.attempt_id}}
         elif part.mode == "values":
-            yield {"type": "data-values", "id": "values", "data": _shown(part.data, mask)}
+            yield {"type": "data-values", "id": "values", "data": _show(part.data, mask)}
         elif part.mode == "missed":
             yield {"type": "data-missed", "data": {"attemptId": part.attempt_id, "chunks": part.data}, "transient": True}
         elif part.mode in ("custom", "messages"):
             said = text_of(part.data)
             if said is None:
-                yield {"type": "data-chunk", "data": {"stepId": part.step_id, "attempt": part.attempt, "value": _shown(part.data, mask)}, "transient": True}
+                yield {"type": "data-chunk", "data": {"stepId": part.step_id, "attempt": part.attempt, "value": _show(part.data, mask)}, "transient": True}
             elif said[1]:
                 name, new = self._texts.begin(part)
                 if new:

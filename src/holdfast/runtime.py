@@ -18,7 +18,7 @@ from holdfast.core import bounds
 from holdfast.core import limits as bounding
 from holdfast.core import policy as policies
 from holdfast.core import schedules as sch
-from holdfast.core.bounds import checked, duration, function, lasting, moment, verb, wrong
+from holdfast.core.bounds import check_arguments, duration, function, lasting, moment, verb, wrong
 from holdfast.core.bounds import number as bounds_of
 from holdfast.core.bounds import text as text_of
 from holdfast.core.describe import AttemptView, LaneView, LimitView, QueueView, StepView, WorkerView
@@ -43,12 +43,12 @@ from holdfast.core.masks import Mask
 from holdfast.core.offers import Offer
 from holdfast.core.selection import where as selected
 from holdfast.core.status import TERMINAL
-from holdfast.core.waits import known_action
+from holdfast.core.waits import check_action
 from holdfast.encryption import Encryption, KeyProvider
-from holdfast.encryption import coerced as encrypted
+from holdfast.encryption import coerce as encrypted
 from holdfast.engine.base import histories
 from holdfast.engine.base.blocked import Watch
-from holdfast.engine.base.explanation import explained
+from holdfast.engine.base.explanation import explain_run
 from holdfast.engine.base.failures import result_of
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Heartbeat, Services, Skills, StoreClock
@@ -78,9 +78,9 @@ from holdfast.outbox.transports import routes
 from holdfast.outbox.webhook import Webhook
 from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Store, offers_copies
 from holdfast.shelf import Shelf
-from holdfast.stores import open_url, sealed
+from holdfast.stores import open_url, seal
 from holdfast.tools import LocalRunner
-from holdfast.workers.worker import Report, Worker, worked
+from holdfast.workers.worker import Report, Worker, run_worker
 
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
@@ -104,7 +104,7 @@ class Parts(NamedTuple):
     conductor: Conductor
 
 
-def chosen_store(url: str | None) -> str:
+def choose_store(url: str | None) -> str:
     """The store to use: the one named, else ``$HOLDFAST_STORE``, else ``.holdfast/runs.db`` here."""
     return url or os.environ.get("HOLDFAST_STORE") or DEFAULT_STORE
 
@@ -137,7 +137,7 @@ class Runtime:
             in the file that ``$HOLDFAST_KEYS`` names; without such a file payloads are not encrypted.
     """
 
-    @checked(environment=bounds.as_given, lease=lasting(low=1), resolver=function, base_url=bounds.note)
+    @check_arguments(environment=bounds.as_given, lease=lasting(low=1), resolver=function, base_url=bounds.note)
     def __init__(
         self,
         store_url: str | Store | None = None,
@@ -167,8 +167,8 @@ class Runtime:
         now = None if clock is None else clock.now
         if store_url is not None and not isinstance(store_url, str):
             door.has("store_url", store_url, "commit", "load", "claim")
-        kept = open_url(chosen_store(store_url), now=now) if store_url is None or isinstance(store_url, str) else store_url
-        self._store: Store = sealed(kept, encrypted(encryption))
+        kept = open_url(choose_store(store_url), now=now) if store_url is None or isinstance(store_url, str) else store_url
+        self._store: Store = seal(kept, encrypted(encryption))
         self._clock: Clock = StoreClock(self._store, clock or SystemClock())
         self._ttl_us = microseconds(lease, DEFAULT_TTL_US)
         self._skills = Skills()
@@ -189,7 +189,7 @@ class Runtime:
             policy=policies.coerce(policy),
             tool_runner=tool_runner or LocalRunner(),
             workspace=None if workspace is None else bounds.path(workspace, "workspace"),
-            limits=bounding.admitted({} if limits is None else bounds.mapping(limits, "limits")),
+            limits=bounding.admit({} if limits is None else bounds.mapping(limits, "limits")),
             max_queued=None if max_queued is None else bounds_of(max_queued, "max_queued", 1),
         )
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
@@ -438,7 +438,7 @@ class Runtime:
             "thread_id": thread_id, "key": key, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id, "trace_id": trace_id,
             "tags": tags, "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery, "unattended": unattended, "budgets": budgets,
             "on_busy": on_busy,
-        }  # fmt: skip
+        }
         request = door.request(given, where="submit", due=None if at is None and delay is None else door.due(at, delay, self._store.now()))
         return await self._conductor.submit(birth(self._services, self._program(skill), door.inputs(inputs), request))
 
@@ -518,7 +518,7 @@ class Runtime:
             "thread_id": thread_id, "key": key, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id, "trace_id": trace_id,
             "tags": tags, "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery, "unattended": unattended, "budgets": budgets,
             "on_busy": on_busy,
-        }  # fmt: skip
+        }
         request = door.request(given, where="invoke")
         if self._executor is not None:
             if request != Request(thread_id=thread_id) or step_limit is not None or detach:
@@ -531,7 +531,7 @@ class Runtime:
         made: Any = self._executor
         return made if hasattr(made, "invoke") and not isinstance(made, type) else made(self, skill)
 
-    @checked(request=door.made)
+    @check_arguments(request=door.check_made)
     async def kernel_invoke(self, skill: Any, inputs: Any, request: Request, *, step_limit: int | None = None, detach: bool = False) -> Run[Any]:
         """Like ``invoke``, but always with Holdfast's own engine. A custom ``executor`` that wraps this engine calls it."""
         program = self._program(skill)
@@ -587,7 +587,7 @@ class Runtime:
                 raise report.error
         return [await self._reader.get(r.run_id) for r in done]
 
-    @checked(stop=door.event)
+    @check_arguments(stop=door.event)
     async def worker(
         self,
         *,
@@ -616,11 +616,11 @@ class Runtime:
         def made() -> Worker:
             return Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle, upgrade=upgrade)
 
-        await worked(made, await self._dispatcher() if dispatch else None, self._sends, self._working, stop=stop, until_idle=until_idle)
+        await run_worker(made, await self._dispatcher() if dispatch else None, self._sends, self._working, stop=stop, until_idle=until_idle)
 
     # -- the outbox ---------------------------------------------------------------------------------
 
-    @checked(stop=door.event)
+    @check_arguments(stop=door.event)
     async def dispatch(self, *, stop: asyncio.Event | None = None, until_idle: bool = False) -> int:
         """Sends due outgoing messages (intents) of the types for which there is a transport, until ``stop`` is set; with ``until_idle``
         until nothing is due (§9.1). Returns how many were settled.
@@ -651,7 +651,7 @@ class Runtime:
                 with contextlib.suppress(StoreError):  # one in trouble, or closed: what this process offers ends with its lease
                     await self._store.offer(self._services.owner, next((w.offer for w in self._working), Offer((), (), works=False, sends=())))
 
-    @checked(state=bounds.word(*IntentState))
+    @check_arguments(state=bounds.word(*IntentState))
     async def intents(self, run_id: str | None = None, *, state: str | None = None, type: str | None = None, limit: int = 100) -> list[IntentView]:
         """Outgoing messages (intents), oldest first, each with all attempts at sending it (§9.3)."""
         if run_id is not None:
@@ -747,11 +747,11 @@ class Runtime:
         options = {
             "thread_id": thread_id, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id, "trace_id": trace_id, "tags": tags,
             "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery, "unattended": unattended, "budgets": budgets,
-        }  # fmt: skip
+        }
         rule = Rule(
             cron=cron, every_us=None if every is None else duration(every, "every"), zone=zone, overlap=overlap, missed=missed, catch_up=catch_up,
             grace_us=sch.GRACE_US if grace is None else duration(grace, "grace"),
-        )  # fmt: skip
+        )
         return self._shown(await self._scheduler.put(self._program(skill), door.inputs(inputs), rule, id, actor, options))
 
     @verb
@@ -788,7 +788,7 @@ class Runtime:
 
     # -- replay and fork ----------------------------------------------------------------------------
 
-    @checked(effects=as_policy)
+    @check_arguments(effects=as_policy)
     async def replay(
         self,
         run_id: str,
@@ -817,10 +817,10 @@ class Runtime:
         wish = Wish(
             kind=REPLAY, checkpoint_id=from_checkpoint, step=from_step, effects=policy, actor=actor, reason=reason, key=key, upgrade=upgrade,
             inherits=self._services.place.inherit_approvals,
-        )  # fmt: skip
+        )
         return await self._conductor.reborn(run_id, wish, drive)
 
-    @checked(**dict.fromkeys(FORK, bounds.as_given))
+    @check_arguments(**dict.fromkeys(FORK, bounds.as_given))
     async def fork(
         self,
         run_id: str,
@@ -874,7 +874,7 @@ class Runtime:
             "inherit_approvals": inherit_approvals, "tags": tags, "priority": priority, "queue": queue, "lane": lane, "job_id": job_id,
             "trace_id": trace_id, "environment": environment, "policy_snapshot_id": policy_snapshot_id, "capabilities": capabilities,
             "unattended": unattended, "tenant_id": tenant_id, "recovery": recovery,
-        }  # fmt: skip
+        }
         place = self._services.place
         wish = door.fork(said, place, self._store.now(), checkpoint_id=from_checkpoint, step=from_step, actor=actor)
         return await self._conductor.reborn(run_id, wish, drive)
@@ -914,7 +914,7 @@ class Runtime:
         )
         return await self._reader.get(run_id)
 
-    @checked(limit=bounds.whole(1, MOST_DECISIONS))
+    @check_arguments(limit=bounds.whole(1, MOST_DECISIONS))
     async def decide_all(
         self,
         action: str,
@@ -939,7 +939,7 @@ class Runtime:
             UnknownOption: an unknown action or an unknown key of ``where``.
             InvalidInput: ``where`` is empty.
         """
-        known_action(action)
+        check_action(action)
         chosen = [(run.run_id, wait.wait_id) for run, wait in await self.look.waiting(selected(where), limit)]
         return await self._desk.decide_each(chosen, action, actor=actor, feedback=feedback, note=note, payload=payload)
 
@@ -947,7 +947,7 @@ class Runtime:
     async def approve(
         self, run_id: str, *, wait_id: str | None = None, actor: str = "operator", note: str | None = None, payload: Any = ..., drive: bool = True,
         via: str | None = None,
-    ) -> Run[Any]:  # fmt: skip
+    ) -> Run[Any]:
         """Approves the open wait, and continues the run here if this process has the skill. ``payload`` holds edited arguments.
 
         Args:
@@ -1090,7 +1090,7 @@ class Runtime:
         wanted = Wanted(
             tenant_id=tenant_id, status=status, condition=condition, skill_id=skill_id, thread_id=thread_id, tag=tag, text=text,
             since=None if since is None else moment(since, "since"), until=None if until is None else moment(until, "until"), limit=limit, before=before,
-        )  # fmt: skip
+        )
         return await self._reader.runs(wanted)
 
     @verb
@@ -1137,7 +1137,7 @@ class Runtime:
             ``{"run_id", "happened": [sentence], "why": sentence, "next": [{"text", "command"}]}``.
         """
         run, lease = await self._reader.found(run_id)
-        return await explained(self._services, run, lease, await self._reader.masked(run_id))
+        return await explain_run(self._services, run, lease, await self._reader.masked(run_id))
 
     @verb
     async def effects(self, run_id: str) -> list[Effect]:
@@ -1185,14 +1185,14 @@ class Runtime:
         """The limits in force: those that are stored, and those that this process and the running workers declare (§10.11)."""
         return await self._looker.limits(self._services.limits)
 
-    @checked(limit=bounds.as_given)
+    @check_arguments(limit=bounds.as_given)
     async def set_limit(self, name: str, limit: Limit, *, actor: str, reason: str = "") -> LimitView:
         """Stores a limit. From then on it takes precedence over the one that any process declares.
 
         Raises:
             InvalidInput: ``name`` cannot be the name of a limit, or ``limit`` is not a ``Limit``.
         """
-        ((found, given),) = bounding.admitted({name: limit}).items()
+        ((found, given),) = bounding.admit({name: limit}).items()
         return await self._changed(found, "set", given, actor, reason)
 
     @verb
@@ -1330,7 +1330,7 @@ class Runtime:
             run = await self._reader.rested(run_id)
         return result_of(run)
 
-    @checked(after=bounds.as_given, modes=bounds.as_given)
+    @check_arguments(after=bounds.as_given, modes=bounds.as_given)
     def stream(self, run_id: str, *, after: str | None = None, modes: Iterable[str] = ("events", "custom")) -> AsyncIterator[StreamPart]:
         """Follows a run from any process, also across its waits, until it has ended (§13.6).
 
@@ -1343,14 +1343,14 @@ class Runtime:
         """
         return self.follower(run_id, modes=modes, after=after).parts()
 
-    @checked(after=Cursor.read, modes=modes_of)
+    @check_arguments(after=Cursor.read, modes=modes_of)
     def follower(
         self, run_id: str, *, after: Any = None, modes: Iterable[str] = ("events", "custom"), tenant_id: str | None = None, source: Source | None = None
     ) -> Follower:
         """The lower-level reader behind ``stream``, for servers whose readers share one source."""
         return Follower(self._store, source or DirectSource(self._store, self.look), self._services.threads, run_id, frozenset(modes), after, tenant_id)
 
-    @checked(modes=modes_of)
+    @check_arguments(modes=modes_of)
     async def run_stream(
         self,
         skill: Skill | str,
@@ -1388,7 +1388,7 @@ class Runtime:
         run = await self.submit(
             skill, inputs, thread_id=thread_id, key=key, session_key=session_key, lane=lane, queue=queue, priority=priority, job_id=job_id, trace_id=trace_id,
             tags=tags, tenant_id=tenant_id, target=target, paused_lane=paused_lane, recovery=recovery, unattended=unattended, budgets=budgets, on_busy=on_busy,
-        )  # fmt: skip
+        )
         await self._own()
         driving = asyncio.ensure_future(self._driven_to_its_end(run.run_id))
         self._following.add(driving)
@@ -1415,7 +1415,7 @@ class Runtime:
         now = self._store.now()
         return run.status in TERMINAL or (not lease.live(now) and lease.due is not None and lease.due <= now)
 
-    @checked(after=text_of)
+    @check_arguments(after=text_of)
     async def history(self, thread_id: str, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
         """Every checkpoint of the runs of a thread, oldest first, as ``{id, runId, values, metadata, createdAt, nextTasks}`` (§4.16). With
         ``after``, the id of a checkpoint, only later ones.
@@ -1438,7 +1438,7 @@ def _home() -> None:
         raise StoreReadOnly(f".holdfast cannot be made here: {e.strerror}", hint="name a store elsewhere: sqlite:////path/to/runs.db") from e
 
 
-@checked(inputs=bounds.mapping, store=bounds.path)
+@check_arguments(inputs=bounds.mapping, store=bounds.path)
 def run(
     skill: Skill,
     inputs: Mapping[str, Any] | State | None = None,
@@ -1475,4 +1475,4 @@ async def _run(skill: Skill, inputs: Mapping[str, Any] | State | None, store: st
         return result_of(await rt.invoke(skill, inputs, **options))
 
 
-__all__ = ["Runtime", "chosen_store", "run"]
+__all__ = ["Runtime", "choose_store", "run"]

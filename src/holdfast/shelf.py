@@ -15,7 +15,7 @@ import threading
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
-from holdfast.core.bounds import VALUE_BYTES, checked, data, mapping, text, verb, whole, wrong
+from holdfast.core.bounds import VALUE_BYTES, check_arguments, data, mapping, text, verb, whole, wrong
 from holdfast.core.errors import InvalidInput, StoreClosed, UsageError
 from holdfast.ports import Shelves, Store, offers_shelves
 from holdfast.stores import open_url
@@ -146,12 +146,12 @@ class Shelf:
             finally:
                 self.home.end()
 
-    @checked(value=data)
+    @check_arguments(value=data)
     async def put(self, key: str, value: bytes) -> None:
         """Stores a row; replaces an existing one."""
         await self.home.join(self._store.shelve(self._name, {key: value}))
 
-    @checked(rows=rows, once=keys)
+    @check_arguments(rows=rows, once=keys)
     async def put_many(self, rows: Mapping[str, bytes], *, once: Collection[str] = ()) -> list[str]:
         """Stores all of these rows, or none, except that a row whose key is in ``once`` is stored only if its key is free.
 
@@ -164,7 +164,7 @@ class Shelf:
             raise InvalidInput(f"once names {missing!r}, which is not one of the rows", field="once", hint="give a row for each key")
         return await self.home.join(self._store.shelve(self._name, rows, once))
 
-    @checked(value=data)
+    @check_arguments(value=data)
     async def add(self, key: str, value: bytes) -> bytes | None:
         """Stores a row if its key is free, and returns None; otherwise returns the stored value."""
         return await self.home.join(self._store.shelve_new(self._name, key, value))
@@ -174,27 +174,27 @@ class Shelf:
         """The value under a key; None if there is none."""
         return await self.home.join(self._store.shelved(self._name, key))
 
-    @checked(prefix=beginning, after=beginning, limit=whole(1, MANY))
+    @check_arguments(prefix=beginning, after=beginning, limit=whole(1, MANY))
     async def scan(self, prefix: str = "", *, after: str | None = None, limit: int = 100) -> list[tuple[str, bytes]]:
         """Returns up to ``limit`` rows ``(key, value)`` whose keys begin with ``prefix``, in key order, after the key ``after``."""
         return await self.home.join(self._store.shelf_scan(self._name, prefix, after or "", limit))
 
-    @checked(prefix=beginning)
+    @check_arguments(prefix=beginning)
     async def delete(self, prefix: str) -> int:
         """Deletes the rows whose keys begin with ``prefix``; returns their number."""
         return await self.home.join(self._store.unshelve(self._name, prefix))
 
-    @checked(value=data)
+    @check_arguments(value=data)
     def put_sync(self, key: str, value: bytes) -> None:
         """``put`` for code without an event loop."""
         self.home.call(self.put(key, value))
 
-    @checked(rows=mapping, once=keys)
+    @check_arguments(rows=mapping, once=keys)
     def put_many_sync(self, rows: Mapping[str, bytes], *, once: Collection[str] = ()) -> list[str]:
         """``put_many`` for code without an event loop."""
         return self.home.call(self.put_many(rows, once=once))
 
-    @checked(value=data)
+    @check_arguments(value=data)
     def add_sync(self, key: str, value: bytes) -> bytes | None:
         """``add`` for code without an event loop."""
         return self.home.call(self.add(key, value))
@@ -204,12 +204,12 @@ class Shelf:
         """``get`` for code without an event loop."""
         return self.home.call(self.get(key))
 
-    @checked(prefix=beginning, after=beginning, limit=whole(1, MANY))
+    @check_arguments(prefix=beginning, after=beginning, limit=whole(1, MANY))
     def scan_sync(self, prefix: str = "", *, after: str | None = None, limit: int = 100) -> list[tuple[str, bytes]]:
         """``scan`` for code without an event loop."""
         return self.home.call(self.scan(prefix, after=after, limit=limit))
 
-    @checked(prefix=beginning)
+    @check_arguments(prefix=beginning)
     def delete_sync(self, prefix: str) -> int:
         """``delete`` for code without an event loop."""
         return self.home.call(self.delete(prefix))

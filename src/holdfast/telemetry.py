@@ -118,7 +118,7 @@ def spans(run: Run, events: Sequence[ev.Event], intents: Sequence[Intent] = (), 
         parent = f"{ids.step_id(run.run_id, step, task)}@{above.number}" if above is not None else root
         said = {
             "holdfast.step_id": step_id, "holdfast.step": step, "holdfast.attempt": o.number, "holdfast.outcome": outcome, "holdfast.owner": o.owner,
-        }  # fmt: skip
+        }
         out.append(Span(f"step {task}" if not path else f"call {task} {path}", f"{step_id}@{o.number}", o.began, at, said, parent, error))
 
     for e in events:
@@ -184,7 +184,7 @@ def spans(run: Run, events: Sequence[ev.Event], intents: Sequence[Intent] = (), 
         whole = {
             "holdfast.run_id": run.run_id, "holdfast.skill": run.skill_id, "holdfast.version": run.skill_version, "holdfast.status": run.status.value,
             "holdfast.tenant": run.tenant_id, "holdfast.thread_id": run.thread_id, "holdfast.takeovers": sum(name == "taken over" for name, _ in marks),
-        }  # fmt: skip
+        }
         out.append(Span(f"run {run.skill_id}", root, run.created_at, ended_at, whole, "", failure, tuple(marks), links))
     return out
 
@@ -214,15 +214,15 @@ def readable(run: Run, span: Span, resource: Resource) -> ReadableSpan:
 
 def wanted() -> bool:
     """Whether the environment asks for traces: an endpoint is named, and nothing turns them off."""
-    return _asked("TRACES")
+    return _asks_for("TRACES")
 
 
 def measures() -> bool:
     """Whether the environment asks for metrics."""
-    return _asked("METRICS")
+    return _asks_for("METRICS")
 
 
-def _asked(kind: str) -> bool:
+def _asks_for(kind: str) -> bool:
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get(f"OTEL_{kind}_EXPORTER", "otlp") == "none"
     return not off and any(os.environ.get(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT"))
 

@@ -17,4 +17,4 @@ from holdfast.workers.toolrunner import RemoteTools
 __all__ = [
     "Absent", "Function", "Further", "Happened", "MaybeSent", "PermanentError", "RemoteTools", "Retry", "RetryAfter", "Row", "Signal", "Subprocess", "Transport", "Unknown", "Webhook",
     "signature",
-]  # fmt: skip
+]

@@ -31,7 +31,7 @@ def away(folder: str | None) -> str | None:
     return found
 
 
-def known(folder: str | None) -> str | None:
+def read_id(folder: str | None) -> str | None:
     """The id that lies in a folder; None where there is none yet.
 
     Raises:
@@ -50,13 +50,13 @@ def known(folder: str | None) -> str | None:
     return found
 
 
-def named(folder: str) -> str | None:
+def find_id(folder: str) -> str | None:
     """The id that lies in a folder, made if there is none; None where nothing can be written.
 
     Raises:
         UsageError: what lies there is no id.
     """
-    if (found := known(folder)) is not None:
+    if (found := read_id(folder)) is not None:
         return found
     place = Path(folder, FOLDER)
     try:
@@ -73,13 +73,13 @@ def named(folder: str) -> str | None:
             temporary.unlink()
     except OSError:
         return None  # no tool writes there either
-    return known(folder)
+    return read_id(folder)
 
 
 @asynccontextmanager
-async def locked(folder: str | None, *, writes: bool) -> AsyncIterator[None]:
+async def lock(folder: str | None, *, writes: bool) -> AsyncIterator[None]:
     """One writer at a time works in a folder, readers together. The lock ends with its process. Elsewhere it is the runner that locks."""
-    if folder is None or away(folder) is not None or known(folder) is None:
+    if folder is None or away(folder) is not None or read_id(folder) is None:
         yield
         return
     fd = os.open(Path(folder, FOLDER, NAME), os.O_RDONLY)
@@ -99,4 +99,4 @@ def _lock(fd: int, writes: bool) -> bool:
     return True
 
 
-__all__ = ["away", "known", "locked", "named"]
+__all__ = ["away", "find_id", "lock", "read_id"]

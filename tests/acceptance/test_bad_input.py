@@ -165,7 +165,7 @@ async def test_names_that_nobody_has(place: Place) -> None:
         acts: list[Callable[[str], Awaitable[Any]]] = [
             rt.get, rt.resume, rt.cancel, rt.approve, rt.checkpoints, rt.state, rt.record, rt.effects, rt.waits,
             lambda r: rt.decide(r, "approve"), lambda r: rt.signal(r, "go"), lambda r: rt.deny(r, reason="no"), lambda r: _all(rt, r),
-        ]  # fmt: skip
+        ]
         for act in acts:
             await refused(InvalidInput, act(""), "the run id is empty")
             await refused(RunNotFound, act("nobody"), "nobody")

@@ -169,7 +169,7 @@ async def alive(browser: Browser, folder: Path, report: Report) -> None:
 PICTURES = {
     "overview": ("many", "overview", 1024, "light"), "run": ("many", "run-awaiting_gate_decision-approval", 1024, "light"),
     "inbox": ("many", "waits", 1024, "light"), "effects": ("many", "effects", 1024, "light"),
-}  # fmt: skip
+}
 
 
 HEIGHTS = {"overview": 1457, "run": 1300, "inbox": 860, "effects": 1000}
@@ -195,7 +195,7 @@ async def main(out: Path | None, write: bool, scenes: Sequence[str], widths: Seq
         rounds: list[Callable[[Path], Awaitable[None]]] = [
             lambda f: every_page(browser, f, report, out, scenes, widths), lambda f: without_javascript(browser, f, report), lambda f: by_keyboard(browser, f, report),
             lambda f: alive(browser, f, report),
-        ]  # fmt: skip
+        ]
         if write:
             rounds = [lambda f: pictures(browser, f)]
         for each in rounds:

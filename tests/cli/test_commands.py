@@ -18,7 +18,7 @@ RECORD = {
     "environment", "versions", "policy_snapshot_id", "session_key", "lane", "priority", "job_id", "source_run_id", "source_checkpoint_id",
     "lineage_root", "parent_run_id", "stop_reason", "settled", "result", "error", "tags", "waits", "decisions", "active_handoff",
     "cancel_requested_at", "version", "fingerprint", "target", "schedule_id", "scheduled_at", "origin", "lease", "values",
-}  # fmt: skip
+}
 ONE_RUN = RECORD | {"values", "problems", "deduplicated"}
 
 

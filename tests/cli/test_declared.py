@@ -26,7 +26,7 @@ from holdfast.core.jsons import json_of
 
 NASTY = (
     str(10**23), "-1", "-" + "9" * 30, "nan", "inf", "-inf", "1e400", "1e999", "", " ", "0x10", "1_0_0", "9" * 5000, "\u0661\u0662x", "1,5", "٣", "½", "1e", "--", "None",
-)  # fmt: skip
+)
 SPANS = (*NASTY, "9" * 40 + "d", "10^23", "1e300d", "nand", "infs", "-5d", "5 parsecs", "1d2", "d", "99999999999999w", "9999-99-99", "10000-01-01T00:00:00Z", "0000-00-00", "now+1")
 WORDS = {"topic", "type", "type_", "thread", "thread_id", "tag", "tenant"}
 """Options that say T and mean no time."""
@@ -44,7 +44,7 @@ NUMBERS = [
     pytest.param(command, option, id=f"{' '.join(path)} {option.opts[0]}")
     for path, command in declared() for option in command.params
     if isinstance(option, click.Option) and not option.is_flag and isinstance(option.type, click.types._NumberParamTypeBase)
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("command", "option"), NUMBERS)
@@ -63,11 +63,11 @@ TIMES = {
     (*path, option.opts[0]): [option.opts[0], *path]
     for path, command in declared() for option in command.params
     if isinstance(option, click.Option) and option.metavar in ("T", "TIME", "DURATION") and option.name not in WORDS
-}  # fmt: skip
+}
 GIVEN = {
     ("schedule", "add"): ["holdfast.demo.notes:graph"], ("submit",): ["holdfast.demo.notes:graph", "--input", '{"repo": ".", "folder": "."}'], ("prune",): ["--dry-run"],
     ("schedule", "next"): ["--cron", "0 0 * * *"], ("token", "create"): [],
-}  # fmt: skip
+}
 BESIDE = {"--grace": ["--every", "1d"]}
 
 

@@ -213,7 +213,7 @@ def test_the_file_is_written_whole_and_once(folder: Path) -> None:
         ("feat(x): y", "Added"), ("Fix the door", "Fixed"), ("feat!: new door", "Breaking"), ("Make it faster", "Faster"), ("Walk through the house", "Documentation"),
         ("Read files as lines", "Changed"), ("bump click", "Tests and tooling"), ("Drop it", "Removed"), ("prefix: Fix it", "Fixed"), ("", "Changed"),
     ],
-)  # fmt: skip
+)
 def test_a_subject_finds_its_section(subject: str, section: str) -> None:
     assert writing.section(subject)[0] == section
 

@@ -21,7 +21,7 @@ def test_the_most_urgent_comes_first_and_the_same_is_said_once() -> None:
     assert to_do(found, 2, "holdfast worker pay.py") == [
         "lost: mend it", "torn (run r1 and 1 more): mend it", "late: mend it", "odd (run r3): about odd",
         "2 runs are due and no worker is running. Start one: holdfast worker pay.py",
-    ]  # fmt: skip
+    ]
     assert to_do([], 0, "") == []
     many = to_do([problem(f"p{n}", "error") for n in range(MOST_STEPS + 5)], 0, "")
     assert len(many) == MOST_STEPS + 1 and many[-1] == "Then run holdfast doctor again: 5 more"

@@ -15,7 +15,7 @@ WRONG = [
     (["worker", "--lease", "nan"], "lease"), (["resume", "r", "--lease", "inf"], "lease"), (["cancel", "r", "--wait", "nan"], "wait"),
     (["submit", "--input", '{"repo": "a", "repo": "b"}'], "twice"), (["submit", "--input", '{"repo": {"x": 1, "x": 2}}'], "twice"), (["signal", "r", "go", "--payload", '{"a": 1, "a": 1}'], "twice"),
     (["submit", "--input", '{"repo": NaN}'], "NaN"), (["fork", "r", "--set", 'a={"b": 1, "b": 2}'], "twice"), (["submit", "--delay", "9" * 40 + "d"], "length of time"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("words", "said"), WRONG, ids=[" ".join(w[0])[:40] for w in WRONG])

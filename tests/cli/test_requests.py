@@ -33,7 +33,7 @@ def asked(holdfast: Type, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A run whose request no runner answers."""
     (folder / "builds.py").write_text(BUILDS)
     (folder / "space").mkdir()
-    monkeypatch.setenv("HOLDFAST_WORKSPACE", f"remote:{workspaces.named(str(folder / 'space'))}")
+    monkeypatch.setenv("HOLDFAST_WORKSPACE", f"remote:{workspaces.find_id(str(folder / 'space'))}")
     (folder / "pyproject.toml").write_text('[tool.holdfast]\ntools = "builds:tools"\n')
     run = holdfast("run", "builds.py:graph", "--json")
     assert run.json["status"] == "waiting_for_signal", run.err

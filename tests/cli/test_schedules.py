@@ -20,7 +20,7 @@ KEYS = {
     "schedule_id", "skill_id", "cron", "every_seconds", "zone", "overlap", "missed", "catch_up", "grace_seconds", "queue", "tenant_id", "inputs", "options",
     "paused", "overdue", "next_at", "next_at_local", "last_at", "last_at_local", "last_run", "fired", "skipped_missed", "skipped_overlap", "error",
     "created_at", "changes",
-}  # fmt: skip
+}
 STORE = "sqlite:///.holdfast/runs.db"
 
 
@@ -50,7 +50,7 @@ def test_a_schedule_from_its_beginning_to_its_end(holdfast: Type) -> None:
     assert again["next_at"].endswith("Z") and "T09:00:00+0" in again["next_at_local"]
 
     changed = holdfast(*ADD, "--every", "90m", "--id", "daily", "--input", '{"name": "quick"}', "--overlap", "allow", "--missed", "catch-up", "--catch-up", "3",
-                       "--grace", "5m", "--queue", "slow", "--thread", "t", "--json").json  # fmt: skip
+                       "--grace", "5m", "--queue", "slow", "--thread", "t", "--json").json
     assert (changed["cron"], changed["every_seconds"], changed["zone"], changed["overlap"], changed["missed"]) == (None, 5400.0, "UTC", "allow", "catch_up")
     assert (changed["catch_up"], changed["grace_seconds"], changed["queue"], changed["options"]["thread_id"]) == (3, 300.0, "slow", "t")
     assert [c["what"].split()[0] for c in changed["changes"]] == ["added", "changed"]
@@ -78,11 +78,11 @@ def test_the_next_slots_over_a_change_of_the_clocks(holdfast: Type) -> None:
     said = holdfast("schedule", "next", "30 2 * * *", "--zone", "Europe/Berlin", "--after", "2026-03-28", "--count", "2")
     assert said.out.splitlines() == [
         "Sat 2026-03-28 02:30:00 CET  2026-03-28 01:30:00Z  in 2 h 30 min", "Sun 2026-03-29 03:00:00 CEST  2026-03-29 01:00:00Z  in 1 d 2 h",
-    ]  # fmt: skip
+    ]
     slots = holdfast("schedule", "next", "0 * * * *", "--zone", "Europe/Berlin", "--after", "2026-10-25T00:00Z", "--count", "2", "--json").json
     assert slots["slots"] == [
         {"at": "2026-10-25T01:00:00.000000Z", "at_local": "2026-10-25T02:00:00+01:00"}, {"at": "2026-10-25T02:00:00.000000Z", "at_local": "2026-10-25T03:00:00+01:00"},
-    ]  # fmt: skip
+    ]
     assert len(holdfast("schedule", "next", "@daily").out.splitlines()) == 5
     assert "next" in holdfast("schedule").out
     assert not Path(".holdfast").exists()

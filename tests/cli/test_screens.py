@@ -31,7 +31,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "workers": ("workers",), "lanes": ("lanes",), "check": ("check",), "migrate": ("migrate",), "doctor": ("doctor",), "repair-state": ("repair-state", "DONE"),
     "prune": ("prune", "--older-than", "30d", "--dry-run"), "schedule": ("schedule", "list"), "token": ("token", "list"),
     "show-failed": ("show", "FAILED"), "explain-waiting": ("explain", "WAITING"), "decide-all": ("decide", "--all", "--where", "skill=work", "--action", "approve", "--dry-run"),
-}  # fmt: skip
+}
 DOES: tuple[tuple[str, ...], ...] = (
     ("new", "hello"), ("run", "work.py", "--input", '{"name": "quick"}'), ("submit", "work.py", "--input", '{"name": "quick"}'), ("worker", "work.py", "--until-idle"),
     ("approve", "WAITING"), ("resume", "WAITING", "work.py"), ("deny", "MORE", "--reason", "not today"), ("replay", "DONE", "work.py"), ("fork", "DONE", "work.py", "--set", 'name="quick"'),
@@ -43,7 +43,7 @@ DOES: tuple[tuple[str, ...], ...] = (
     ("token", "create", "--scopes", "view", "--actor", "ada", "--expires", "never"), ("token", "list"), ("token", "revoke", "TOKEN"),
     ("check",), ("export", "DONE", "out"), ("import", "out"), ("backup", "copy.db"), ("restore", "copy.db"), ("prune", "--older-than", "30d"), ("migrate",), ("repair-state", "DONE", "--apply"), ("doctor",),
     ("demo", "--yes"),
-)  # fmt: skip
+)
 """Good uses that change something, in this order, in a folder of their own. ``serve`` and ``mcp`` run until they are stopped: tests/docs/test_blocks.py and
 tests/integrations/test_mcp.py show them."""
 MORE = '''
@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "schedule-list": ("schedule", "list", "all"), "schedule-pause": ("schedule", "pause", "nothing"), "schedule-unpause": ("schedule", "unpause", "nothing"), "schedule-trigger": ("schedule", "trigger", "nothing"),
     "token-list": ("token", "list", "all"), "token-revoke": ("token", "revoke", "nothing"), "run-input": ("run", "work.py"), "run-more": ("run", "work.py", "--input", '{"name": "Ada", "age": 3}'), "run-target": ("run",),
     "fork-set": ("fork", "DONE", "--set", "name"), "replay-from": ("replay", "DONE", "--from", "c99"), "since": ("runs", "--since", "tomorrow"), "command": ("shwo",), "option": ("show", "DONE", "--ful"),
-}  # fmt: skip
+}
 
 
 class Terminal(io.StringIO):

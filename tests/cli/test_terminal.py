@@ -33,4 +33,4 @@ def test_json_stays_what_it_says(text: str) -> None:
 def test_our_own_colours_pass() -> None:
     """And the line that progress is shown on, which returns to its begin."""
     for own in ("\x1b[32mfine\x1b[0m\n", "\r\x1b[2K", "a\tb\n"):
-        assert output.shown_raw(own) == own
+        assert output.show_raw(own) == own

@@ -44,7 +44,7 @@ def test_a_run_stays_where_its_tools_have_worked(holdfast: Type, process: Type, 
     for place in (here, there):
         place.mkdir()
     (there / "made").write_text("wrong\n")
-    workspace = workspaces.named(str(here))
+    workspace = workspaces.find_id(str(here))
 
     monkeypatch.setenv("HOLDFAST_WORKSPACE", str(here))
     run = str(process("run", "pages_site.py:graph", "--json").json["run_id"])

@@ -188,7 +188,7 @@ class Log:
         commit = Commit(
             run=run, events=tuple(events), after=self.tip, fence=1, at=events[0].at, checkpoint=checkpoint,
             delta=None if data is None else bytes(data), lease=lease, **more,
-        )  # fmt: skip
+        )
         commit.check()
         sealed = codec.seal(commit, self.tip.hash if self.tip else b"")
         self.rows.append(sealed.row)

@@ -120,7 +120,7 @@ MISFITS: list[tuple[Any, Any, str]] = [
     # A long answer is not repeated at length.
     ({"type": "null"}, "x" * 58, "answer: " + repr("x" * 58) + " is not null"),
     ({"type": "null"}, "x" * 59, "answer: '" + "x" * 56 + "... is not null"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("schema", "answer"), FITS)
@@ -161,7 +161,7 @@ KINDS: list[Any] = [
     str, int, float, bool, None, Any, int | None, str | bool, list[int], dict[str, float], tuple[int, str], tuple[int, ...], Literal["a", 1],
     Colour, Strict, Tree, Told, list[Tree], Annotated[int, msgspec.Meta(ge=0, lt=2)], Annotated[float, msgspec.Meta(gt=0, le=2)],
     Annotated[str, msgspec.Meta(min_length=1, max_length=2, pattern="^a")], Annotated[list[int], msgspec.Meta(min_length=1, max_length=2)],
-]  # fmt: skip
+]
 WORDS = st.sampled_from(["", "a", "ab", "abc", "red", "b"])
 # No float that is whole: to JSON Schema 1.0 is an integer, to the library that judges here it is not.
 ATOMS = st.none() | st.booleans() | st.integers(-1, 3) | st.sampled_from([-0.5, 0.5, 2.5]) | WORDS

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.core import blobs, canon
-from holdfast.core.blobs import LARGE, Blob, blob_of, named, read_back, referred, set_apart
+from holdfast.core.blobs import LARGE, Blob, blob_of, name_blobs, read_back, reference_in, set_apart
 from holdfast.core.checkpoint import StepRecord, TaskResult
 from holdfast.core.effects import Effect, EffectClass
 from holdfast.core.errors import EventUnreadable, StoreCorrupt
@@ -25,7 +25,7 @@ def effect(result: bytes | None) -> Effect:
     return Effect(
         effect_id="r1.1.look.0#1", run_id="r1", lineage_root="r1", step=1, task="look", path="0", attempt=1, capability="post",
         effect_class=EffectClass.WRITE, key="k", result=result,
-    )  # fmt: skip
+    )
 
 
 def test_a_reference_says_what_it_stands_for() -> None:
@@ -33,13 +33,13 @@ def test_a_reference_says_what_it_stands_for() -> None:
     blob = blob_of(BIG)
     assert (blob.digest, blob.size, blob.data) == (hashlib.sha256(BIG).hexdigest(), len(BIG), BIG)
     assert len(blob.reference) == 43
-    assert referred(blob.reference) == Blob(blob.digest, blob.size)
+    assert reference_in(blob.reference) == Blob(blob.digest, blob.size)
     assert canon.reveal(blob.reference) == {"blob": blob.digest, "size": len(BIG)}
 
 
 @pytest.mark.parametrize("value", [None, b"", BIG, canon.encode(41 * "x"), canon.encode("x"), blob_of(BIG).reference[:-1], blob_of(BIG).reference + b"\0"])
 def test_nothing_else_is_a_reference(value: bytes | None) -> None:
-    assert referred(value) is None
+    assert reference_in(value) is None
 
 
 def test_a_reference_is_never_taken_for_a_value() -> None:
@@ -84,10 +84,10 @@ def test_a_reference_is_named_again_without_its_bytes() -> None:
 def test_what_records_name() -> None:
     """§12.1: for the checker, with what refers to it."""
     one, two = blob_of(BIG), blob_of(BIG + b"\xc0")
-    found = named([record(one.reference), record(one.reference, "first_of"), record(EDGE), TaskResult("t", writes=BIG)], [effect(two.reference), effect(None)])
+    found = name_blobs([record(one.reference), record(one.reference, "first_of"), record(EDGE), TaskResult("t", writes=BIG)], [effect(two.reference), effect(None)])
     assert found == {one.digest: "the result of fetch in look", two.digest: "the result of post (r1.1.look.0#1)"}
-    assert named([record(one.reference)], [effect(one.reference)]) == {one.digest: "the result of fetch in look"}
-    assert named([]) == {}
+    assert name_blobs([record(one.reference)], [effect(one.reference)]) == {one.digest: "the result of fetch in look"}
+    assert name_blobs([]) == {}
 
 
 def test_bytes_are_held_against_their_name() -> None:

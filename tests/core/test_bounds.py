@@ -125,23 +125,23 @@ def test_moments() -> None:
 
 
 def test_bytes_are_bounded() -> None:
-    assert bounds.sized(b"ab", "payload", 2) == b"ab"
-    error = refused(lambda: bounds.sized(b"abc", "payload", 2))
+    assert bounds.check_size(b"ab", "payload", 2) == b"ab"
+    error = refused(lambda: bounds.check_size(b"abc", "payload", 2))
     assert isinstance(error, TooLarge) and (error.field, error.size, error.limit) == ("payload", 3, 2)
 
 
 @pytest.mark.parametrize("value", [None, 10**400, b"x" * 100, "y" * 100, 1.5, object(), [], True])
 def test_any_value_is_told_in_a_line(value: object) -> None:
-    told = bounds.shown(value)
+    told = bounds.show(value)
     assert len(told) < 100 and "\n" not in told
 
 
 def test_an_unknown_option_is_a_type_error_too() -> None:
-    error = bounds.unknown("versoin", ("version", "kind"), "Graph")
+    error = bounds.refuse_unknown("versoin", ("version", "kind"), "Graph")
     assert isinstance(error, UnknownOption) and isinstance(error, TypeError)
     assert (error.name, error.nearest, error.code) == ("versoin", "version", "unknown_option")
     assert "versoin" in str(error) and str(error).endswith(error.hint) and "'version'" in error.hint
-    assert bounds.unknown("x", (), "f").nearest == "" and bounds.unknown(7, ("a",), "f").nearest == "a"
+    assert bounds.refuse_unknown("x", (), "f").nearest == "" and bounds.refuse_unknown(7, ("a",), "f").nearest == "a"
 
 
 def test_a_message_of_several_lines_ends_with_its_hint() -> None:
@@ -156,7 +156,7 @@ def plain(run_id: str, /, *rest: int, actor: str = "operator", note: str | None 
     return run_id, rest, actor, note, payload
 
 
-@bounds.checked(limit=bounds.whole(1, 3))
+@bounds.check_arguments(limit=bounds.whole(1, 3))
 async def waiting(fn: object, limit: int = 1, *, at: dt.datetime | None = None, **amounts: float) -> tuple[Any, ...]:
     return fn, limit, at, amounts
 
@@ -188,16 +188,16 @@ def test_what_arguments_may_be() -> None:
         ("from_step", 3, -1), ("from_step", "ask", b""), ("verify", len, 3), ("set", {"a": 1}, [1]), ("set", {}, {1: 2}), ("queues", ["q"], "q"),
         ("tags", ["a"], [3]), ("actor", "ada", ""), ("reason", "", 3), ("delay", 3, "3"), ("at", dt.datetime.now(dt.UTC), 3), ("topic", "", 3),
         ("feedback", "", 7), ("paused_lane", "hold", "keep"), ("migrates", ["a"], "a"),
-    ):  # fmt: skip
+    ):
         assert known[name](good, name) in (good, tuple(good) if isinstance(good, list) else good)
         with pytest.raises(InvalidInput):
             known[name](bad, name)
 
 
 def test_named_values_are_admitted_or_refused() -> None:
-    assert bounds.admitted({"key": Word("k")}, {"key": bounds.text}, "submit") == {"key": "k"}
+    assert bounds.admit({"key": Word("k")}, {"key": bounds.text}, "submit") == {"key": "k"}
     with pytest.raises(UnknownOption):
-        bounds.admitted({"kye": "k"}, {"key": bounds.text}, "submit")
+        bounds.admit({"kye": "k"}, {"key": bounds.text}, "submit")
 
 
 def test_a_budget_of_another_kind() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core import events as ev
 from holdfast.core.bounds import BUDGETS, limits
-from holdfast.core.budgets import Exceeded, exceeded, shown
+from holdfast.core.budgets import Exceeded, find_exceeded, show
 from holdfast.core.errors import InvalidInput, UnknownOption
 from holdfast.core.run import Run, fold_all
 from holdfast.core.waits import WaitKind
@@ -43,7 +43,7 @@ def run(*facts: ev.Fact, **limits: float) -> Run:
 )
 def test_which_budget_is_spent(limits: dict[str, float], spent: dict[str, float], step: int, over: tuple[str, float, float] | None) -> None:
     """§8.5."""
-    found = exceeded(replace(run(**limits), spent=spent), step, 0)
+    found = find_exceeded(replace(run(**limits), spent=spent), step, 0)
     assert (None if found is None else (found.name, found.used, found.limit)) == over
 
 
@@ -52,13 +52,13 @@ def test_seconds_count_work_and_not_waits() -> None:
     asked = wait()
     worked = run(ev.RunStarted(), ev.WaitRequested(asked), seconds=3)
     assert worked.active_since == 2 * SECOND
-    assert exceeded(worked, 9, 5 * SECOND) is None
-    assert exceeded(worked, 9, 5 * SECOND + 1) == Exceeded("seconds", 3.000001, 3.0, 3.0)
+    assert find_exceeded(worked, 9, 5 * SECOND) is None
+    assert find_exceeded(worked, 9, 5 * SECOND + 1) == Exceeded("seconds", 3.000001, 3.0, 3.0)
     rests = fold_all(worked, [ev.Event(4, 5 * SECOND, ev.RunWaitingForHuman())])
     assert (rests.active_us, rests.active_since) == (3 * SECOND, None)
-    assert exceeded(rests, 9, 3_600 * SECOND) is None, "nobody works, so nothing is spent"
+    assert find_exceeded(rests, 9, 3_600 * SECOND) is None, "nobody works, so nothing is spent"
     again = fold_all(rests, [ev.Event(5, 3_600 * SECOND, ev.RunResumed("decision"))])
-    assert exceeded(again, 9, 3_601 * SECOND) == Exceeded("seconds", 4.0, 3.0, 3.0)
+    assert find_exceeded(again, 9, 3_601 * SECOND) == Exceeded("seconds", 4.0, 3.0, 3.0)
 
 
 def budget_wait(name: str = "cost", extend: float | None = 2.5) -> Any:
@@ -89,17 +89,17 @@ def test_an_approval_extends_by_a_stated_amount(asked: Any, decision: Any, limit
 def test_a_budget_is_extended_once_and_the_next_time_asks_again() -> None:
     """§8.5: by as much as it was given at first, however far it has been extended since."""
     over = replace(run(ev.RunStarted(), cost=2.5), spent={"cost": 3.0})
-    found = exceeded(over, 1, 0)
+    found = find_exceeded(over, 1, 0)
     assert found == Exceeded("cost", 3.0, 2.5, 2.5)
     extended = fold_all(over, numbered([ev.WaitRequested(budget_wait()), ev.RunWaitingForHuman(), ev.WaitDecided(decided("approve"))], 3))
-    assert exceeded(extended, 1, 0) is None
+    assert find_exceeded(extended, 1, 0) is None
     late = fold_all(extended, numbered([ev.WaitDecided(decided("approve"))], 6))
     assert late.budgets == {"cost": 5.0}, "the wait is closed: the same answer again extends nothing"
-    assert exceeded(replace(late, spent={"cost": 5.1}), 1, 0) == Exceeded("cost", 5.1, 5.0, 2.5)
+    assert find_exceeded(replace(late, spent={"cost": 5.1}), 1, 0) == Exceeded("cost", 5.1, 5.0, 2.5)
 
 
 def test_what_a_person_sees() -> None:
-    assert shown(Exceeded("cost", 3.0, 2.5, 1.0)) == {"budget": "cost", "used": 3.0, "limit": 2.5, "extend": 1.0}
+    assert show(Exceeded("cost", 3.0, 2.5, 1.0)) == {"budget": "cost", "used": 3.0, "limit": 2.5, "extend": 1.0}
 
 
 @given(st.dictionaries(st.sampled_from(BUDGETS), st.integers(1, 9) | st.floats(0.1, 9), max_size=3))

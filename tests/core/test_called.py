@@ -33,7 +33,7 @@ class Order(msgspec.Struct):
         ("eu-1", "eu-1"), (7, "7"), (None, "null"), (True, "true"), ({"to": "ada", "n": 1}, "to=ada, n=1"), ([1, "a"], '[1, "a"]'), (Order(1, "x"), "number=1, to=x"),
         ("two\nlines", "two lines"), ("x" * 99, "x" * (MOST_BRIEF - 1) + "…"), ({"token": "abc", "to": "ada"}, "token=•••, to=ada"), (object(), ""), (float("nan"), "NaN"), ("", ""),
     ],
-)  # fmt: skip
+)
 def test_a_value_in_brief(value: Any, said: str) -> None:
     assert brief(value, ("token",)) == said
 
@@ -52,7 +52,7 @@ def facts() -> list[ev.Event]:
         ev.RunStarted(), ev.StepStarted(1, "pull"), ev.StepRetryScheduled(1, "pull", 1, 5, ERROR, "0/1/0", call), ev.AttemptStarted(1, "pull", 2, "w", "0/1/0", call),
         ev.StepFailed(1, "pull", ERROR, attempt=2, path="0/1/0", call=call), ev.StepFailed(1, "pull", ERROR, path="0"), ev.StepCompleted(1, "pull", path="0/0/0", call=Called("fetch", "eu-1")),
         ev.StepCompleted(1, "pull"),
-    ]  # fmt: skip
+    ]
     return [ev.Event(n, n, fact) for n, fact in enumerate(told, 1)]
 
 

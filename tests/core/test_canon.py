@@ -130,7 +130,7 @@ ATOMS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT | st.binary(max_size=8)
     | st.datetimes() | st.datetimes(timezones=st.just(dt.UTC)) | st.dates() | st.times() | st.timedeltas() | st.uuids()
     | st.decimals(allow_nan=False, allow_infinity=False) | st.sampled_from([*Colour, *Odd]) | st.just(pathlib.Path("/a/b"))
-)  # fmt: skip
+)
 HASHABLE = st.integers() | TEXT | st.tuples(TEXT, st.integers())
 
 
@@ -141,7 +141,7 @@ def _nest(inner: st.SearchStrategy[typing.Any]) -> st.SearchStrategy[typing.Any]
         | st.sets(HASHABLE, max_size=4) | st.builds(Point, st.integers(), lists) | st.builds(Fixed, TEXT, inner) | st.builds(Pair, inner, inner)
         | st.builds(Slotted, st.builds(Point, st.integers(), lists)) | st.builds(Loose, st.integers(), lists) | st.builds(Tight, st.integers(), lists)
         | st.builds(Busy, lists)
-    )  # fmt: skip
+    )
 
 
 VALUES = st.recursive(ATOMS, _nest, max_leaves=12)
@@ -298,7 +298,7 @@ def test_a_snapshot_refuses_every_change(n: int, again: bool) -> None:
     given = {
         "list": [1, [2]], "point": Point(1, [2]), "slotted": Slotted(Point(1)), "fixed": Fixed("a", [1]), "busy": Busy([[1]]),
         "loose": Loose(1, [2]), "tight": Tight(1, [2]), "pair": Pair([1]), "model": Model(1, [2], Model(3, [4])),
-    }  # fmt: skip
+    }
     value = admit(given)
     if again:
         value = decode(encode(value))
@@ -438,7 +438,7 @@ def _ext(code: int, payload: object) -> bytes:
         _ext(2, ["tuple", []]), _ext(1, ["datetime", "nonsense"]), _ext(1, ["Odd", 99]), _ext(1, ["Colour", [1]]), _ext(1, ["timedelta", [1, 2, 3, 4, 5, 6, 7, 8]]),
         b"\x91" * 100_000, _ext(1, ["uuid", 3]), _ext(1, ["decimal", "x"]), _ext(1, ["tuple", 5]), _ext(1, ["Loose", {"no": 1}]),
     ],
-)  # fmt: skip
+)
 def test_hostile_bytes_are_one_typed_error(data: bytes) -> None:
     """L-18, §14.3: nothing is called, nothing is imported."""
     with pytest.raises(EventUnreadable):
@@ -472,7 +472,7 @@ def test_a_value_is_shown_without_its_types() -> None:
     value = {"p": Point(1, [b"\xff"]), "t": (1, {2}), "d": dt.timedelta(seconds=2), "u": uuid.UUID(int=1), "c": Colour.RED, "w": dt.date(2026, 1, 2)}
     assert reveal(pack(value)[1]) == {
         "p": {"x": 1, "tags": ["ff"]}, "t": [1, [2]], "d": 2.0, "u": uuid.UUID(int=1).hex, "c": "red", "w": "2026-01-02",
-    }  # fmt: skip
+    }
     assert canon.plain({1: (b"a",)}) == {"1": ["61"]}
     with pytest.raises(EventUnreadable):
         reveal(_ext(2, 1))

@@ -66,7 +66,7 @@ class Waiting(World):
         """What a driver does when no task runs: super-steps that are whole end, the oldest first; then signals wake their nodes."""
         while True:
             taken = ss.whole(self.head, self.results)
-            signals = ss.signalled(self.program, self.news)
+            signals = ss.write_signals(self.program, self.news)
             if not self.head.pending or (taken is None and not (signals and ss.wakes(self.program, self.head, signals, self.results))):
                 return
             self.barrier(taken or (), signals)
@@ -335,14 +335,14 @@ def test_a_whole_checkpoint_keeps_what_is_on_record_of_those_that_wait() -> None
 def test_what_a_replay_has_to_know_of_a_barrier() -> None:
     """Nothing of a plain one; of any other the tasks it took and what came for others."""
     world = Waiting(PROGS[0])
-    assert cps.ended(codec.decode_delta(world.deltas[0])) is None
+    assert cps.note_end(codec.decode_delta(world.deltas[0])) is None
     world.signal("in", "x")
     world.settle()
-    came = cps.ended(codec.decode_delta(world.deltas[-1]))
-    assert came is not None and came.tasks == () and [cps.written(s) for s in came.signals] == [{"in": "x"}]
+    came = cps.note_end(codec.decode_delta(world.deltas[-1]))
+    assert came is not None and came.tasks == () and [cps.decode_writes(s) for s in came.signals] == [{"in": "x"}]
     world.finish("h")
     world.settle()
-    assert cps.ended(codec.decode_delta(world.deltas[-1])) == cps.Ended(("h",), ())
+    assert cps.note_end(codec.decode_delta(world.deltas[-1])) == cps.Ended(("h",), ())
 
 
 def test_a_barrier_forgets_what_it_took_and_keeps_what_waits() -> None:
@@ -359,5 +359,5 @@ def test_a_barrier_forgets_what_it_took_and_keeps_what_waits() -> None:
 def test_a_signal_that_does_not_fit_is_no_write() -> None:
     """§3.7: whoever sent it had not this code."""
     typed = program(node("a", start=True), channels={"n": Channel("n", last, type=int)})
-    assert ss.signalled(typed, [("n", raw("seven")), ("nobody", raw(1))]) == ()
-    assert [cps.written(s) for s in ss.signalled(typed, [("n", raw("seven")), ("n", raw(7))])] == [{"n": 7}]
+    assert ss.write_signals(typed, [("n", raw("seven")), ("nobody", raw(1))]) == ()
+    assert [cps.decode_writes(s) for s in ss.write_signals(typed, [("n", raw("seven")), ("n", raw(7))])] == [{"n": 7}]

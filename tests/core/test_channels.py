@@ -143,5 +143,5 @@ def test_what_nobody_else_holds_grows_where_it_stands(tag: str, first: Any, new:
 def test_what_is_not_known_to_be_held_by_nobody_is_copied() -> None:
     values = {"x": admit([1], "x")}
     place = values["x"]
-    ch.grow(values, "x", "append", 2, ch.copied)
+    ch.grow(values, "x", "append", 2, ch.must_copy)
     assert values["x"] == [1, 2] and place == [1]

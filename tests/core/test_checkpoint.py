@@ -41,8 +41,8 @@ def test_what_vouches_for_a_checkpoint() -> None:
     parent = checkpoint.empty("r")
     number, hash = 2, checkpoint.canon.chain(b"", b"delta")
     events = numbered((ev.RunStarted(), ev.CheckpointSaved(hash, "input")))
-    assert checkpoint.vouched(parent, events, b"delta") == (number, hash)
-    assert checkpoint.vouched(parent, events, b"other") is None and checkpoint.vouched(parent, events[:1], b"delta") is None
+    assert checkpoint.find_voucher(parent, events, b"delta") == (number, hash)
+    assert checkpoint.find_voucher(parent, events, b"other") is None and checkpoint.find_voucher(parent, events[:1], b"delta") is None
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_the_last_fact_that_can_vouches_for_a_checkpoint(facts: list[ev.Fact], s
     parent = checkpoint.empty("r")
     hash, found = checkpoint.vouch(parent, facts, b"delta", source)
     assert (hash, found) == (checkpoint.canon.chain(b"", b"delta"), place)
-    assert checkpoint.vouched(parent, numbered(facts), b"delta") == (place + 1, hash)
+    assert checkpoint.find_voucher(parent, numbered(facts), b"delta") == (place + 1, hash)

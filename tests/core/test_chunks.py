@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.core import chunks
 from holdfast.core.checkpoint import StepRecord, TaskResult
-from holdfast.core.chunks import Batch, Emitted, Place, Turn, replaced_by
+from holdfast.core.chunks import Batch, Emitted, Place, Turn, find_replaced
 
 NODE = Place(1, "a")
 CALL, BENEATH, BESIDE = Place(1, "a", "0"), Place(1, "a", "0/2"), Place(1, "a", "01")
@@ -77,13 +77,13 @@ def test_a_write_that_only_cuts_is_none() -> None:
 )
 def test_a_result_replaces_what_led_to_it(result: StepRecord | TaskResult, replaced: set[Place]) -> None:
     """§13.6: a call's result its own chunks and those beneath it, a task's all of the task; those of another step stay."""
-    assert replaced_by([result], PLACES, 1) == replaced
+    assert find_replaced([result], PLACES, 1) == replaced
 
 
 def test_results_of_one_commit_replace_together() -> None:
-    assert replaced_by([StepRecord("a", "0", "ask"), TaskResult("b")], PLACES, 1) == {CALL, BENEATH, OTHER}
-    assert replaced_by([TaskResult("a")], PLACES, 2) == {LATER}
-    assert replaced_by([], PLACES, 1) == set()
+    assert find_replaced([StepRecord("a", "0", "ask"), TaskResult("b")], PLACES, 1) == {CALL, BENEATH, OTHER}
+    assert find_replaced([TaskResult("a")], PLACES, 2) == {LATER}
+    assert find_replaced([], PLACES, 1) == set()
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\xc1", b"\x93\x01", None, "text", 7])

@@ -24,7 +24,7 @@ from tests.core.build import RUN, Log, World, folded, node, program, raw, submit
 EFFECT = Effect(
     effect_id="e", run_id=RUN, lineage_root=RUN, step=1, task="a", path="", attempt=1, capability="c", effect_class=EffectClass.WRITE, key="k",
     result=raw({"x": 1}),
-)  # fmt: skip
+)
 COMMANDS: list[commands.AnyCommand] = [
     commands.Decide("w", "approve", "ada", payload=raw(None)),
     commands.FireTimeout("w", 5),
@@ -66,7 +66,7 @@ def test_a_commit_comes_back_as_it_was() -> None:
         facts += [e.type for e in record.events]
     assert facts == [
         "run.submitted", "run.started", "step.started", "checkpoint.saved", "step.completed", "step.started", "wait.requested", "run.waiting_for_human",
-    ]  # fmt: skip
+    ]
     third = codec.open_row(log.rows[2])
     assert [e.seq for e in third.events] == [5, 6]
     assert (third.at, third.fence, third.actor, third.seq, third.size) == (5_000_000, 1, "system", 6, len(log.rows[2].data))
@@ -139,7 +139,7 @@ def test_a_newer_minor_may_have_kinds_and_fields_we_do_not_know() -> None:
 
 @pytest.mark.parametrize(
     "fact", [5, [], {}, ["x"], [-1], [21], [21, "x", "y"], [7.5], [[1]], [4294967295 * 2]], ids=repr,
-)  # fmt: skip
+)
 def test_a_fact_that_is_none_is_a_typed_error(fact: Any) -> None:
     """L-18."""
     with pytest.raises(EventUnreadable):
@@ -205,7 +205,7 @@ def _decoders() -> list[Callable[[bytes], Any]]:
     return [
         codec.decode_run, codec.decode_effect, codec.decode_command, codec.decode_delta, lambda d: codec.decode_whole(RUN, d),
         lambda d: codec.open_row(Row(9, d, b"")), canon.decode, canon.reveal,
-    ]  # fmt: skip
+    ]
 
 
 def _samples() -> list[bytes]:
@@ -213,7 +213,7 @@ def _samples() -> list[bytes]:
     return [
         codec.encode_run(folded(ev.WaitRequested(wait(show=raw(1))))), codec.encode_effect(EFFECT), *map(codec.encode_command, COMMANDS),
         codec.encode_delta(Delta(step=1, done=(TaskResult("a", writes=raw({"x": 1})),))), codec.encode_whole(cp, b"c"), *(r.data for r in small().rows),
-    ]  # fmt: skip
+    ]
 
 
 SAMPLES = _samples()
@@ -250,17 +250,17 @@ def test_bytes_nested_without_end_are_a_typed_error(which: int) -> None:
 
 def test_a_log_is_opened_from_its_first_row() -> None:
     log = Log(ev.RunStarted()).commit(ev.NoteAdded("hi"))
-    assert [e.fact for record in codec.opened(log.rows) for e in record.events][1:] == [ev.RunStarted(), ev.NoteAdded("hi")]
+    assert [e.fact for record in codec.open_rows(log.rows) for e in record.events][1:] == [ev.RunStarted(), ev.NoteAdded("hi")]
     with pytest.raises(ChainBroken):
-        list(codec.opened(log.rows[1:]))
+        list(codec.open_rows(log.rows[1:]))
 
 
 def test_a_log_is_opened_from_the_middle_where_the_hash_before_it_is_not_at_hand() -> None:
     log = Log(ev.RunStarted()).commit(ev.NoteAdded("one")).commit(ev.NoteAdded("two"))
-    (first, second) = codec.opened(log.rows[1:], None)
+    (first, second) = codec.open_rows(log.rows[1:], None)
     assert [e.fact for record in (first, second) for e in record.events] == [ev.NoteAdded("one"), ev.NoteAdded("two")]
     with pytest.raises(ChainBroken):
-        codec.opened([log.rows[0], log.rows[2]], None)
+        codec.open_rows([log.rows[0], log.rows[2]], None)
 
 
 def test_the_columns_of_a_run_are_laid_over_its_record() -> None:

@@ -25,7 +25,7 @@ def effect(path: str, number: int = 1, *, step: int = 1, **changes: Any) -> Effe
     made = Effect(
         effect_id=f"{RUN}.{step}.pay.{path}#{number}", run_id=RUN, lineage_root=RUN, step=step, task="pay", path=path, attempt=1, capability="pay",
         effect_class=EffectClass.EXTERNAL, key=f"t:effect:{RUN}:{step}.pay.{path}", status=EffectStatus.RECORDED, undo="m:refund",
-    )  # fmt: skip
+    )
     return replace(made, **changes)
 
 
@@ -94,7 +94,7 @@ def test_a_run_ends_as_was_written_down() -> None:
     for fact in (ev.RunFailed("step_failed", ERROR), ev.RunCanceled("canceled")):
         record = comp.ending([fact])
         assert record is not None
-        facts = comp.ended(run, record)
+        facts = comp.end_facts(run, record)
         assert facts[-1] == fact
         assert (ev.WaitClosed("w1", "canceled") in facts) is isinstance(fact, ev.RunCanceled)
         assert comp.before(facts) == list(facts[:-1])
@@ -106,14 +106,14 @@ def test_what_rests_is_woken_for_it() -> None:
     assert failed is not None and canceled is not None
     resting = [submitted(), ev.RunStarted(), ev.WaitRequested(wait()), ev.RunWaitingForHuman()]
     run = fold_all(None, numbered(resting))
-    facts = comp.woken(run, [ev.RunCancelRequested("r"), ev.WaitClosed("w1"), ev.RunCanceled("canceled")], canceled)
+    facts = comp.wake_facts(run, [ev.RunCancelRequested("r"), ev.WaitClosed("w1"), ev.RunCanceled("canceled")], canceled)
     assert facts == [ev.RunResumed(cause="cancel"), ev.RunCancelRequested("r"), ev.WaitClosed("w1")]
     after = fold_all(run, numbered(facts, first=run.version + 1))
     assert (after.status, after.waits) == (Status.RUNNING, ()) and after.cancel_requested_at is not None
-    assert comp.woken(run, [ev.NoteAdded("n")], failed) == [ev.RunResumed(cause="timeout"), ev.NoteAdded("n")]
+    assert comp.wake_facts(run, [ev.NoteAdded("n")], failed) == [ev.RunResumed(cause="timeout"), ev.NoteAdded("n")]
     live = folded(ev.RunStarted())
-    assert comp.woken(live, [ev.RunCancelRequested("r"), ev.RunCanceled("canceled")], canceled) == [ev.RunCancelRequested("r")]
-    assert comp.woken(live, [ev.RunCanceled("canceled")], canceled) == [ev.RunCancelRequested()], "a commit has an event"
+    assert comp.wake_facts(live, [ev.RunCancelRequested("r"), ev.RunCanceled("canceled")], canceled) == [ev.RunCancelRequested("r")]
+    assert comp.wake_facts(live, [ev.RunCanceled("canceled")], canceled) == [ev.RunCancelRequested()], "a commit has an event"
 
 
 # -- going on afterwards --------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_a_resume_lacks_what_earlier_steps_did(current: str | None, named: int) 
     """§6.11, §7.3: what the current step had taken back is done again by itself; what an earlier one had is not."""
     gone = effect("0", undone="x")
     assert gone.step == 1
-    assert len(comp.taken_back_before([gone], RUN, current)) == named
+    assert len(comp.find_taken_back([gone], RUN, current)) == named
 
 
 def test_an_undone_effect_has_no_record_any_more() -> None:

@@ -109,7 +109,7 @@ def test_what_a_run_refers_to_is_known_afterwards() -> None:
     done = Effect(
         effect_id="e1", run_id=RUN, lineage_root=RUN, step=1, task="a", path="1", attempt=1, capability="post", effect_class=EffectClass.WRITE,
         key="k", status=EffectStatus.RECORDED, result=two.reference,
-    )  # fmt: skip
+    )
     diagnosis = Diagnosis(RUN, log.run, HELD, NOW)
     assert diagnosis.blobs == {}
     for row in log.rows:
@@ -143,7 +143,7 @@ def test_an_unreadable_commit_is_named_and_blinds_the_fold(cut: int) -> None:
     assert found == ["event_unreadable", "event_chain_broken"]
     assert codes(log, row(log, active_handoff="ghost", status=Status.RUNNING), rows=[*log.rows[:2], torn]) == [
         "event_unreadable", "checkpoint_head_missing", "active_handoff_without_decision",
-    ]  # fmt: skip
+    ]
 
 
 def test_events_that_cannot_follow_each_other_are_named() -> None:
@@ -228,7 +228,7 @@ def test_whole_checkpoints_are_held_against_their_events() -> None:
 OTHER: dict[str, Any] = {
     "error": ErrorValue("E", "m"), "versions": Versions("x"), "waits": (HANDOFF,), "decisions": (decided("halt"),), "waivers": (decided("halt"),),
     "tags": ("x",), "seen_handoffs": ("x",), "result": raw("other"), "settled": True, "unattended": True,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", [n for n in Run.__struct_fields__ if n not in ("status", "checkpoint_head", "active_handoff")])
@@ -331,7 +331,7 @@ def test_an_effect_without_its_result() -> None:
     """T-39, §6.5."""
     effect = Effect(
         effect_id="e", run_id=RUN, lineage_root=RUN, step=1, task="a", path="", attempt=1, capability="mail", effect_class=EffectClass.WRITE, key="k", fence=1
-    )  # fmt: skip
+    )
     log = running()
     assert codes(log, effects=[effect], lease=HELD) == [], "in flight under the current fence"
     assert codes(log, effects=[msgspec.structs.replace(effect, fence=0, capability="")], lease=HELD) == ["effect_attempted_without_result"]

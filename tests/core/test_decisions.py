@@ -140,7 +140,7 @@ def test_an_answer_is_held_against_its_schema() -> None:
 def test_the_answers_among_facts_are_records_for_live_steps() -> None:
     """§5.2: decided or timed out; nothing else is an answer."""
     given, late = decided("approve", W), decided("timeout", "run.1.ask.1")
-    records = decisions.answered([ev.RunStarted(), ev.WaitDecided(given), ev.WaitTimedOut(late)])
+    records = decisions.answer_records([ev.RunStarted(), ev.WaitDecided(given), ev.WaitTimedOut(late)])
     assert [(r.path, decisions.read_answer(r)) for r in records] == [("0", given), ("1", late)]
 
 
@@ -512,19 +512,19 @@ def test_an_outcome_is_only_applied(unattended: bool) -> None:
     """§5.16: done closes every wait, halted settles, a review is opened and keeps the handoff; §5.17: or it stops the run."""
     handoff = wait(WaitKind.HANDOFF, wait_id="h")
     run = replace(folded(ev.RunStarted(), ev.WaitRequested(handoff)), unattended=unattended)
-    done = after(run, decisions.applied(run, Terminal.DONE, result=raw(1)))
+    done = after(run, decisions.apply_outcome(run, Terminal.DONE, result=raw(1)))
     assert (done.status, done.result, done.waits, done.active_handoff) == (Status.COMPLETED, raw(1), (), None)
-    halted = after(run, decisions.applied(run, Terminal.HALTED, why="delivery_rejected"))
+    halted = after(run, decisions.apply_outcome(run, Terminal.HALTED, why="delivery_rejected"))
     assert (halted.status, halted.settled, halted.stop_reason, halted.waits) == (Status.CANCELED, True, "delivery_rejected", ())
-    assert decisions.applied(run, Terminal.HALTED)[-1].stop_reason == "halted"
+    assert decisions.apply_outcome(run, Terminal.HALTED)[-1].stop_reason == "halted"
     review = wait(WaitKind.REVIEW, wait_id=W)
-    asked = after(run, decisions.applied(run, Terminal.AWAITING_HUMAN_REVIEW, review=review))
+    asked = after(run, decisions.apply_outcome(run, Terminal.AWAITING_HUMAN_REVIEW, review=review))
     if unattended:
         assert (asked.status, asked.settled, asked.stop_reason, asked.rearm) == (Status.CANCELED, False, "unattended_handoff", (review,))
     else:
         assert (asked.status, asked.waits, asked.active_handoff) == (Status.WAITING_FOR_HUMAN, (handoff, review), "h")
     with pytest.raises(AssertionError):
-        decisions.applied(run, Terminal.AWAITING_HUMAN_REVIEW)
+        decisions.apply_outcome(run, Terminal.AWAITING_HUMAN_REVIEW)
 
 
 def test_every_way_to_stop_says_why() -> None:
@@ -566,7 +566,7 @@ def test_commands_are_taken_until_the_run_has_ended() -> None:
     signal = cmd.Signal(name="go", signal_key="k", payload=raw(1), actor="bob")
     found = decisions.take(run, [("wait:w1", deny), ("signal:go:k", signal)], 9)
     assert found.ends and found.keys == ("wait:w1", "signal:go:k")
-    assert decisions.run_after(run, found.facts, 9).terminal
+    assert decisions.fold_facts(run, found.facts, 9).terminal
     late = decisions.refusal(found.facts, "signal:go:k")
     assert late is not None and late.code == "already_terminal" == found.refused["signal:go:k"].code
     assert decisions.refusal(found.facts, "wait:w1") is None and decisions.refusal([], "any") is None

@@ -89,7 +89,7 @@ def test_a_wait_shows_its_fields_and_its_effect() -> None:
     effect = Effect(
         effect_id="e", run_id=RUN, lineage_root=RUN, step=1, task="a", path="", attempt=1, capability="c", effect_class=EffectClass.WRITE,
         key="k", request_hash="d", attempted_at=1,
-    )  # fmt: skip
+    )
     full = plain(describe.wait(asked, effect))
     assert set(full) == set(bare)
     assert (full["key"], full["request_hash"], full["attempted_at"], full["settled_at"]) == ("k", "d", "1970-01-01T00:00:00.000001Z", None)
@@ -117,7 +117,7 @@ def test_an_envelope() -> None:
             "step": 2, "task": "b~1", "outcome": "ok", "hash": "0102", "attempt": 3, "path": "", "step_id": f"{RUN}.2.b~1",
             "attempt_id": f"{RUN}.2.b~1@3", "checkpoint_id": f"{RUN}.c5",
         },
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ def test_an_effect_an_intent_and_a_ledger_row_show_every_field_of_their_records(
     effect = Effect(
         effect_id="e", run_id=RUN, lineage_root=RUN, step=1, task="a", path="", attempt=1, capability="c", effect_class=EffectClass.WRITE,
         key="k", result=raw({"a": b"\x01"}), error=BOOM, attempted_at=1,
-    )  # fmt: skip
+    )
     shown = plain(describe.effect(effect))
     assert set(shown) == set(Effect.__struct_fields__)
     assert (shown["effect_class"], shown["status"], shown["result"], shown["error"]["message"], shown["settled_at"]) == ("write", "attempted", {"a": "01"}, "boom", None)
     tried = Delivery(1, "w", 1, 2, Ended.FAILED, ErrorValue("E", "no", frames=(Frame("f.py", 3, "go", "go()"),)))
     open_ = Intent(
         intent_id="i", run_id=RUN, type="webhook", payload=raw([1]), key="k", due=5, tries=(tried, Delivery(2, "w", 3)), rulings=(Ruling(4, "ada", "why", "redrive", 1),)
-    )  # fmt: skip
+    )
     intent = plain(describe.intent(open_, no_transport=True))
     assert (intent["payload"], intent["due"], intent["no_transport_for"], intent["order"]) == ([1], "1970-01-01T00:00:00.000005Z", "webhook", "")
     assert [(a["outcome"], a["error"] and a["error"]["frames"][0]["line"]) for a in intent["attempts"]] == [("failed", 3), (None, None)]
@@ -186,10 +186,10 @@ def test_a_run_with_its_values_shows_them_and_a_graphs_result() -> None:
 def test_what_is_masked_stays_a_typed_value() -> None:
     """§13.5: once, and in every field."""
     hidden = mask(["word"], [{"word": "hunter2!"}])
-    seen = describe.masked(describe.run(at(Status.COMPLETED, tags=("hunter2!",)), FREE, NOW, channels={"word": "hunter2!", "b": ["say hunter2!"]}), hidden)
+    seen = describe.hide(describe.run(at(Status.COMPLETED, tags=("hunter2!",)), FREE, NOW, channels={"word": "hunter2!", "b": ["say hunter2!"]}), hidden)
     assert isinstance(seen, describe.RunView)
     assert (seen.values, seen.tags) == ({"word": HIDDEN, "b": [f"say {HIDDEN}"]}, [HIDDEN])
-    assert describe.masked(seen, mask([], [])) is seen
+    assert describe.hide(seen, mask([], [])) is seen
 
 
 def test_what_cannot_be_shown_says_so() -> None:
@@ -202,7 +202,7 @@ def test_a_checkpoint_and_what_changed_between_two() -> None:
     world = World(
         program(node("a", start=True), node("b", after=["a"]), channels={"said": append, "draft": last, "gone": last}), {"gone": 1},
         a=lambda s: {"said": ["x"], "draft": "one"}, b=lambda s: {"said": ["y"], "draft": "two"},
-    ).drive()  # fmt: skip
+    ).drive()
     views = [describe.checkpoint(cp, kept) for cp, kept in zip(world.live, world.durable, strict=True)]
     first, *_, head = [plain(v) for v in views]
     assert head["values"] == {"said": ["x", "y"], "draft": "two", "gone": 1} and head["metadata"]["source"] == "loop" and head["hash"] == world.head.hash.hex()

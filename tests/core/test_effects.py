@@ -86,7 +86,7 @@ def test_the_verdict(what: str, records: list[Effect], changes: dict[str, Any], 
 )
 def test_absent_is_believed_only_of_a_closed_attempt(answer: object, closed: bool, expected: str) -> None:
     """X-05: a frozen owner may still act after the hook has looked."""
-    assert word(fx.verified(effect("unknown"), answer, closed)) == expected
+    assert word(fx.verify(effect("unknown"), answer, closed)) == expected
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_a_verify_may_not_say_counts_as_not_knowing(answer: object, given: 
     """X-05: whoever is asked then reads what it said."""
     said = fx.understood(answer, "verify of pay")
     assert said == Unknown(f"verify of pay returned {given}; it must return Happened(result), Absent() or Unknown()")
-    verdict = fx.verified(effect("unknown"), said, True)
+    verdict = fx.verify(effect("unknown"), said, True)
     assert isinstance(verdict, fx.Ask) and verdict.why == said.why
 
 
@@ -153,7 +153,7 @@ def act(effect_id: str, run_id: str, status: fx.EffectStatus, *, source: str | N
     return fx.Effect(
         effect_id=effect_id, run_id=run_id, lineage_root="r", step=1, task="n", path="", attempt=1, capability="mail", effect_class=fx.EffectClass.WRITE,
         key="k", shared=False, request_hash="h", owner="o", attempted_at=1, status=status, source_effect_id=source, detail=detail,
-    )  # fmt: skip
+    )
 
 
 def test_one_answer_about_an_act_holds_for_its_lineage() -> None:
@@ -164,11 +164,11 @@ def test_one_answer_about_an_act_holds_for_its_lineage() -> None:
     given_up = act("a", "r", fx.EffectStatus.ABANDONED, detail=fx.BY_DECISION)
     late = act("a", "r", fx.EffectStatus.ABANDONED, detail="it was late")
     assert fx.origin(heard) == fx.origin(told) == "a" and fx.origin(act("b", "s", fx.EffectStatus.UNKNOWN)) == "b"
-    assert fx.settled([unknown], "a") is None and fx.settled([late], "a") is None and fx.settled([told], "other") is None
-    assert fx.settled([told, heard], "a") is told and fx.settled([heard, told], "a") is told and fx.settled([heard], "a") is heard
-    assert fx.settled([given_up, unknown], "a") is given_up and fx.settled([given_up, told], "a") is told
-    assert fx.repeated([late, late, given_up], "a", "r") == 2 and fx.repeated([late], "a", "s") == 0 and fx.repeated([late], "b", "r") == 0
+    assert fx.find_settlement([unknown], "a") is None and fx.find_settlement([late], "a") is None and fx.find_settlement([told], "other") is None
+    assert fx.find_settlement([told, heard], "a") is told and fx.find_settlement([heard, told], "a") is told and fx.find_settlement([heard], "a") is heard
+    assert fx.find_settlement([given_up, unknown], "a") is given_up and fx.find_settlement([given_up, told], "a") is told
+    assert fx.count_repeats([late, late, given_up], "a", "r") == 2 and fx.count_repeats([late], "a", "s") == 0 and fx.count_repeats([late], "b", "r") == 0
 
 
 def test_whose_word_it_is() -> None:
-    assert (fx.said_by("ada", ""), fx.said_by("ada", "I looked")) == ("ada", "ada (I looked)")
+    assert (fx.attribute("ada", ""), fx.attribute("ada", "I looked")) == ("ada", "ada (I looked)")

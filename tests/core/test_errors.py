@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core import errors, ids
-from holdfast.core.errors import AlreadyTerminal, ErrorValue, LaneBlocked, RecordDamaged, Rejected, RetryAfter, StoreClosed, coded
+from holdfast.core.errors import AlreadyTerminal, ErrorValue, LaneBlocked, RecordDamaged, Rejected, RetryAfter, StoreClosed, from_code
 
 
 def test_a_refusal_on_record_is_of_its_class_again() -> None:
-    again = coded("already_terminal", "it is completed")
+    again = from_code("already_terminal", "it is completed")
     assert type(again) is AlreadyTerminal and again.message == "it is completed"
-    other = coded("of_a_later_release", "no")
+    other = from_code("of_a_later_release", "no")
     assert type(other) is Rejected and (other.code, other.message) == ("of_a_later_release", "no")
     for known in ("run_failed", "run_waiting"):  # their runs are not on record
-        assert type(coded(known, "no")) is Rejected
+        assert type(from_code(known, "no")) is Rejected
 
 
 def test_errors_carry_what_the_caller_needs() -> None:
@@ -56,13 +56,13 @@ def test_a_recorded_failure_reads_as_python_prints_it() -> None:
 
 @pytest.mark.parametrize("name", ["a", "run-1", "é", "x" * 512])
 def test_what_may_be_an_id(name: str) -> None:
-    assert ids.wellformed(name)
+    assert ids.is_wellformed(name)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a\0", "a\n", "x" * 513, "é" * 257, "\ud800"])
 def test_what_may_not(name: str) -> None:
     """No path is made of an id that somebody brought."""
-    assert not ids.wellformed(name)
+    assert not ids.is_wellformed(name)
 
 
 def test_a_bucket_for_every_id() -> None:

@@ -34,7 +34,7 @@ JUDGED: list[tuple[Any, Any, bool, str]] = [
     (JsonPathEquals("a", "/x", [1]), [1, 2], False, "a has '[1, 2]' at /x"), (JsonPathEquals("a", "/x", 1), Nowhere(), False, "a has nothing at /x"),
     (HttpStatus("http://h", 204), 204, True, ""), (HttpStatus("http://h"), 500, False, "http://h answers 500"),
     (Command(("test", "-s", "a")), 0, True, ""), (Command(("test", "-s", "a")), 1, False, "test ended with 1"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("condition", "seen", "ok", "detail"), JUDGED, ids=[f"{kind_of(c)}-{s!r:.20}" for c, s, _, _ in JUDGED])
@@ -66,7 +66,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (ExitCode, {"code": "0"}, "code"), (ExitCode, {"code": True}, "code"), (FileExists, {"path": 3}, "path"), (FileExists, {"path": ""}, "path"),
     (FileHash, {"path": "a", "sha256": b"x"}, "sha256"), (JsonPathEquals, {"path": "a", "pointer": 1}, "pointer"), (HttpStatus, {"url": None}, "url"),
     (HttpStatus, {"url": "u", "status": 20}, "status"), (Command, {"argv": "test"}, "argv"), (Command, {"argv": ()}, "argv"), (Command, {"argv": [1]}, "argv"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "given", "field"), WRONG, ids=[f"{k.__name__}-{f}-{n}" for n, (k, _, f) in enumerate(WRONG)])

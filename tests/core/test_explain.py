@@ -122,7 +122,7 @@ def test_who_resumed_it_is_said() -> None:
         ([ev.WaitDecided(Decision("w", "halt", ""))], "Somebody ended it with the answer halt (x). This run cannot be resumed."),
         ([], "A person or a policy ended it (x). This run cannot be resumed."),
     ],
-)  # fmt: skip
+)
 def test_a_halt_says_who_or_what_halted_it(facts: list[ev.Fact], why: str) -> None:
     events = [ev.Event(n, T0, fact) for n, fact in enumerate([*facts, ev.RunCanceled("x", settled=True)], 1)]
     found = explain(run(Status.CANCELED, stop_reason="x", settled=True), Condition.HALTED, events)
@@ -147,7 +147,7 @@ def test_what_happened_is_told_in_order_and_steps_are_put_together() -> None:
     facts: list[ev.Fact] = [
         *done, ev.StepCompleted(5, "flow", path="0"), ev.RunRecovered("w", "owner_dead"), ev.StepFailed(5, "pay", BOOM),
         ev.StepRetryScheduled(5, "pay", 1, T0, BOOM), ev.StepCompleted(5, "pay"), ev.WaitRequested(ASK), ev.WaitDecided(decided), ev.RunCompleted(),
-    ]  # fmt: skip
+    ]
     lines = told(facts)
     assert lines[1] == "4 steps completed, the last of them s2, s3, s4."
     assert lines[2].startswith("Its worker died") and lines[3].endswith("(pay.py:7 in pay).") and "tried again" in lines[4]
@@ -160,7 +160,7 @@ def test_every_kind_of_turn_has_a_sentence() -> None:
         ev.SideEffectUnknown("e", "k", 1, "pay"), ev.PolicyEvaluated("pay", "deny", "too much"), ev.RunCancelRequested("late"),
         ev.RunInterrupted("held"), ev.RunFailed("boom", BOOM), ev.RunCanceled("cancelled"), ev.SignalReceived("paid", "k", b"\xc0"),
         ev.WaitRequested(msgspec.structs.replace(ASK, kind=WaitKind.EFFECT)),
-    ]  # fmt: skip
+    ]
     lines = [told([fact])[1:] for fact in facts]
     assert lines[0] == () and all(len(line) == 1 and line[0].endswith(".") for line in lines[1:])
 
@@ -186,7 +186,7 @@ TRIED = ev.SideEffectAttempted("e1", "k", 1, "pay", "0")
         ([UNSURE, TRIED, OVER], "The process died during a side effect of the step pay; its outcome is unknown."),
         ([TRIED, OVER, TRIED, DONE], "A run of pay (version 1) was submitted."),
     ],
-)  # fmt: skip
+)
 def test_a_doubt_that_was_settled_is_told_with_how(facts: list[ev.Fact], said: str) -> None:
     assert told(facts)[-1] == said
 
@@ -208,7 +208,7 @@ def test_a_long_story_is_cut_in_the_middle() -> None:
         ({}, "does not repeat it: it asks a person."), ({"verifiable": True}, "asks its verify= first."), ({"idempotent": True}, "sends it again under the same key"),
         ({"verifiable": True, "status": EffectStatus.UNKNOWN}, "asks a person."),
     ],
-)  # fmt: skip
+)
 def test_an_effect_without_an_outcome_names_its_key_and_what_a_resume_does_about_it(fields: dict[str, object], does: str) -> None:
     record = Effect(effect_id="e", run_id="r", lineage_root="r", step=1, task="pay", path="0", attempt=1, capability="send", effect_class=EffectClass.EXTERNAL, key="k")
     events = [ev.Event(1, T0, ev.SideEffectAttempted("e", "k", 1, "pay", "0"))]

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.channels import Channel, append, last, override
 from holdfast.core.errors import InvalidGraph
-from holdfast.core.graph import Node, Program, Trigger, unwritten
+from holdfast.core.graph import Node, Program, Trigger, find_unwritten
 from tests.core.build import node, program
 
 
@@ -148,8 +148,8 @@ def test_a_channel_that_is_read_and_never_written_is_named() -> None:
     """§4.2."""
     channels = {"x": last, "y": Channel("y", required=True), "z": last}
     reader = node("a", start=True, reads=("x", "y", "z"), writes=())
-    assert [f.split(",")[0] for f in unwritten(program(reader, channels=channels))] == ["a reads 'x'", "a reads 'z'"]
+    assert [f.split(",")[0] for f in find_unwritten(program(reader, channels=channels))] == ["a reads 'x'", "a reads 'z'"]
     writer = node("b", after=["a"], writes=("x", "z"))
-    assert unwritten(program(reader, writer, channels=channels)) == []
-    assert unwritten(program(reader, node("b", after=["a"]), channels=channels)) == [], "without a contract it may write anything"
-    assert len(unwritten(program(reader, holding(child(x=last), pass_out=("x",)), channels=channels))) == 1
+    assert find_unwritten(program(reader, writer, channels=channels)) == []
+    assert find_unwritten(program(reader, node("b", after=["a"]), channels=channels)) == [], "without a contract it may write anything"
+    assert len(find_unwritten(program(reader, holding(child(x=last), pass_out=("x",)), channels=channels))) == 1

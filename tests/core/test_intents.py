@@ -19,7 +19,7 @@ PLAIN, DEDUPES, VERIFIES = Sending(), Sending(dedupes=True), Sending(verifies=Tr
 
 
 def claim(intent: Intent, now: int = 0, *, lost: bool = False, dead: bool = False) -> Intent:
-    return intents.claimed(intent, "d", now, now + 30 * SECOND, lost=lost, dead=dead)
+    return intents.start_sending(intent, "d", now, now + 30 * SECOND, lost=lost, dead=dead)
 
 
 def test_sent_is_settled_with_the_digest_of_its_answer() -> None:
@@ -56,24 +56,24 @@ def test_an_attempt_ends_no_earlier_than_it_began() -> None:
     later = intents.after(claim(FRESH, 1_000), Failed(ERROR, 60 * SECOND), PLAIN, 700)
     assert (later.due, later.tries[0].ended_at) == (60 * SECOND + 1_000, 1_000)
     assert intents.after(claim(FRESH, 1_000), Sent(), PLAIN, 700).settled_at == 1_000
-    assert intents.asked(claim(FRESH, 1_000), "why", 700).tries[0].ended_at == 1_000
+    assert intents.ask(claim(FRESH, 1_000), "why", 700).tries[0].ended_at == 1_000
 
 
 @pytest.mark.parametrize(("now", "alive", "closed"), [(30 * SECOND, Alive.UNKNOWN, False), (30 * SECOND, Alive.YES, False), (7, Alive.NO, True), (30 * SECOND, Alive.NO, True)])
 def test_a_person_may_speak_about_what_its_sender_has_left(now: int, alive: Alive, closed: bool) -> None:
     """Once its lease is over, or it is proven dead: of the attempt nobody knows, so sending again is subject to what may still be at it (§6.5)."""
-    found = intents.found_lost(claim(FRESH), now, alive)
+    found = intents.find_lost(claim(FRESH), now, alive)
     assert (found.state, found.owner, found.lease_until, found.detail) == ("unknown", None, None, "sender_lost")
     assert [(t.outcome, t.closed, t.ended_at) for t in found.tries] == [(Ended.LOST, closed, now)]
     assert (intents.may_live(found, {}) is None) is closed
-    assert intents.ruled(found, "sent", actor="ada", reason="", now=now).state == "sent"
-    assert intents.redriven(found, actor="ada", reason="", forced=True, now=now).doubts == ()
+    assert intents.rule(found, "sent", actor="ada", reason="", now=now).state == "sent"
+    assert intents.redrive(found, actor="ada", reason="", forced=True, now=now).doubts == ()
 
 
 @pytest.mark.parametrize("alive", [Alive.YES, Alive.UNKNOWN])
 def test_nobody_may_speak_about_what_is_being_sent(alive: Alive) -> None:
-    assert intents.found_lost(claim(FRESH), 30 * SECOND - 1, alive) == claim(FRESH)
-    assert intents.found_lost(FRESH, 30 * SECOND, alive) is FRESH
+    assert intents.find_lost(claim(FRESH), 30 * SECOND - 1, alive) == claim(FRESH)
+    assert intents.find_lost(FRESH, 30 * SECOND, alive) is FRESH
 
 
 def test_refused_for_good_is_dead_at_once() -> None:
@@ -96,7 +96,7 @@ def test_a_lost_sender(how: Sending, move: type) -> None:
     if isinstance(found, LookUp):
         assert found.closed
         assert not intents.next_move(claim(claim(FRESH), lost=True), how).closed
-        assert intents.next_move(intents.absent(again), how) == Send()
+        assert intents.next_move(intents.note_absent(again), how) == Send()
 
 
 def test_a_doubt_outlives_an_attempt_that_was_never_begun() -> None:
@@ -120,12 +120,12 @@ def test_what_kills_its_senders_is_asked_about() -> None:
 
 
 def test_a_person_has_it_sent_again() -> None:
-    unknown = intents.asked(claim(claim(FRESH), lost=True), "sender_lost", 3)
+    unknown = intents.ask(claim(claim(FRESH), lost=True), "sender_lost", 3)
     assert (unknown.state, unknown.settled_at) == ("unknown", None)
     assert intents.may_live(unknown, {"d": Alive.YES}) is not None
     assert intents.may_live(unknown, {}) is not None
     assert intents.may_live(unknown, {"d": Alive.NO}) is None
-    again = intents.redriven(unknown, actor="ada", reason="looked", forced=True, now=9)
+    again = intents.redrive(unknown, actor="ada", reason="looked", forced=True, now=9)
     assert (again.state, again.due_at, again.rulings[0].actor, again.rulings[0].forced) == ("queued", 9, "ada", True)
     assert intents.next_move(claim(again), PLAIN) == Send(), "what was said about an attempt settles the doubt"
     fresh = intents.after(claim(again), Failed(ERROR), Sending(max_attempts=2), 9)
@@ -133,20 +133,20 @@ def test_a_person_has_it_sent_again() -> None:
 
 
 def test_a_person_says_how_it_stands() -> None:
-    unknown = intents.asked(claim(claim(FRESH), lost=True), "sender_lost", 3)
-    sent = intents.ruled(unknown, "sent", actor="ada", reason="seen", now=9)
+    unknown = intents.ask(claim(claim(FRESH), lost=True), "sender_lost", 3)
+    sent = intents.rule(unknown, "sent", actor="ada", reason="seen", now=9)
     assert (sent.state, sent.settled_at, sent.rulings[0].reason) == ("sent", 9, "seen")
-    assert intents.ruled(sent, "sent", actor="bob", reason="", now=10) is sent
+    assert intents.rule(sent, "sent", actor="bob", reason="", now=10) is sent
     with pytest.raises(IntentSettled):
-        intents.ruled(sent, "abandoned", actor="bob", reason="", now=10)
+        intents.rule(sent, "abandoned", actor="bob", reason="", now=10)
     with pytest.raises(IntentSettled):
-        intents.redriven(sent, actor="bob", reason="", forced=True, now=10)
+        intents.redrive(sent, actor="bob", reason="", forced=True, now=10)
     with pytest.raises(IntentInFlight):
-        intents.ruled(claim(FRESH), "sent", actor="bob", reason="", now=10)
+        intents.rule(claim(FRESH), "sent", actor="bob", reason="", now=10)
     with pytest.raises(IntentInFlight):
-        intents.redriven(claim(FRESH), actor="bob", reason="", forced=True, now=10)
+        intents.redrive(claim(FRESH), actor="bob", reason="", forced=True, now=10)
     with pytest.raises(InvalidInput):
-        intents.ruled(unknown, "delivered", actor="bob", reason="", now=10)
+        intents.rule(unknown, "delivered", actor="bob", reason="", now=10)
 
 
 def test_whom_a_payload_goes_to() -> None:
@@ -174,7 +174,7 @@ def test_without_a_person_no_second_sending_follows_a_doubt(outcomes: Sequence[o
             break
         intent = claim(intent, lost=intent.state == "sending", dead=dead)
         if not isinstance(intents.next_move(intent, PLAIN), Send):
-            intent = intents.asked(intent, "sender_lost", 0)
+            intent = intents.ask(intent, "sender_lost", 0)
             break
         begun += 1
         if outcome == "lost":
@@ -195,7 +195,7 @@ def test_what_an_intent_shares_with_others() -> None:
     intent = intents.replace(FRESH, order_key="o", target="example.org", tenant_id="t")
     assert intent.order == ("t", "mail", "o") and intent.lane == ("mail", "t", "example.org")
     sent = intents.after(claim(FRESH), Sent(canon.encode("ok")), PLAIN, 5)
-    bare = intents.dropped(sent)
+    bare = intents.drop_payload(sent)
     assert (bare.payload, bare.answer, bare.state, bare.tries) == (b"", b"", "sent", sent.tries)
     assert intents.same(bare, "mail", PAYLOAD) and not intents.same(bare, "mail", canon.encode("other"))
     first_release = Intent(intent_id="i", run_id="r", type="mail", payload=PAYLOAD, key="k")
@@ -206,9 +206,9 @@ def test_what_an_intent_shares_with_others() -> None:
 
 
 def test_a_dropped_payload_is_not_sent_again() -> None:
-    dead = intents.dropped(intents.after(claim(FRESH), Refused(ERROR), PLAIN, 0))
+    dead = intents.drop_payload(intents.after(claim(FRESH), Refused(ERROR), PLAIN, 0))
     with pytest.raises(InvalidInput, match="dropped"):
-        intents.redriven(dead, actor="ada", reason="again", forced=False, now=1)
+        intents.redrive(dead, actor="ada", reason="again", forced=False, now=1)
 
 
 @pytest.mark.parametrize(
@@ -224,16 +224,16 @@ def test_whose_answer_was_lost_takes_it_up_again(owner: str, held: tuple[str, ..
 def test_a_claim_whose_answer_was_lost_began_nothing() -> None:
     """It counts as a try that came too late, and no person is asked; of many such in a row one stays on record."""
     first = claim(FRESH, 1)
-    again = intents.claimed(first, "d", 5, 50, answer_lost=True)
+    again = intents.start_sending(first, "d", 5, 50, answer_lost=True)
     assert [(t.outcome, t.ended_at, t.closed) for t in again.tries] == [(Ended.LATE, 5, True), (None, None, False)]
     assert (again.state, again.owner, again.lease_until, again.detail) == ("sending", "d", 50, first.detail)
-    third = intents.claimed(again, "d", 9, 90, answer_lost=True)
+    third = intents.start_sending(again, "d", 9, 90, answer_lost=True)
     assert [(t.outcome, t.ended_at) for t in third.tries] == [(Ended.LATE, 9), (None, None)]
     assert intents.after(third, Sent(canon.encode("ok")), PLAIN, 10).state == "sent"
 
 
 @pytest.mark.parametrize(("left", "too_long"), [(10, False), (10 + intents.CLOCKS_US, False), (11 + intents.CLOCKS_US, True)])
 def test_a_lease_that_has_more_left_than_it_was_given(left: int, too_long: bool) -> None:
-    held = intents.claimed(FRESH, "d", 5, 15)
+    held = intents.start_sending(FRESH, "d", 5, 15)
     assert intents.held_too_long(held, left) is too_long
     assert not intents.held_too_long(FRESH, left), "nobody sends it"

@@ -19,7 +19,7 @@ from holdfast import Graph, State, merge
 from holdfast.core import canon, kinds, superstep
 from holdfast.core.channels import MISSING, Reducer
 from holdfast.core.errors import InvalidInput, InvalidWrite
-from holdfast.core.kinds import Misfit, compiled
+from holdfast.core.kinds import Misfit, compile_kind
 
 Name = NewType("Name", str)
 T = typing.TypeVar("T")
@@ -103,7 +103,7 @@ FITS: list[tuple[Any, Any, Any]] = [
     (Shape, {"sides": 3}, Shape(3)), (Shape, Shape(4), Shape(4)), (Point, [1, 2], Point(1, 2.0)), (Point, Point(1), Point(1)),
     (Small, 3, 3), (Annotated[str, "a note"], "a", "a"), (Annotated[list[int], msgspec.Meta(max_length=2)], [1], [1]), (Annotated[Any, msgspec.Meta(title="x")], 5, 5),
     (Name, "a", "a"), (Unresolved, {"x": object}, Unresolved(object)), (type[int], int, int), (typing.Final[int], 3, 3), (Annotated[Line, msgspec.Meta(title="x")], Line(1), Line(1)),
-]  # fmt: skip
+]
 
 REFUSED: list[tuple[Any, Any, str]] = [
     (int, "1", "v"), (int, True, "v"), (int, 1.0, "v"), (float, "1", "v"), (float, True, "v"), (float, 10**400, "v"), (str, 1, "v"), (str, b"a", "v"), (bool, 1, "v"), (bytes, "eA==", "v"),
@@ -114,19 +114,19 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Line, {"to": "a"}, "v.to"), (Line, {"too": 1}, "v.too"), (Line, {"to": 1, "size": 3}, "v.size"), (Line, {}, "v"), (Line, 5, "v"), (Line, Line("a"), "v.to"), (Line, Line(1, tags=[1]), "v.tags[0]"),  # type: ignore[arg-type, list-item]
     (Shape, {"sides": "3"}, "v"), (Shape, "three", "v"), (Shape, Shape("x"), "v.sides"), (Point, [1], "v"), (Point, ["a", 1], "v.x"),  # type: ignore[arg-type]
     (Small, 10, "v"), (Annotated[list[int], msgspec.Meta(max_length=2)], [1, 2, 3], "v"), (Model, {"n": "a"}, "v"), (Model, 3, "v"), (Lost, 3, "v"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "given", "wanted"), FITS)
 def test_what_fits_or_is_spelt(kind: Any, given: Any, wanted: Any) -> None:
-    found = compiled(kind)
+    found = compile_kind(kind)
     made = given if found is None else found.fit(given, "v")
     assert made == wanted and type(made) is type(wanted)
 
 
 @pytest.mark.parametrize(("kind", "given", "path"), REFUSED)
 def test_what_does_not_fit(kind: Any, given: Any, path: str) -> None:
-    found = compiled(kind)
+    found = compile_kind(kind)
     assert found is not None
     with pytest.raises(Misfit) as caught:
         found.fit(given, "v")
@@ -136,11 +136,11 @@ def test_what_does_not_fit(kind: Any, given: Any, path: str) -> None:
 
 @pytest.mark.parametrize("kind", [Any, object, T, "Later", Place, int | Any, Literal["a"].__class__ and Any])
 def test_what_says_nothing_takes_everything(kind: Any) -> None:
-    assert compiled(kind) is None
+    assert compile_kind(kind) is None
 
 
 def test_a_model_by_its_own_rules() -> None:
-    found = compiled(Model)
+    found = compile_kind(Model)
     assert found is not None
     there = Model(3)
     assert found.fit(there, "v") is there and found.fit({"n": 4}, "v").n == 4
@@ -150,12 +150,12 @@ def test_what_fits_as_it_is_is_not_copied() -> None:
     """What nodes see is shared (§4.2): holding it against its annotation must not cost a copy."""
     frozen = canon.admit({"a": [1, 2], "b": {"c": 1}})
     for kind, value in ((list[int], frozen["a"]), (dict[str, int], frozen["b"]), (dict[str, Any], frozen)):
-        found = compiled(kind)
+        found = compile_kind(kind)
         assert found is not None and found.fit(value, "v") is value
 
 
 def test_which_classes_need_no_look() -> None:
-    assert [k is not None and k.exact for k in map(compiled, (int, str, float, bool, bytes, list[int], dt.date))] == [int, str, float, bool, bytes, None, None]
+    assert [k is not None and k.exact for k in map(compile_kind, (int, str, float, bool, bytes, list[int], dt.date))] == [int, str, float, bool, bytes, None, None]
 
 
 def write(annotation: Any, tag: str, value: Any, default: Any = 0, takes: Any = Any) -> Any:
@@ -234,10 +234,10 @@ def test_what_a_node_writes() -> None:
     found = program()
     node = found.nodes["body"]
     writes = canon.admit({"n": 1, "text": "a", "plain": 3})
-    assert superstep.fitted(found, node, writes) is writes
-    assert superstep.fitted(found, node, canon.admit({"share": 1, "n": 2})) == {"share": 1.0, "n": 2}
+    assert superstep.fit_writes(found, node, writes) is writes
+    assert superstep.fit_writes(found, node, canon.admit({"share": 1, "n": 2})) == {"share": 1.0, "n": 2}
     with pytest.raises(InvalidWrite) as caught:
-        superstep.fitted(found, node, canon.admit({"n": "1"}))
+        superstep.fit_writes(found, node, canon.admit({"n": "1"}))
     assert caught.value.field == "n" and "int" in str(caught.value)
 
 
@@ -255,17 +255,17 @@ def test_what_a_reducer_makes() -> None:
     for name, old in (("loud", "a"), ("loud", MISSING)):
         value = "b" if old == "a" else 3
         with pytest.raises(InvalidWrite):
-            superstep.reduced(name, found.channels[name].reducer, old, value, found.values[name])
-    assert superstep.reduced("total", found.channels["total"].reducer, 1, 2, found.values["total"]) == 3
-    assert superstep.reduced("facts", found.channels["facts"].reducer, MISSING, {"a": 1}) == {"a": 1}
-    assert superstep.reduced("share", Reducer("custom", lambda old, new: 3), 1.0, 2, found.values["share"]) == 3.0
+            superstep.reduce_write(name, found.channels[name].reducer, old, value, found.values[name])
+    assert superstep.reduce_write("total", found.channels["total"].reducer, 1, 2, found.values["total"]) == 3
+    assert superstep.reduce_write("facts", found.channels["facts"].reducer, MISSING, {"a": 1}) == {"a": 1}
+    assert superstep.reduce_write("share", Reducer("custom", lambda old, new: 3), 1.0, 2, found.values["share"]) == 3.0
 
 
 def test_a_write_that_is_spelt_and_stays_what_it_was() -> None:
     found = program()
     writes = canon.admit({"due": dt.date(2026, 1, 2), "text": "a"})
-    assert superstep.fitted(found, found.nodes["body"], writes) is writes
-    odd = compiled(Bare)
+    assert superstep.fit_writes(found, found.nodes["body"], writes) is writes
+    odd = compile_kind(Bare)
     assert odd is not None and odd.fit(Bare(), "v")
 
 

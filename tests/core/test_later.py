@@ -58,7 +58,7 @@ def test_signals_of_too_many_names_are_refused() -> None:
 
 
 def test_a_decision_by_a_signal_says_where_it_came() -> None:
-    given = decisions.signalled(wait(WaitKind.SIGNAL, name="go"), "k", raw(1), "ada", 5, 77)
+    given = decisions.answer_by_signal(wait(WaitKind.SIGNAL, name="go"), "k", raw(1), "ada", 5, 77)
     assert (given.key, given.came) == ("k", 77)
 
 

@@ -18,17 +18,17 @@ from holdfast.core.limits import (
     Rule,
     Rules,
     Use,
-    admitted,
-    chosen,
+    admit,
+    check_name,
+    choose,
     come_back,
     in_force,
     may_enter,
     name,
     next_token,
-    own_name,
     queues,
     soon,
-    taken,
+    take_token,
 )
 from holdfast.ports import Claim, Claims
 
@@ -46,7 +46,7 @@ def test_no_window_of_a_second_has_more_than_the_rate_and_the_bucket(burst: int,
     for gap in gaps:
         now += gap
         if next_token(limit, full_at, now) <= now:
-            full_at = taken(limit, full_at, now)
+            full_at = take_token(limit, full_at, now)
             times.append(now)
     for n, first in enumerate(times):
         inside = sum(1 for t in times[n:] if t < first + SECOND)
@@ -62,13 +62,13 @@ def test_a_bucket_left_alone_is_full_again(burst: int, rate: float, ahead: int) 
     given_out = 0
     full_at = min(full_at, now + burst * limit.every)
     while next_token(limit, full_at, later) <= later and given_out <= burst:
-        full_at, given_out = taken(limit, full_at, later), given_out + 1
+        full_at, given_out = take_token(limit, full_at, later), given_out + 1
     assert given_out == burst
 
 
 def test_a_token_is_promised_for_the_moment_at_which_it_is_there() -> None:
     limit, now, full_at = Limit(per_second=2, burst=1), 10 * SECOND, 0
-    full_at = taken(limit, full_at, now)
+    full_at = take_token(limit, full_at, now)
     at = next_token(limit, full_at, now)
     assert at == now + SECOND // 2
     assert next_token(limit, full_at, at) == at
@@ -87,7 +87,7 @@ def test_no_limit_is_exceeded_and_nothing_that_fits_is_left(
     due = [Due(n, *run, turn=n) for n, run in enumerate(runs)]
     use = Use(rules, "me", held, {}, SECOND)
     before = (use.queues["q"], dict(use.tenants), sum(h.runs for h in held if h.owner == "me"))
-    got = chosen(due, use, room)
+    got = choose(due, use, room)
     assert len(set(got.keys)) == len(got.keys) <= room
     mine = [due[k] for k in got.keys]
     assert use.queues["q"] <= max(queue, before[0])
@@ -104,7 +104,7 @@ def test_of_equal_urgency_no_tenant_is_two_ahead_while_another_waits(runs: list[
     """§10.11: the next run is of the tenant that holds least."""
     due = [Due(n, "q", tenant, 0, when, n) for n, (_, tenant, _, when) in enumerate(runs)]
     use = Use(Rules(), "me", [], {}, 0)
-    got = chosen(due, use, room)
+    got = choose(due, use, room)
     for waiting in {d.tenant for d in due if d.key not in got.keys}:
         assert max(use.tenants.values(), default=0) <= use.tenants[waiting] + 1
     for tenant in "abc":  # and within a tenant by age
@@ -114,17 +114,17 @@ def test_of_equal_urgency_no_tenant_is_two_ahead_while_another_waits(runs: list[
 
 def test_the_more_urgent_go_first_whoever_holds_what() -> None:
     due = [Due("late", "q", "a", 0, 1, 1), Due("urgent", "q", "b", 5, 9, 9)]
-    assert chosen(due, Use(Rules(), "me", [Held("x", "q", "b", 9)], {}, 10), 1).keys == ("urgent",)
+    assert choose(due, Use(Rules(), "me", [Held("x", "q", "b", 9)], {}, 10), 1).keys == ("urgent",)
 
 
 def test_a_full_tenant_leaves_its_queue_as_it_was() -> None:
     """T-85: partial acquisition is rolled back: queue ok, tenant full, and neither the queue's slot nor its token is gone."""
     rules = Rules({"queue:q": Limit(in_flight=2, per_second=1, burst=1), "tenant:a": Limit(in_flight=1)})
     use = Use(rules, "me", [Held("x", "q", "a", 1)], {}, SECOND)
-    got = chosen([Due(1, "q", "a", 0, 0, 1), Due(2, "q", "b", 0, 0, 2)], use, 5)
+    got = choose([Due(1, "q", "a", 0, 0, 1), Due(2, "q", "b", 0, 0, 2)], use, 5)
     assert got.keys == (2,)
     assert use.queues["q"] == 2 and set(got.buckets) == {"queue:q"}
-    assert chosen([Due(1, "q", "a", 0, 0, 1)], Use(rules, "me", [Held("x", "q", "a", 1)], {}, SECOND), 5).buckets == {}
+    assert choose([Due(1, "q", "a", 0, 0, 1)], Use(rules, "me", [Held("x", "q", "a", 1)], {}, SECOND), 5).buckets == {}
 
 
 def test_a_call_enters_all_its_limits_or_none() -> None:
@@ -170,18 +170,18 @@ def test_changes_are_kept_with_who_made_them() -> None:
 @pytest.mark.parametrize(
     "make", [
         lambda: Limit(), lambda: Limit(in_flight=0), lambda: Limit(per_second=0), lambda: Limit(per_second=2e6), lambda: Limit(burst=3), lambda: Limit(in_flight=1, burst=2),
-        lambda: Limit(in_flight=True), lambda: Limit(per_second=1, burst=0), lambda: admitted({"model": 3}), lambda: admitted({"": Limit(in_flight=1)}),
-        lambda: admitted({"lane:x": Limit(in_flight=1)}), lambda: name("queue:"), lambda: own_name("worker"), lambda: own_name("queue:q"), lambda: admitted({7: Limit(in_flight=1)}),
+        lambda: Limit(in_flight=True), lambda: Limit(per_second=1, burst=0), lambda: admit({"model": 3}), lambda: admit({"": Limit(in_flight=1)}),
+        lambda: admit({"lane:x": Limit(in_flight=1)}), lambda: name("queue:"), lambda: check_name("worker"), lambda: check_name("queue:q"), lambda: admit({7: Limit(in_flight=1)}),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_limit_is_refused(make: object) -> None:
     with pytest.raises(InvalidInput):
         make()  # type: ignore[operator]
 
 
 def test_what_is_one() -> None:
-    assert admitted({"queue:*": Limit(in_flight=1), "model": Limit(per_second=0.5)}).keys() == {"queue:*", "model"}
-    assert own_name("model") == "model"
+    assert admit({"queue:*": Limit(in_flight=1), "model": Limit(per_second=0.5)}).keys() == {"queue:*", "model"}
+    assert check_name("model") == "model"
     assert Limit(in_flight=5, per_second=50).said == "5 in flight, 50 per second, 50 at once" and Limit(in_flight=5).said == "5 in flight"
     assert Limit(in_flight=5).held == 1
 
@@ -195,7 +195,7 @@ def test_a_queue_says_what_stands_in_the_way() -> None:
     backlog = [
         Backlog("q", "full", "s", "known", 5, 2, 30), Backlog("q", "free", "s", "known", 1, 0, 10), Backlog("q", "free", "s", "gone", 4, 0, 20),
         Backlog("shut", "t", "s", "known", 3, 0, 5), Backlog("open", "t", "s", "known", 1, 1, 5),
-    ]  # fmt: skip
+    ]
     rules = Rules({"tenant:full": Limit(in_flight=1)}, frozenset({"shut", "empty"}))
     found = queues(backlog, [Held("x", "q", "full", 1)], rules, {}, 100, lambda b: b.fingerprint == "known")
     assert [(f.queue, f.depth, f.oldest_at, f.in_flight, f.paused, f.blocked) for f in found] == [

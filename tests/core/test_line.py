@@ -75,7 +75,7 @@ def test_a_step_of_the_line_is_its_commit(made: Any) -> None:
         step = None
         if line is not None and task is not None:
             result = results[task.key]
-            writes = cps.written(result)
+            writes = cps.decode_writes(result)
             if result.goto is None and not result.sends and writes.keys() <= prog.plain[task.node]:
                 step = line.decide(task, writes, result.writes, AT)
                 assert (step is None) is (not commit.checkpoint.pending)
@@ -99,12 +99,12 @@ def test_what_is_not_plain_is_left_alone() -> None:
     prog = program(
         node("a", start=True), node("b", after=["a"]), node("asked", after=["b"], when=lambda s: True), node("narrow", after=["asked"], writes=("x",)), node("end", after=["narrow"]),
         channels={"x": last, "y": last, "l": append},
-    )  # fmt: skip
+    )
     assert prog.plain == {"a": {"x", "y", "l"}, "b": {"x", "y", "l"}, "narrow": {"x"}, "end": {"x", "y", "l"}}
     world, run, tip = begun(prog, {})
     for pending in (
         (), (Task("a"), Task("b")), (Task("asked"),), (Task("a", index=1),), (Task("a", payload=raw(1)),), (Task("a", skip="skipped: all"),), (Task("a", feedback=raw("no")),),
-    ):  # fmt: skip
+    ):
         cp = msgspec.structs.replace(world.head, pending=pending)
         assert Line(prog, run, tip, FENCE, cp).task is None
 

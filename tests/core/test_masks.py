@@ -73,7 +73,7 @@ def test_every_form_of_a_secret_is_hidden() -> None:
     for form in (
         "first line\\nsecond line", "second line", "12345678123456781234567812345678", str(0x12345678123456781234567812345678), "odd-secret",
         "706c61696e206279746573", "cGxhaW4gYnl0ZXM=", "plain bytes", "first%20line%0Asecond%20line", "lone \ud800 surrogate",
-    ):  # fmt: skip
+    ):
         assert found.text(f"<{form}>") == f"<{HIDDEN}>", form
 
 

@@ -8,7 +8,7 @@ import pytest
 from holdfast.core import codec, describe
 from holdfast.core.errors import EventUnreadable
 from holdfast.core.lease import Alive, Lease, OwnerId
-from holdfast.core.offers import NoWorker, Offer, Shape, lacking, sent
+from holdfast.core.offers import NoWorker, Offer, Shape, find_sent, lacking
 from tests.core.build import folded
 
 RUN = folded()
@@ -22,7 +22,7 @@ MINE, OTHER = Shape("notes", "1", "f"), Shape("notes", "2", "g")
         ([], None), ([Offer(("elsewhere",), (OTHER,))], None), ([Offer((), (MINE,))], None), ([Offer(("default",), (OTHER,)), Offer((), (MINE,))], None),
         ([Offer((), (OTHER,), upgrade=True)], None), ([Offer((), (OTHER, OTHER))], ("g",)), ([Offer(("default",), (Shape("mail", "1", "f"),), upgrade=True)], ()),
     ],
-)  # fmt: skip
+)
 def test_who_can_take_it(offers: list[Offer], offered: tuple[str, ...] | None) -> None:
     found = lacking(RUN, DUE, offers, now=10)
     assert found == (None if offered is None else NoWorker("notes", "1", "f", offered))
@@ -71,5 +71,5 @@ def test_a_run_bound_to_a_folder_is_lacking_by_its_folder() -> None:
 
 def test_what_somebody_sends() -> None:
     here, there, silent = ["mail"], Offer((), (), sends=frozenset({"sms"})), Offer((), ())
-    assert sent(here, []) == {"mail"} and sent(here, [there]) == {"mail", "sms"}
-    assert silent.sends is None and sent(here, [there, silent]) is None, "one that does not tell may send anything"
+    assert find_sent(here, []) == {"mail"} and find_sent(here, [there]) == {"mail", "sms"}
+    assert silent.sends is None and find_sent(here, [there, silent]) is None, "one that does not tell may send anything"

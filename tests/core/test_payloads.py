@@ -32,7 +32,7 @@ def placed(value: Any, base: str = "here") -> list[str]:
         found.append(place)
         return data
 
-    assert payloads.mapped(value, base, note) is value
+    assert payloads.change_each(value, base, note) is value
     return found
 
 
@@ -57,7 +57,7 @@ def test_what_is_none() -> None:
     with pytest.raises(EventUnreadable, match="version 2"):
         envelopes.unwrap(later)
     with pytest.raises(EventUnreadable):
-        envelopes.opened(b"HFsealed\x01")
+        envelopes.open_envelope(b"HFsealed\x01")
 
 
 def test_who_decodes_it_unawares_is_told_which_key() -> None:
@@ -107,22 +107,22 @@ def test_what_may_be_plain_under_strict_encryption() -> None:
 
 def test_what_is_still_sealed() -> None:
     shut = ev.RunCompleted(SEALED)
-    assert payloads.sealed_in(shut) and payloads.keys_of(shut) == {"k1"} and payloads.blank(shut) == ev.RunCompleted(b"")
+    assert payloads.has_sealed(shut) and payloads.keys_of(shut) == {"k1"} and payloads.blank(shut) == ev.RunCompleted(b"")
     note = ev.NoteAdded(envelopes.as_text(SEALED))
     assert payloads.blank(note) == ev.NoteAdded("")
     with pytest.raises(KeyUnavailable):
         payloads.hold_open(note)
     fine = ev.RunCompleted(canon.encode("HFsealed:x"))
-    assert not payloads.sealed_in(fine) and payloads.blank(fine) is fine and not payloads.sealed_in(ev.NoteAdded("HFsealed:x"))
+    assert not payloads.has_sealed(fine) and payloads.blank(fine) is fine and not payloads.has_sealed(ev.NoteAdded("HFsealed:x"))
     payloads.hold_open(fine)
 
 
 def test_a_large_result_that_is_encrypted_is_held_against_its_name_without_a_key() -> None:
     blob = blobs.blob_of(b"large")
-    kept = blobs.sealed(envelopes.wrap(Envelope(msgspec.structs.replace(HEADER, place=blobs.place(blob.digest)), b"n", b"d")))
+    kept = blobs.seal(envelopes.wrap(Envelope(msgspec.structs.replace(HEADER, place=blobs.place(blob.digest)), b"n", b"d")))
     assert blobs.read_back(blob.digest, kept) == kept and blobs.envelope_of(b"large") is None
     other = blobs.blob_of(b"other").digest
-    for digest, data in ((other, kept), (blob.digest, kept[:-1] + b"x"), (blob.digest, blobs.sealed(b"large")), (blob.digest, b"small")):
+    for digest, data in ((other, kept), (blob.digest, kept[:-1] + b"x"), (blob.digest, blobs.seal(b"large")), (blob.digest, b"small")):
         with pytest.raises(StoreCorrupt):
             blobs.read_back(digest, data)
 
@@ -139,7 +139,7 @@ def test_a_check_without_the_key_says_so_and_checks_the_rest() -> None:
     assert [p.code for p in diagnose(RUN, msgspec.structs.replace(row, lane="x"), None, 0, log.rows)] == ["snapshot_field_drift", "payload_sealed"]
     words = Log().commit(ev.RunStarted(), ev.NoteAdded("HFsealed:x")).commit(ev.NoteAdded("HFsealed"))
     assert diagnose(RUN, words.run, None, 0, words.rows) == []
-    assert payloads.sealed_in(codec.open_row(log.rows[-1]).delta) and not payloads.sealed_in(codec.open_row(log.rows[-2]).delta)
+    assert payloads.has_sealed(codec.open_row(log.rows[-1]).delta) and not payloads.has_sealed(codec.open_row(log.rows[-2]).delta)
 
 
 def test_the_failures_of_tasks_that_wait_are_payload() -> None:
@@ -147,5 +147,5 @@ def test_the_failures_of_tasks_that_wait_are_payload() -> None:
     error = ErrorValue("ValueError", "card 4111 declined")
     kept = Unfinished(failed={"a": error, "b": ErrorValue("ValueError", "")})
     assert placed(kept) == ["here.failed:a.message"]
-    changed = payloads.mapped(kept, "here", lambda data, place: "sealed")
+    changed = payloads.change_each(kept, "here", lambda data, place: "sealed")
     assert changed == Unfinished(failed={"a": msgspec.structs.replace(error, message="sealed"), "b": ErrorValue("ValueError", "")})

@@ -13,7 +13,21 @@ from msgspec.structs import replace
 from holdfast.core import policy as ps
 from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidInput, UnknownOption
-from holdfast.core.policy import ALLOW, Kind, Policy, Request, Verdict, allow, checked, degrade, deny, judge, offered, require_human, warn
+from holdfast.core.policy import (
+    ALLOW,
+    Kind,
+    Policy,
+    Request,
+    Verdict,
+    allow,
+    check_offer,
+    check_result,
+    degrade,
+    deny,
+    judge,
+    require_human,
+    warn,
+)
 from holdfast.core.waits import AFTER_STEP, BEFORE_STEP
 from tests.core.build import decided, folded, node
 
@@ -64,7 +78,7 @@ def test_what_follows_where_a_gate_does_not_pass(on_fail: str, made: Any) -> Non
     own = node("pay", gate=lambda r: "before", check=lambda r: f"after {r.writes}", on_fail=on_fail)
     assert judge(None, own, REQUEST) == made("before")
     assert judge(Policy(gate=lambda r: "never"), own, REQUEST) == deny("before" if on_fail == "block" else "never")
-    assert checked(own, replace(REQUEST, writes={"a": 1})) == made("after {'a': 1}")
+    assert check_result(own, replace(REQUEST, writes={"a": 1})) == made("after {'a': 1}")
     with pytest.raises(ValueError, match="sometimes"):
         ps.verdict(False, "sometimes")
 
@@ -177,8 +191,8 @@ def test_what_a_verdict_offers_has_a_meaning_at_its_gate(actions: Any, error: ty
     with pytest.raises(error):
         require_human("ok?", actions)
     made = Verdict(Kind.REQUIRE_HUMAN, prompt="ok?", actions=("retry_feedback",))
-    offered(made, AFTER_STEP)
+    check_offer(made, AFTER_STEP)
     with pytest.raises(InvalidInput, match="before its step"):
-        offered(made, BEFORE_STEP)
-    offered(Verdict(Kind.ALLOW), BEFORE_STEP)
+        check_offer(made, BEFORE_STEP)
+    check_offer(Verdict(Kind.ALLOW), BEFORE_STEP)
     assert require_human("ok?", "approve").actions == ("approve",) and require_human("ok?").actions == ()

@@ -57,10 +57,10 @@ def test_what_a_run_carries_comes_before_its_first_checkpoint() -> None:
         walked(log)
     assert lost.value.code == "checkpoint_head_missing"
     assert "both" in (lost.value.hint or "")
-    assert codec.carried(log.rows) == codec.carried([*log.rows, *begun()[0].rows]) == carries, "the first checkpoint says it"
-    assert codec.carried(begun()[0].rows) == codec.carried(log.rows[:1]) == ()
+    assert codec.read_carried(log.rows) == codec.read_carried([*log.rows, *begun()[0].rows]) == carries, "the first checkpoint says it"
+    assert codec.read_carried(begun()[0].rows) == codec.read_carried(log.rows[:1]) == ()
     with pytest.raises(EventUnreadable):
-        codec.carried([Row(1, b"no", b"")])
+        codec.read_carried([Row(1, b"no", b"")])
 
 
 def test_a_run_that_has_not_started_holds_its_input() -> None:

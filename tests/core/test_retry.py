@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.retry import CEILING, SECOND, backoff, left
+from holdfast.core.retry import CEILING, SECOND, backoff, time_left
 
 IDS = st.text(max_size=40)
 NUMBERS = st.integers(1, 10_000)
@@ -35,6 +35,6 @@ def test_what_the_receiver_asks_for_is_honoured_when_it_is_longer(asked: int | N
 def test_what_is_left_of_a_pause_is_never_longer_than_one(attempt_id: str, attempt: int, failed_at: int, set_by: int) -> None:
     """§10.3: whatever the wall clock was set to since; and with a clock that goes right it is the rest of the pause."""
     due = failed_at + backoff(attempt_id, attempt)
-    assert 0 <= left(due, failed_at + set_by, attempt) <= min(CEILING, SECOND * 2 ** (attempt - 1)) * 3 // 2
-    assert left(due, failed_at, attempt) == due - failed_at
-    assert left(due, due, attempt) == left(due, due + 1, attempt) == 0
+    assert 0 <= time_left(due, failed_at + set_by, attempt) <= min(CEILING, SECOND * 2 ** (attempt - 1)) * 3 // 2
+    assert time_left(due, failed_at, attempt) == due - failed_at
+    assert time_left(due, due, attempt) == time_left(due, due + 1, attempt) == 0

@@ -157,5 +157,5 @@ def test_what_is_left_to_skip_is_left() -> None:
     results = {"a": TaskResult("a", outcome="skipped: no_change")}
     delta, moved = superstep.barrier(prog, world.head, results, inline={"a"}, decoded={})
     assert [t.skip for t in moved.pending] == ["skipped: every node that it comes after was skipped"]
-    delta, moved = superstep.settled(delta, moved)
+    delta, moved = superstep.settle(delta, moved)
     assert delta.pending == () and moved.pending == ()

@@ -65,7 +65,7 @@ def test_a_guarded_resume_clears_the_end() -> None:
     run = fold_all(failed, numbered([ev.RunResumed("operator", checkpoint_id="c", upgraded="g")], 5))
     assert (run.status, run.finished_at, run.stop_reason, run.error, run.settled, run.cancel_requested_at) == (
         Status.RUNNING, None, None, None, False, None,
-    )  # fmt: skip
+    )
     assert (run.resume_from_checkpoint_id, run.fingerprint, run.started_at) == ("c", "g", 2_000_000)
     with pytest.raises(IllegalTransition):
         fold(failed, ev.Event(5, 0, ev.RunWaitingForHuman()))
@@ -208,7 +208,7 @@ def test_other_facts_and_their_fields() -> None:
     run = folded(
         ev.RunStarted(), ev.RunInterrupted("x"), ev.RunRecovered("w", "owner_dead"), ev.AttemptTakenOver("w", 3), ev.NoteAdded("hello"),
         ev.RunPatched(tags=("a",), priority=4, trace_id="t"), ev.RunPatched(), ev.StepStarted(2, "b"), ev.StepCompleted(2, "b"),
-    )  # fmt: skip
+    )
     assert (run.interrupted_at, run.takeovers, run.tags, run.priority, run.trace_id) == (None, 3, ("a",), 4, "t")
     assert (run.current_step_id, run.checkpoint_head, run.wake_at) == (f"{RUN}.2.b", None, None)
     saved = fold_all(run, numbered([ev.CheckpointSaved(b""), ev.StepSkipped(2, "b", hash=b"h"), ev.StepStarted(3, "c"), ev.StatePatched((), "r")], 11))

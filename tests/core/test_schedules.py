@@ -116,7 +116,7 @@ def test_slots_do_not_depend_on_when_somebody_looks(line: str, zone: str, begin:
         ("@hourly", "2026-01-01 01:00"), ("@daily", "2026-01-02 00:00"), ("@MIDNIGHT", "2026-01-02 00:00"), (" @weekly ", "2026-01-04 00:00"),
         ("@monthly", "2026-02-01 00:00"), ("@yearly", "2027-01-01 00:00"), ("@annually", "2027-01-01 00:00"), ("0  9\t* * *", "2026-01-01 09:00"),
     ],
-)  # fmt: skip
+)
 def test_nicknames(line: str, first: str) -> None:
     assert sch.next_slot(cron(line), us("2026-01-01 00:00"), CALENDAR) == us(first)
 
@@ -207,7 +207,7 @@ def test_what_is_stored_when_nothing_is_said() -> None:
 
 
 def added(s: Schedule, now: int = START) -> Schedule:
-    return sch.revised(None, s, now, "ada", CALENDAR)
+    return sch.revise(None, s, now, "ada", CALENDAR)
 
 
 def test_a_new_schedule_is_due_at_its_first_slot() -> None:
@@ -220,20 +220,20 @@ def test_a_new_schedule_is_due_at_its_first_slot() -> None:
 def test_the_same_again_changes_nothing() -> None:
     """What has happened to it meanwhile is no difference."""
     s = replace(added(every(HOUR)), fired=3, last_slot=START + HOUR, last_run="r", error="why", due=START + 2 * HOUR)
-    assert sch.revised(s, replace(every(HOUR), created_at=START + 5), START + DAY, "bob", CALENDAR) is s
+    assert sch.revise(s, replace(every(HOUR), created_at=START + 5), START + DAY, "bob", CALENDAR) is s
 
 
 DIFFERENT: list[tuple[str, Any]] = [
     ("skill_id", "other"), ("input", b"x"), ("overlap", True), ("missed", Missed.CATCH_UP), ("catch_up", 7), ("grace_us", 5), ("tenant_id", "t"),
     ("queue", "q"), ("options", {"tags": ["a"]}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "value"), DIFFERENT)
 def test_a_change_keeps_what_is_due(name: str, value: Any) -> None:
     """Another input, say: a slot that has come and waits for a worker still fires, and what has fired is not forgotten."""
     s = replace(added(every(HOUR)), fired=3, last_slot=START + HOUR, last_run="r", error="why", due=START + 2 * HOUR)
-    after = sch.revised(s, replace(every(HOUR), created_at=START + DAY, **{name: value}), START + DAY, "bob", CALENDAR)
+    after = sch.revise(s, replace(every(HOUR), created_at=START + DAY, **{name: value}), START + DAY, "bob", CALENDAR)
     assert after == replace(s, error="", changes=(*s.changes, Change(START + DAY, "bob", f"changed {name}")), **{name: value})
 
 
@@ -241,45 +241,45 @@ def test_another_rule_begins_after_now() -> None:
     """§10.15: it makes up for nothing that it would have fired before it was there."""
     s = replace(added(every(HOUR)), due=START + HOUR)
     now = us("2026-03-28 12:00", BERLIN)
-    after = sch.revised(s, cron("30 2 * * *", BERLIN), now, "bob", CALENDAR)
+    after = sch.revise(s, cron("30 2 * * *", BERLIN), now, "bob", CALENDAR)
     assert (after.cron, after.every_us, after.zone) == ("30 2 * * *", 0, BERLIN)
     assert after.due == us("2026-03-29 03:00", BERLIN) and after.created_at == START
     assert after.changes[-1].what == "changed cron, every_us, zone"
-    assert sch.revised(s, replace(every(2 * HOUR), created_at=now), START + 3 * HOUR, "bob", CALENDAR).due == START + 4 * HOUR
-    assert sch.revised(s, replace(every(HOUR), zone=BERLIN), START + 3 * HOUR, "bob", CALENDAR).due == START + 4 * HOUR
+    assert sch.revise(s, replace(every(2 * HOUR), created_at=now), START + 3 * HOUR, "bob", CALENDAR).due == START + 4 * HOUR
+    assert sch.revise(s, replace(every(HOUR), zone=BERLIN), START + 3 * HOUR, "bob", CALENDAR).due == START + 4 * HOUR
     with pytest.raises(InvalidInput):
-        sch.revised(s, cron("nonsense"), now, "bob", CALENDAR)
-    line = sch.revised(after, cron("30 4 * * *", BERLIN), now, "bob", CALENDAR)
+        sch.revise(s, cron("nonsense"), now, "bob", CALENDAR)
+    line = sch.revise(after, cron("30 4 * * *", BERLIN), now, "bob", CALENDAR)
     assert (line.due, line.changes[-1].what) == (us("2026-03-29 04:30", BERLIN), "changed cron")
-    assert sch.revised(line, cron("30 4 * * *", NEW_YORK), now, "bob", CALENDAR).due == us("2026-03-29 04:30", NEW_YORK)
+    assert sch.revise(line, cron("30 4 * * *", NEW_YORK), now, "bob", CALENDAR).due == us("2026-03-29 04:30", NEW_YORK)
 
 
 def test_it_never_goes_back_before_what_has_fired() -> None:
     """X-13: the clock was put back by an hour; neither a change nor a pause makes a slot come a second time."""
     s = replace(added(every(10 * MINUTE)), last_slot=START + HOUR, due=START + HOUR + 10 * MINUTE)
     back = START + 5 * MINUTE
-    assert sch.revised(s, every(5 * MINUTE), back, "bob", CALENDAR).due == START + HOUR + 5 * MINUTE
-    assert sch.unpaused(sch.paused(s, back, "bob"), back, "bob", CALENDAR).due == START + HOUR + 10 * MINUTE
+    assert sch.revise(s, every(5 * MINUTE), back, "bob", CALENDAR).due == START + HOUR + 5 * MINUTE
+    assert sch.unpause(sch.pause(s, back, "bob"), back, "bob", CALENDAR).due == START + HOUR + 10 * MINUTE
     forth = START + 2 * HOUR
-    assert sch.unpaused(sch.paused(s, back, "bob"), forth, "bob", CALENDAR).due == START + 2 * HOUR + 10 * MINUTE
+    assert sch.unpause(sch.pause(s, back, "bob"), forth, "bob", CALENDAR).due == START + 2 * HOUR + 10 * MINUTE
 
 
 def test_pausing() -> None:
     s = added(every(HOUR))
-    p = sch.paused(s, START + 5, "bob")
+    p = sch.pause(s, START + 5, "bob")
     assert (p.due, p.paused, p.changes[-1]) == (None, True, Change(START + 5, "bob", "paused"))
-    assert sch.paused(p, START + 6, "eve") is p
-    changed = sch.revised(p, every(2 * HOUR), START + 7, "bob", CALENDAR)
+    assert sch.pause(p, START + 6, "eve") is p
+    changed = sch.revise(p, every(2 * HOUR), START + 7, "bob", CALENDAR)
     assert (changed.due, changed.paused, changed.every_us) == (None, True, 2 * HOUR)
-    u = sch.unpaused(p, START + 10 * HOUR, "bob", CALENDAR)
+    u = sch.unpause(p, START + 10 * HOUR, "bob", CALENDAR)
     assert (u.due, u.paused, u.changes[-1].what) == (START + 11 * HOUR, False, "unpaused")
-    assert sch.unpaused(u, START + 20 * HOUR, "eve", CALENDAR) is u
+    assert sch.unpause(u, START + 20 * HOUR, "eve", CALENDAR) is u
 
 
 def test_the_newest_changes_are_kept() -> None:
     s = added(every(HOUR))
     for n in range(30):
-        s = sch.unpaused(sch.paused(s, START + n, "bob"), START + n, "bob", CALENDAR)
+        s = sch.unpause(sch.pause(s, START + n, "bob"), START + n, "bob", CALENDAR)
     assert len(s.changes) == sch.MAX_CHANGES == 20 and s.changes[-1].at == START + 29 and s.changes[0].what == "paused"
 
 
@@ -298,7 +298,7 @@ def drained(s: Schedule, now: int) -> tuple[list[int], Schedule]:
             s = f.moved
         else:
             slots.append(f.slot)
-            s = sch.fired(f, f"run-{f.slot}")
+            s = sch.fire(f, f"run-{f.slot}")
     raise AssertionError("it never comes to an end")
 
 
@@ -406,9 +406,9 @@ def test_an_overlapped_slot_is_counted_and_is_not_the_last_one() -> None:
     """§10.15: overlap skip. A success or a skip ends what stood in the way before."""
     s = replace(added(every(HOUR)), last_slot=1, last_run="r", error="why")
     f = sch.firing(s, START + HOUR, CALENDAR)
-    after = sch.overlapped(f)
+    after = sch.skip_overlap(f)
     assert after == replace(s, due=START + 2 * HOUR, skipped_overlap=1, error="")
-    assert sch.fired(f, "new") == replace(s, due=START + 2 * HOUR, last_slot=START + HOUR, last_run="new", fired=1, error="")
+    assert sch.fire(f, "new") == replace(s, due=START + 2 * HOUR, last_slot=START + HOUR, last_run="new", fired=1, error="")
 
 
 def test_slots_are_unique_in_their_schedule() -> None:
@@ -426,7 +426,7 @@ def test_each_slot_fires_exactly_once_whenever_somebody_looks(rule: Schedule, po
     begin = us("2026-10-24 12:00", BERLIN)
     expected = sch.preview(replace(rule, created_at=begin), begin, 1_000, CALENDAR)
     for grace in (4 * HOUR, MINUTE):
-        s = sch.revised(None, replace(rule, created_at=begin, grace_us=grace), begin, "ada", CALENDAR)
+        s = sch.revise(None, replace(rule, created_at=begin, grace_us=grace), begin, "ada", CALENDAR)
         now, fired = begin, []
         for step in polls:
             now += step

@@ -139,7 +139,7 @@ def test_successors_of_parallel_nodes_are_united() -> None:
     """T-56, §4.4."""
     prog = program(
         node("a", start=True, routers=(lambda s: "x",)), node("b", start=True, routers=(lambda s: "y",)), node("x"), node("y"), channels={}
-    )  # fmt: skip
+    )
     assert World(prog).drive().ran == [["a", "b"], ["x", "y"]]
 
 
@@ -156,7 +156,7 @@ def test_a_join_waits_for_all_and_any_of_for_any() -> None:
     """§4.17."""
     prog = program(
         node("a", start=True), node("b", start=True), node("b2", after=["b"]), node("join", after=["a", "b2"]), node("first", any_of=["a", "b2"]),
-    )  # fmt: skip
+    )
     assert World(prog).drive().ran == [["a", "b"], ["b2", "first"], ["join", "first"]]
     assert any_of("a", "b").nodes == ("a", "b")
 
@@ -168,7 +168,7 @@ def test_a_false_when_skips_and_satisfies_joins() -> None:
         node("a", start=True), node("no", start=True, **never), node("after_no", after=["no"]), node("mixed", after=["a", "no"]),
         node("no2", start=True, **never), node("dead", after=["no", "no2"]), node("any_dead", any_of=["no", "no2"]), node("any_alive", any_of=["no", "a"]),
         node("last", after=["dead"]),
-    )  # fmt: skip
+    )
     world = World(prog).drive()
     ran = [name for step in world.ran for name in step if name not in ("no", "no2")]
     assert ran == ["a", "mixed", "any_alive"]
@@ -186,7 +186,7 @@ def test_a_node_skipped_once_may_run_later() -> None:
 def test_an_any_of_waits_while_one_may_still_be_alive() -> None:
     prog = program(
         node("no", start=True, when=lambda s: False), node("a", start=True), node("slow", after=["a"]), node("either", any_of=["no", "slow"]),
-    )  # fmt: skip
+    )
     assert World(prog).drive().ran[-1] == ["either"]
 
 
@@ -254,7 +254,7 @@ def graphs(draw: st.DrawFn, *, lean: bool = False) -> tuple[Any, dict[str, Any],
                 name, start=kind == "start", after=sources if kind == "after" else (), any_of=sources if kind == "any" else (),
                 on=[draw(st.sampled_from(["l", "m"]))] if kind == "on" else (), when=skips,
             )
-        )  # fmt: skip
+        )
         writes = draw(
             st.fixed_dictionaries(
                 {},
@@ -265,7 +265,7 @@ def graphs(draw: st.DrawFn, *, lean: bool = False) -> tuple[Any, dict[str, Any],
                     "m": st.dictionaries(st.sampled_from("xyz"), st.integers(0, 3), max_size=2), "c": st.integers(0, 9),
                 },
             )
-        )  # fmt: skip
+        )
         back: Any = writes
         match draw(st.integers(0, 15 if lean else 5)):
             case 0:
@@ -298,7 +298,7 @@ def test_the_shorter_way_of_a_line_is_the_long_one(made: Any, inline: bool, know
     took: list[bool] = []
 
     def both(program: Any, parent: Any, results: Any, *, inline: Any, decoded: Any) -> Any:
-        seen = {k: cps.written(r) for k, r in results.items()} if known else decoded
+        seen = {k: cps.decode_writes(r) for k, r in results.items()} if known else decoded
         short = real(program, parent, results, inline=inline, decoded=seen)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ss, "_line", lambda *_: took.append(True))
@@ -335,7 +335,7 @@ def test_errors_and_waits_do_not_advance() -> None:
         still = cps.advance(world.head, Delta(step=world.head.step, source=source), {}, seq=9, at=5, hash=b"h")
         assert (still.step, still.values, still.versions, still.seen, still.pending, still.topics) == (
             world.head.step, world.head.values, world.head.versions, world.head.seen, world.head.pending, ("t",),
-        )  # fmt: skip
+        )
         assert (still.checkpoint_id, still.parent, still.source) == (f"{RUN}.c9", world.head.checkpoint_id, source)
 
 
@@ -357,8 +357,8 @@ def test_a_delta_that_refers_to_nothing_is_an_error() -> None:
     with pytest.raises(EventUnreadable, match="not recorded"):
         cps.advance(cps.empty(RUN), Delta(step=0, done=("a",)), {}, seq=1, at=0, hash=b"")
     with pytest.raises(EventUnreadable, match="not a mapping"):
-        cps.written(TaskResult("a", writes=raw([1])))
-    assert cps.written(TaskResult("a")) == {}
+        cps.decode_writes(TaskResult("a", writes=raw([1])))
+    assert cps.decode_writes(TaskResult("a")) == {}
 
 
 # -- what comes in ----------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_the_first_checkpoint_holds_input_defaults_and_what_the_thread_carries()
     channels = {
         "log": Channel("log", append, thread=True), "n": Channel("n", last, default=3), "m": Channel("m", merge, default=canon.admit({"a": 1})),
         "own": Channel("own", append, thread=True), "free": Channel("free", last), "c": Channel("c", TOTAL),
-    }  # fmt: skip
+    }
     prog = program(node("a", start=True), channels=channels)
     given_ = TaskResult(cps.INPUT_TASK, writes=raw({"log": ["new"], "m": {"b": 2}, "c": 4}))
     carried = {"log": canon.admit(["old"]), "own": canon.admit([1]), "n": 99}
@@ -388,7 +388,7 @@ def test_what_a_thread_carries_by_reference_is_not_stored_again() -> None:
         "log": Channel("log", append, thread=True), "own": Channel("own", append, thread=True), "c": Channel("c", TOTAL, thread=True),
         "last": Channel("last", last, thread=True), "over": Channel("over", override, thread=True), "far": Channel("far", merge, thread=True),
         "news": Channel("news", topic, thread=True), "new": Channel("new", append, thread=True),
-    }  # fmt: skip
+    }
     prog = program(node("a", start=True), channels=channels)
     given_ = TaskResult(cps.INPUT_TASK, writes=raw({"log": ["new"], "c": 4, "last": "z", "over": "z", "news": ["z"]}))
     near = {"log": canon.admit(["old"]), "own": canon.admit([1]), "c": 3, "last": "y", "over": "y", "news": canon.admit(["y"])}
@@ -502,7 +502,7 @@ def test_a_run_that_begins_at_anothers_checkpoint_takes_over_what_it_had_seen() 
     assert forked == cps.Checkpoint(
         run_id=RUN, seq=3, step=7, values={"x": [1]}, versions={"done:a": 3, "x": 2}, seen={"a": {"@start": 1}}, pending=pending, parent=None,
         skipped=frozenset({"no"}), topics=("t",), waits=asked, source=Source.FORK, boundaries=kept, writes={}, hash=b"h", created_at=5,
-    )  # fmt: skip
+    )
     bare = cps.advance(forked, Delta(step=9, base=cps.Base()), {}, seq=4, at=6, hash=b"i")
     assert bare == cps.Checkpoint(
         run_id=RUN, seq=4, step=9, values={}, versions={}, seen={}, pending=(), parent=f"{RUN}.c3", source=Source.LOOP, hash=b"i", created_at=6
@@ -511,7 +511,7 @@ def test_a_run_that_begins_at_anothers_checkpoint_takes_over_what_it_had_seen() 
 
 def test_a_fork_has_no_news_of_its_own() -> None:
     """§7.7: what is to run comes with the checkpoint; a fork wakes nobody by being made."""
-    moved, news = cps.advanced(cps.empty(RUN), Delta(step=1, base=cps.Base(versions={"x": 1})), {}, seq=1, at=0, hash=b"")
+    moved, news = cps.advance_with_news(cps.empty(RUN), Delta(step=1, base=cps.Base(versions={"x": 1})), {}, seq=1, at=0, hash=b"")
     assert (news, moved.pending) == ([], ())
 
 

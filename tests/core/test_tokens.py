@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core.errors import TokenRefused
-from holdfast.core.tokens import Token, hashed
+from holdfast.core.tokens import Token, hash_secret
 
-TOKEN = Token(hash=hashed("secret"), run_id="r", wait_id="r.1.ask", tenant_id="default", actor="ada", created_at=1, expires_at=10)
+TOKEN = Token(hash=hash_secret("secret"), run_id="r", wait_id="r.1.ask", tenant_id="default", actor="ada", created_at=1, expires_at=10)
 
 
 def test_a_fresh_token_is_good_until_its_end() -> None:
@@ -42,5 +42,5 @@ def test_a_revoked_token_is_refused_as_revoked(revoked: int) -> None:
 
 def test_only_the_hash_of_a_secret_is_kept() -> None:
     """§5.9; a link that was cut or mangled on its way is refused, not a crash."""
-    assert hashed("secret") == hashlib.sha256(b"secret").digest()
-    assert hashed("secre\ud800") != hashed("secre?")
+    assert hash_secret("secret") == hashlib.sha256(b"secret").digest()
+    assert hash_secret("secre\ud800") != hash_secret("secre?")

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from holdfast.core import canon
 from holdfast.core.errors import ErrorValue, Frame, InvalidInput
-from holdfast.core.toolcalls import Answer, Asked, Word, answered, asked, owner_of, place_in, place_of, plain, type_of
+from holdfast.core.toolcalls import Answer, Asked, Word, owner_of, place_in, place_of, plain, read_answer, read_request, type_of
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 requests = st.builds(
     Asked, place=text, tool=text, argv=st.lists(text, max_size=3).map(tuple), step_id=text, attempt=st.integers(1, 99), cwd=text, input=st.binary(max_size=8),
     env=st.dictionaries(text, text, max_size=2), paths=st.lists(text, max_size=2).map(tuple), timeout_us=st.integers(0, 2**40), effect_id=text, key=text,
-)  # fmt: skip
+)
 errors = st.builds(ErrorValue, type=text, message=text, code=text, where=text, hint=text, frames=st.just((Frame("f.py", 3, "f", "x()"),)) | st.just(()))
 words = st.builds(Word, action=text, actor=text, reason=text)
 answers = st.builds(Answer, owner=text, outcome=st.binary(max_size=8), blob=text, error=st.none() | errors, lost=text, closed=st.booleans(), word=st.none() | words)
@@ -25,25 +25,25 @@ answers = st.builds(Answer, owner=text, outcome=st.binary(max_size=8), blob=text
 @given(requests)
 def test_a_request_is_read_as_it_was_made(request: Asked) -> None:
     stored = canon.pack(plain(request), "request")[1]
-    assert asked(canon.thaw(canon.decode(stored))) == request
+    assert read_request(canon.thaw(canon.decode(stored))) == request
 
 
 @given(answers)
 def test_an_answer_is_read_as_it_was_made(answer: Answer) -> None:
-    assert answered(canon.pack(plain(answer), "answer")[1]) == answer
+    assert read_answer(canon.pack(plain(answer), "answer")[1]) == answer
 
 
 @pytest.mark.parametrize("payload", [None, 3, "x", [], {}, {"place": "a"}, {"owner": None}, {"owner": "x", "error": ["E"]}, {"owner": "x", "outcome": 7}])
 def test_what_is_none_is_refused(payload: Any) -> None:
     with pytest.raises(InvalidInput, match="the request of a tool's call cannot be read"):
-        asked(payload)
+        read_request(payload)
     with pytest.raises(InvalidInput, match="the answer of a tool runner cannot be read"):
-        answered(canon.pack(payload, "answer")[1])
+        read_answer(canon.pack(payload, "answer")[1])
 
 
 def test_an_answer_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidInput):
-        answered(None)
+        read_answer(None)
 
 
 def test_a_request_owns_an_attempt_and_a_process_does_not() -> None:

@@ -37,7 +37,7 @@ def test_a_try_under_way_shows_its_owners_lease_and_nobody_elses() -> None:
 def test_a_step_that_is_tried_again() -> None:
     told = turns(
         ev.RunClaimed("w1", 1), ev.RunStarted(), ev.StepStarted(1, "a"), ev.StepRetryScheduled(1, "a", 1, 7_000_000, BOOM), ev.AttemptStarted(1, "a", 2, "w1"), ev.StepFailed(1, "a", BOOM, attempt=2),
-    )  # fmt: skip
+    )
     step = told.steps({})[0]
     assert (step.outcome, step.attempts, step.error and step.error.message) == ("failed", 2, "boom")
     one, two = told.attempts()
@@ -54,7 +54,7 @@ def test_a_step_that_changed_hands() -> None:
     told = turns(
         ev.RunClaimed("w1", 1), ev.RunStarted(), ev.StepStarted(1, "a"), ev.StepStarted(1, "b"), ev.StepCompleted(1, "b"),
         ev.AttemptLeaseExpired("w1", "owner_dead"), ev.AttemptTakenOver("w2", 1), ev.RunRecovered("w1", "owner_dead"), ev.StepCompleted(1, "a"),
-    )  # fmt: skip
+    )
     assert [(a.step_id[-1], a.number, a.owner, a.outcome) for a in told.attempts()] == [("a", 1, "w1", "lost"), ("a", 2, "w2", "ok"), ("b", 1, "w1", "ok")]
 
 
@@ -62,7 +62,7 @@ def test_recorded_calls_have_their_names_and_begin_where_that_is_told() -> None:
     told = turns(
         ev.RunStarted(), ev.StepStarted(1, "a"), ev.StepCompleted(1, "a", path="0"), ev.SideEffectAttempted("e", "k", 1, "a", "s/1"), ev.StepCompleted(1, "a", path="s/1"),
         ev.SideEffectAttempted("f", "k2", 1, "a", ""),
-    )  # fmt: skip
+    )
     whole, call, effect = told.steps({(1, "a", "0"): "summarise"})
     assert (whole.name, call.name, call.path, call.started_at, call.outcome) == ("a", "summarise", "0", None, "ok")
     assert (effect.name, effect.started_at is not None) == ("1", True)

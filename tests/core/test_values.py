@@ -103,7 +103,7 @@ def test_effect_keys_and_what_is_open() -> None:
     assert len({effects.effect_key("t", "k", "s", "x"), effects.effect_key("t", "k", "sx", ""), effects.effect_key("tk", "", "s", "x")}) == 3
     record = effects.Effect(
         effect_id="e", run_id="r", lineage_root="r", step=1, task="a", path="", attempt=1, capability="c", effect_class=effects.EffectClass.WRITE, key="k"
-    )  # fmt: skip
+    )
     assert record.open
     assert not msgspec.structs.replace(record, status=effects.EffectStatus.RECORDED).open
     assert {effects.EffectClass.WRITE, effects.EffectClass.EXTERNAL} == effects.LEDGERED
@@ -184,7 +184,7 @@ def test_a_commit_that_can() -> None:
     saved = msgspec.structs.replace(
         commit, run=msgspec.structs.replace(log.run, checkpoint_head=f"{RUN}.c4"), events=(event,), after=Tip(3, b"", 1), delta=b"x",
         checkpoint=msgspec.structs.replace(log.checkpoint, seq=4),
-    )  # fmt: skip
+    )
     saved.check()
     msgspec.structs.replace(saved, behind=Behind(("before",), 1, 2)).check()
     for changes in (

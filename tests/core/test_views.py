@@ -83,7 +83,7 @@ def test_every_condition_is_reached() -> None:
     st.sampled_from([*Status, "garbage"]), st.booleans(), st.none() | st.integers(0, 5),
     st.lists(st.sampled_from(WaitKind), max_size=3), st.lists(st.booleans(), max_size=2),
     st.none() | st.builds(Lease, st.integers(0, 9), st.none() | st.just("w"), st.none() | st.integers(0, 9), st.sampled_from(Alive)),
-)  # fmt: skip
+)
 def test_condition_is_total(status: Any, settled: bool, interrupted: int | None, kinds: list[WaitKind], answers: list[bool], lease: Lease | None) -> None:
     """§2.9: it answers for everything, and its class is known."""
     waits = tuple(wait(k, f"w{i}") for i, k in enumerate(kinds))
@@ -120,7 +120,7 @@ def test_a_story() -> None:
                 ev.StepFailed(2, "b", BOOM), ev.StepStarted(3, "c"), ev.StepCompleted(3, "c", path="1"), ev.RunFailed("step_failed", BOOM),
             ]
         )
-    )  # fmt: skip
+    )
     assert [(m.what, m.step, m.duration, m.detail) for m in story] == [
         ("run.submitted", "", None, "notes 1"),
         ("run.started", "", None, ""),
@@ -181,4 +181,4 @@ def test_what_became_of_intents_is_told_by_its_time() -> None:
     assert told == [
         ("intent.failed", "mail to a@b.c: down"), ("intent.sent", "sms"), ("intent.redrive", "mail to a@b.c, by ada, forced: it is up"),
         ("intent.redrive", "mail to a@b.c, by ada"), ("intent.sending", "mail to a@b.c, attempt 2"),
-    ]  # fmt: skip
+    ]

@@ -19,7 +19,7 @@ from tests.core.build import raw
 EFFECT = Effect(
     effect_id="r.1.n#1", run_id="r", lineage_root="r", step=1, task="n", path="", attempt=1, capability="mail", effect_class=EffectClass.WRITE, key="k",
     shared=True, request_hash="h", owner="o", attempted_at=1,
-)  # fmt: skip
+)
 INTENT = intents.Intent(intent_id="r!0", run_id="r", type="mail", payload=raw("hi"), key="k", digest="d")
 TOKEN = Token(b"\x01", "r", "r.1.ask", "default", "ada", 1, 2)
 CLAIM = DedupClaim("request", "notes", "k", "r", "d", 9)
@@ -42,7 +42,7 @@ VOUCHED: dict[str, tuple[Callable[..., vouch.Voucher], tuple[Any, ...], list[tup
     "limit": (vouch.of_limit, ("api", b"1"), [("api", b"2")]),
     "bucket": (vouch.of_bucket, ("api", 5), [("api", 6)]),
     "call": (vouch.of_call, ("r.a", "api", "w", "r", 5), [("r.a", "api", None, "r", 5), ("r.a", "api", "w", "q", 5), ("r.a", "api", "w", "r", 6)]),
-}  # fmt: skip
+}
 
 
 def test_every_kind_has_its_voucher() -> None:

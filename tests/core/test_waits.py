@@ -37,11 +37,11 @@ def test_one_predicate_says_what_is_decidable(status: Status) -> None:
 
 def test_only_published_actions_are_taken() -> None:
     """T-26, §5.5: a missing list allows nothing."""
-    w.allowed(wait(), "approve", None)
+    w.check_allowed(wait(), "approve", None)
     with pytest.raises(ActionUnavailable):
-        w.allowed(wait(), "halt", None)
+        w.check_allowed(wait(), "halt", None)
     with pytest.raises(ActionUnavailable):
-        w.allowed(wait(available_actions=()), "approve", None)
+        w.check_allowed(wait(available_actions=()), "approve", None)
 
 
 @pytest.mark.parametrize("action", ["continue_with_waiver", "retry_feedback"])
@@ -50,8 +50,8 @@ def test_some_actions_need_feedback(action: str) -> None:
     handoff = wait(WaitKind.HANDOFF, available_actions=w.ACTIONS[WaitKind.HANDOFF])
     for feedback in (None, "", "  "):
         with pytest.raises(InvalidInput):
-            w.allowed(handoff, action, feedback)
-    w.allowed(handoff, action, "shorter")
+            w.check_allowed(handoff, action, feedback)
+    w.check_allowed(handoff, action, "shorter")
 
 
 def test_where_waits_rest_and_when_they_fall_due() -> None:
@@ -121,10 +121,10 @@ def test_a_payload_that_nothing_reads_is_refused(kind: WaitKind) -> None:
     """§5.4: what is consented to is what was shown; an edit that would be dropped is none."""
     for action in w.ACTIONS[kind]:
         if kind not in w.UNEDITED or action not in w.CONSENTS:
-            w.carried(wait(kind), action)
+            w.check_payload(wait(kind), action)
             continue
         with pytest.raises(InvalidInput, match="payload") as caught:
-            w.carried(wait(kind), action)
+            w.check_payload(wait(kind), action)
         assert caught.value.hint
 
 

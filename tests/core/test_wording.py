@@ -12,6 +12,6 @@ from holdfast.core import wording
     [
         (0.0012, "1.2 ms"), (0.05, "50 ms"), (1.5, "1.50 s"), (42, "42 s"), (60, "1 min"), (95, "1 min 35 s"), (3_600, "1 h"), (90_000, "1 d 1 h"),
     ],
-)  # fmt: skip
+)
 def test_a_duration_is_in_the_units_that_suit_it(seconds: float, said: str) -> None:
     assert wording.span(seconds) == said

@@ -63,7 +63,7 @@ def once(maker: Maker, plan: Plan) -> tuple[World, Host, Any, list[str]]:
         await world.assert_whole()
         return first, run, kinds
 
-    with logs.muted():  # every crash here is on purpose
+    with logs.mute():  # every crash here is on purpose
         return world, *world.run(story())
 
 

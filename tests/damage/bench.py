@@ -34,7 +34,7 @@ import psycopg
 from msgspec.structs import replace
 
 from holdfast import Context, Graph, Runtime, State, append, thread
-from holdfast.cli.mending import mended
+from holdfast.cli.mending import mend
 from holdfast.core import canon
 from holdfast.core.chunks import Batch, Emitted, Place, Turn
 from holdfast.core.effects import EffectStatus
@@ -270,7 +270,7 @@ async def tried(make: Callable[[], Any], judge: Judged, truth: Judged) -> str:
                         await rt.repair_run_state(run_id, True, actor="eve")
                     left = await rt.check()
                 else:
-                    _, left, _ = await mended(rt, rebuild=True, acknowledge=way == WAYS[2], actor="eve")
+                    _, left, _ = await mend(rt, rebuild=True, acknowledge=way == WAYS[2], actor="eve")
         except HoldfastError as e:
             left = e
         if isinstance(left, HoldfastError) or {p.code for p in left if p.severity == "error"} - truth.codes:
@@ -705,7 +705,7 @@ class Wish(NamedTuple):
 def run(
     form: str, places: int, seed: int, say: Callable[[str], None] = print, *, at: int = 0, verbose: bool = False, budget: float | None = None,
     folder: str | None = None, jobs: int = 1,
-) -> Told:  # fmt: skip
+) -> Told:
     """Damages so many places, equally over tables, files and kinds, for ``budget`` minutes at most, beginning with the place numbered ``at``;
     counts what was told of them. A place is known by its seed and its number, however many are looked at before it. So many ``jobs`` at once
     take turns by number, each in a process of its own, beside the one store that was populated; a database is one job's."""

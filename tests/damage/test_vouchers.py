@@ -36,17 +36,17 @@ SQLITE = {
     "intent": By.VOUCHER, "ledger": By.VOUCHER, "worker": By.VOUCHER, "offer": By.VOUCHER, "token": By.VOUCHER, "schedule": By.VOUCHER, "slot": By.UNUSED,
     "blob": By.NEED, "blob_use": By.NEED, "carry": By.NEED, "vouch": By.RECORDS, "shelf": By.VOUCHER, "pruned": By.VOUCHER, "rule": By.VOUCHER,
     "bucket": By.VOUCHER, "call": By.VOUCHER, "chunk": By.PROVISIONAL, "sqlite_sequence": By.PROVISIONAL,
-}  # fmt: skip
+}
 SQLITE_FILES = {"s.db": By.ANCHOR, "s.db-anchor": By.STORE}
 POSTGRES = {
     "meta": By.VOUCHER, **{t: by for t, by in SQLITE.items() if t not in ("meta", "slot", "sqlite_sequence")},
-}  # fmt: skip
+}
 FILES = {
     "workspace.json": By.HOUSE, "schedules.json": By.HOUSE, "shelves.json": By.HOUSE, "tombstones.jsonl": By.HOUSE, "pruned.jsonl": By.HOUSE, "limits.json": By.HOUSE,
     "RUN/events.jsonl": By.CHAIN, "RUN/meta.json": By.FOLD, "RUN/checkpoints/N": By.CHAIN, "RUN/blobs/N": By.NEED, "blobs/N": By.NEED, "RUN/records.json": By.ENDS,
     "RUN/effects.jsonl": By.ENDS, "RUN/inbox.jsonl": By.ENDS, "RUN/claims.jsonl": By.ENDS, "RUN/intents.jsonl": By.ENDS, "RUN/ledger.jsonl": By.ENDS,
     "RUN/decisions/N": By.CACHE, "RUN/chunks.log": By.PROVISIONAL,
-}  # fmt: skip
+}
 SILENT = (By.CACHE, By.PROVISIONAL, By.UNUSED)
 
 

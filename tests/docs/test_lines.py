@@ -110,6 +110,6 @@ def test_every_line_names_what_there_is() -> None:
         "python -m holdfast.testing.nothing", "uv run pytest tests/nothing", "uv run pytest -m quick", "pip install 'holdfast[postgre]'", "python bench/nothing.py",
         "pip install uv && uv run holdfast dmo",
     ],
-)  # fmt: skip
+)
 def test_a_line_that_is_wrong_is_found(line: str) -> None:
     assert wrong(line)

@@ -42,7 +42,7 @@ async def test_its_blocks_run() -> None:
         assert datetime(2026, 11, 21, 8, tzinfo=UTC) in later and len(later) == 2
         assert {(s.id[:5], s.cron, s.every) for s in await rt.schedules()} == {
             ("daily", "0 9 * * MON-FRI", None), ("sync-", None, timedelta(minutes=15)),
-        }  # fmt: skip
+        }
 
 
 def test_what_it_says_of_the_clocks() -> None:

@@ -82,7 +82,7 @@ class World:
         self.known = {
             "run_id": run.run_id, "wait_id": run.waits[0].wait_id, "checkpoint_id": head, "from_checkpoint": head, "a": head, "b": head,
             "schedule_id": "nightly", "intent_id": f"{run.run_id}!0", "effect_id": f"{run.run_id}.1#1",
-        }  # fmt: skip
+        }
 
     async def sound(self) -> None:
         """Everything can be listed, read and checked."""
@@ -161,12 +161,12 @@ DECLARATIONS = [
     declared("policy", "require_human", policies.require_human), declared("policy", "degrade", policies.degrade), declared("policy", "warn", policies.warn),
     declared("transports", "Webhook", transports.Webhook), declared("transports", "Subprocess", transports.Subprocess),
     *(declared("tools", name, getattr(tools, name)) for name in ("ExitCode", "FileExists", "FileHash", "JsonPathEquals", "HttpStatus", "Command")),
-]  # fmt: skip
+]
 
 NO_VERBS = {  # of __all__: values, classes of values that the package gives out, and errors
     "Absent", "Context", "Decided", "Decision", "END", "Flow", "Goto", "Happened", "Limit", "Run", "START", "Schedule", "Send", "State", "Unknown", "Wait", "any_of", "append",
     "current", "last", "merge", "override", "register", "secret", "thread", "topic",
-}  # fmt: skip
+}
 
 SOUND: dict[str, Any] = {
     "skill": "note", "inputs": {"text": "a"}, "action": "approve", "reason": "because", "actor": "ada", "name": "n", "payload": None, "path": "nowhere.db",
@@ -177,7 +177,7 @@ SOUND: dict[str, Any] = {
     "source": "body", "target": "body", "node": "body", "router": act, "child": note(), "id": "g", "argv": ["true"], "n": 3, "code": 0, "sha256": "0" * 64,
     "url": "http://localhost/", "pointer": "/a", "gate": None, "store_url": "memory:", "until_idle": True, "note": "n",
     "queue": "q", "limit": Limit(in_flight=1), "cron": None, "every": 3600, "wait_id": "", "a": "", "b": "", "checkpoint_id": "",
-}  # fmt: skip
+}
 """What a sound call gives each required parameter, and each that a call could not do without."""
 
 ANYTHING = {"payload", "result", "data", "show", "default", "schema"}
@@ -186,7 +186,7 @@ ANYTHING = {"payload", "result", "data", "show", "default", "schema"}
 ELSEWHERE = {
     "run": "run_id", "event": "run_id", "attempt": "run_id", "key": "idempotency_key", "request": "request",
     "fields": "patch_run", "snapshot": "snapshot",
-}  # fmt: skip
+}
 """A parameter of the ports that stands for a dict, and the field of it that a value which is none is taken for."""
 
 
@@ -200,7 +200,7 @@ class Thing:
 HOSTILE: list[Any] = [
     42, -1, 2**70, True, 1.5, float("nan"), float("inf"), b"x", Thing(), [1], {"a": 1}, {1: 2}, (1,), {1}, "", "a\0b", "\udc80", "x" * 600, "x" * 5000, "\x1b[31m",
     [""], ["a\0"], None,
-]  # fmt: skip
+]
 
 
 def admits(annotation: Any, value: Any) -> bool:
@@ -347,7 +347,7 @@ def test_every_public_verb_has_its_place_here() -> None:
     lacking = [
         f"{verb}: {name}" for verb, name in every_place() if verb.parameters[name].default is inspect.Parameter.empty and name not in SOUND and name not in
         ("run_id", "checkpoint_id", "schedule_id", "intent_id", "effect_id", "wait_id", "from_checkpoint")
-    ]  # fmt: skip
+    ]
     assert not lacking, f"say in SOUND what a sound call gives: {lacking}"
     open_ended = {str(v) for v in (*VERBS, *CALLS, *DECLARATIONS) if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(v.function).parameters.values())}
     assert open_ended == {"Runtime.run", "RunStore.create_run", "Context.restart", "Context.spend"}, "options are spelt out (§3.6)"
@@ -492,7 +492,7 @@ def test_an_option_that_a_declaration_does_not_have(verb: Verb) -> None:
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.text(alphabet="\0\udc80\ud800\x1b\u202e\x85x", max_size=8), st.binary(max_size=8),
     st.sampled_from(["x" * 513, "é" * 300, "x" * 4097]), st.timedeltas(), st.datetimes(),
-)  # fmt: skip
+)
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.one_of(st.text(max_size=5), st.integers()), inner, max_size=3), max_leaves=4)
 RUNS = [v for v in VERBS if v.name not in ("run", "dispatch", "worker") and v.parameters]
 

@@ -65,7 +65,7 @@ KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "int enum": (Level, st.sampled_from([1, 2])), "date": (dt.date, day), "datetime": (dt.datetime, st.datetimes(timezones=st.just(dt.UTC)).map(dt.datetime.isoformat)),
     "uuid": (uuid.UUID, st.uuids().map(str)), "decimal": (decimal.Decimal, st.decimals(allow_nan=False, allow_infinity=False, places=2).map(str)),
     "bounded": (Annotated[int, msgspec.Meta(ge=0, le=9)], st.integers(0, 9)), "pattern": (Annotated[str, msgspec.Meta(max_length=2)], st.text("ab", max_size=2)),
-}  # fmt: skip
+}
 ANY = st.one_of(*(values for _, values in KINDS.values()), st.binary(max_size=3).map(list), st.just([[]]), st.just({"x": "1"}), st.just({"name": 3}))
 
 
@@ -115,7 +115,7 @@ WRONG: dict[str, Any] = {
     "int": "1", "float": "1", "str": 1, "bool": 1, "None": 0, "optional": "x", "union": 1.5, "literal": "b", "list": ["x"], "nested": [{"a": "x"}], "dict": {"a": "x"},
     "tuple": [1], "typed dict": {"street": "x"}, "dataclass": {"y": 1}, "struct": {"name": 1}, "enum": "green", "int enum": 3, "date": "soon", "datetime": 5, "uuid": "x",
     "decimal": "x", "bounded": 10, "pattern": "aaa",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

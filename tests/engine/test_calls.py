@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import StepFailure, StepTimeout
-from holdfast.engine.calls.functions import Patience, bounded, call
+from holdfast.engine.calls.functions import Patience, await_in_time, call
 
 SECOND = 1_000_000
 
@@ -20,7 +20,7 @@ async def test_what_never_waits_sets_no_timer(monkeypatch: pytest.MonkeyPatch) -
         return 7
 
     monkeypatch.setattr(asyncio, "timeout_at", lambda at: pytest.fail("a timer was set"))
-    assert await bounded(quick(), SECOND, "quick") == 7
+    assert await await_in_time(quick(), SECOND, "quick") == 7
 
 
 async def test_what_waits_is_cut_off() -> None:
@@ -35,7 +35,7 @@ async def test_what_waits_is_cut_off() -> None:
             raise
 
     with pytest.raises(StepTimeout):
-        await bounded(stuck(), 1_000, "stuck")
+        await await_in_time(stuck(), 1_000, "stuck")
     assert told == ["cancelled"]
 
 
@@ -48,7 +48,7 @@ async def test_the_time_before_the_first_wait_counts() -> None:
         return 1
 
     began = loop.time()
-    assert await bounded(late(), patience, "late") == 1
+    assert await await_in_time(late(), patience, "late") == 1
     assert began <= patience.moved <= loop.time()
 
 
@@ -58,7 +58,7 @@ async def test_a_timeout_error_of_its_own_passes() -> None:
         raise TimeoutError("mine")
 
     with pytest.raises(TimeoutError, match="mine") as caught:
-        await bounded(mine(), SECOND, "mine")
+        await await_in_time(mine(), SECOND, "mine")
     assert not isinstance(caught.value, StepTimeout)
 
 
@@ -73,7 +73,7 @@ async def test_a_cancel_may_be_answered_by_more_waiting() -> None:
             return "tidied"
         return "never"
 
-    task = asyncio.ensure_future(bounded(tidy(), 0, "tidy"))
+    task = asyncio.ensure_future(await_in_time(tidy(), 0, "tidy"))
     await asyncio.sleep(0)
     task.cancel()
     assert await task == "tidied"
@@ -88,9 +88,9 @@ async def test_failures_before_and_after_the_first_wait() -> None:
         raise ValueError("after")
 
     with pytest.raises(ValueError, match="before"):
-        await bounded(at_once(), SECOND, "x")
+        await await_in_time(at_once(), SECOND, "x")
     with pytest.raises(ValueError, match="after"):
-        await bounded(later(), SECOND, "x")
+        await await_in_time(later(), SECOND, "x")
 
 
 async def test_closing_runs_the_clean_up() -> None:
@@ -102,7 +102,7 @@ async def test_closing_runs_the_clean_up() -> None:
         finally:
             closed.append(True)
 
-    work = bounded(open_ended(), 0, "x")
+    work = await_in_time(open_ended(), 0, "x")
     work.send(None)
     asyncio.get_running_loop().call_soon(work.close)
     await asyncio.sleep(0)
@@ -116,7 +116,7 @@ async def test_a_plain_function_runs_in_a_thread_and_an_awaitable_of_another_mak
             return 3
 
     assert await call(lambda: 2, (), SECOND, "plain") == 2
-    assert await bounded(Other(), SECOND, "other") == 3  # type: ignore[arg-type]
+    assert await await_in_time(Other(), SECOND, "other") == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("met", [False, True], ids=["on its way", "met"])
@@ -141,7 +141,7 @@ async def test_a_cancel_of_its_own_is_taken_back_at_once(met: bool) -> None:
     spinning = loop.call_soon(turn)
     try:
         with pytest.raises(StepFailure):
-            await bounded(cancels_itself(), 0, "cancels_itself")
+            await await_in_time(cancels_itself(), 0, "cancels_itself")
     finally:
         spinning.cancel()
     assert turns < 10 and task.cancelling() == 0

@@ -149,7 +149,7 @@ async def an_act_to_send(rt: Runtime) -> Run[Any]:
 WAYS: list[Asked] = [
     submitted, delayed_by_nothing, asked_for_a_time_that_has_come, a_follow_up, an_approval, a_signal, a_retry, a_child, a_schedule, a_fork,
     an_act_to_send,
-]  # fmt: skip
+]
 URLS = {"memory": "memory:", "sqlite": "sqlite:///{}/runs.db", "workspace": "workspace:{}/runs"}
 
 

@@ -60,7 +60,7 @@ async def test_a_run_of_an_older_shape_is_told_everywhere_and_an_upgrade_goes_on
         assert seen.no_worker_for == lines[0] and (await looker.runs())[0].no_worker_for == lines[0]
         assert (await looker.record(run_id))["no_worker_for"] == {
             "skill_id": "pay", "version": "1", "wanted": before.program.fingerprint, "offered": [now.program.fingerprint], "workspace": None,
-        }  # fmt: skip
+        }
         found = await looker.check(run_id)
         assert [(p.code, p.severity) for p in found] == [("no_worker_for", "warning")] and found.ok
         assert before.program.fingerprint in found[0].repair_hint and "--upgrade" in found[0].repair_hint

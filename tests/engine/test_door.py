@@ -57,7 +57,7 @@ WRONG: list[tuple[str, Any]] = [
     ("queue", object()), ("priority", "high"), ("priority", 2**31), ("priority", True), ("tags", "abc"), ("tags", 3), ("target", 5), ("unattended", "yes"),
     ("budgets", [1]), ("budgets", {"cost": -1}), ("paused_lane", "keep"), ("recovery", "never"), ("on_busy", "drop"), ("delay", "1h"),
     ("delay", float("nan")), ("delay", -1), ("at", "tomorrow"), ("key", ""), ("thread_id", "a\0b"), ("key", "\udc80"), ("priority", 10**30),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{n}={v!r:.20}" for n, v in WRONG])
@@ -133,7 +133,7 @@ UNKNOWN: list[tuple[str, str, tuple[Any, ...], str, str]] = [
     ("cancel", "r", (), "reson", "reason"), ("runs", "", (), "stauts", "status"), ("fork", "r", (), "from_chekpoint", "from_checkpoint"),
     ("schedule", "note", (), "evry", "every"), ("signal", "r", ("go",), "keys", "key"), ("worker", "", (), "concurency", "concurrency"),
     ("resume", "r", (), "acknowlege", "acknowledge"), ("events", "r", (), "folow", "follow"), ("run", "note", ({},), "tag", "tags"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("verb", "first", "rest", "name", "nearest"), UNKNOWN, ids=[u[3] for u in UNKNOWN])
@@ -178,7 +178,7 @@ DECLARED: list[tuple[Any, str, str]] = [
     (lambda **o: Tool("git", **o), "time_out", "timeout"), (lambda **o: Retry(**o), "max_attempt", "max_attempts"), (lambda **o: Policy(**o), "versoin", "version"),
     (lambda **o: Environment(name="e", **o), "allow_forced", "allow_force"), (lambda **o: Runtime("memory:", **o), "skill", "skills"),
     (lambda **o: Runtime("memory:", **o), "transport", "transports"), (lambda **o: run_now(note(), **o), "stroe", "store"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("declare", "name", "nearest"), DECLARED, ids=[d[1] for d in DECLARED])
@@ -213,7 +213,7 @@ VALUES: list[tuple[Any, str, Any]] = [
     *[(lambda **o: Runtime("memory:", **o), "transports", {"mail": t}) for t in (object(), None, "smtp", Letter(), sent, Letter)],
     (lambda **o: Runtime("memory:", **o), "transports", [sent]), (lambda **o: Runtime("memory:", **o), "tool_runner", 3),
     (lambda **o: Runtime("memory:", **o), "executor", 3),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("declare", "name", "value"), VALUES, ids=[f"{v[1]}={v[2]!r:.20}" for v in VALUES])

@@ -91,7 +91,7 @@ async def test_a_result_that_is_not_given_is_null_and_that_is_said(house: House)
     run_id = await crashed(house, skill, {"text": "a"})
     rt = await house.process(skill)
     [wait] = (await rt.resume(run_id)).waits
-    assert "null if you give none" in wording.offered(wait.kind, "record_result").does
+    assert "null if you give none" in wording.describe_action(wait.kind, "record_result").does
     await rt.decide(run_id, "record_result", actor="ada")
     assert (await rt.resume(run_id)).result is None
     assert await statuses(rt, run_id) == ["recorded"]

@@ -225,7 +225,7 @@ async def test_a_wrong_or_lost_key_is_one_error_and_the_chain_is_checked_without
         doings: list[Callable[[], Awaitable[Any]]] = [
             lambda: rt.state(ids["run"]), lambda: rt.resume(ids["open"]), lambda: rt.replay(ids["run"]), lambda: rt.fork(ids["run"]),
             lambda: rt.decide(ids["open"], "answer", payload=1, actor="ada"), lambda: rt.resume(ids["failed"], acknowledge="step_failed"),
-        ]  # fmt: skip
+        ]
         told = []
         for doing in doings:
             with pytest.raises(HoldfastError) as caught:

@@ -47,7 +47,7 @@ def line(steps: int, **writes: Any) -> Graph[Grown]:
     ("items", lambda n: ["x" * (PIECE // 2)] * 2),
     ("book", lambda n: {f"k{n}": "x" * PIECE}),
     ("book", lambda n: {f"k{n}": "x" * PIECE, "same": str(n)}),
-])  # fmt: skip
+])
 async def test_many_small_writes(name: str, make: Any) -> None:
     """Each is far below any bound; the one that brings the channel beyond its own fails its step, and what was there stays."""
     graph = line(100, **{name: make})
@@ -66,7 +66,7 @@ async def test_many_small_writes(name: str, make: Any) -> None:
     ("few", lambda n: "x" * (BOUND // 5)),
     ("book", lambda n: {"same": "x" * (BOUND // 5)}),
     ("few", lambda n: ["x" * (BOUND // 20)] * 9),
-])  # fmt: skip
+])
 async def test_what_is_forgotten_weighs_nothing(name: str, make: Any) -> None:
     graph = line(30, **{name: make})
     async with World().runtime(graph) as rt:

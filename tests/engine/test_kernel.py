@@ -442,7 +442,7 @@ async def test_a_thread_goes_on_after_runs_that_failed_were_canceled_or_never_be
         history = await rt.history("t")
     assert [h["values"]["log"] for h in history if h["metadata"]["source"] == "loop" and h["metadata"]["writes"].get("turn")] == [
         ["one"], ["one", "two"], ["one", "two", "ask"], ["one", "two", "ask", "three"]
-    ]  # fmt: skip
+    ]
     assert all(set(h) >= {"values", "metadata", "createdAt", "nextTasks"} for h in history)
     assert [h["createdAt"] for h in history] == sorted(h["createdAt"] for h in history)
     assert history[1]["metadata"] == {"source": "loop", "step": 1, "writes": {"turn": {"log": "one"}}}

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core import canon
-from holdfast.core.blobs import LARGE, named, referred
+from holdfast.core.blobs import LARGE, name_blobs, reference_in
 from holdfast.core.codec import open_row
 from holdfast.core.errors import StoreCorrupt
 from holdfast.named import SideEffectLedger
@@ -94,10 +94,10 @@ async def test_what_was_done_is_given_back_after_a_crash(house: House) -> None:
     assert (web.fetched, web.posted) == (["a", "b"], [BULK])
     rows = await rt.store.rows(run_id)
     assert sum(len(r.data) for r in rows) < LARGE / 4
-    digests = {d for r in rows for d in named(open_row(r).results)}
+    digests = {d for r in rows for d in name_blobs(open_row(r).results)}
     assert len(digests) == 4, "two steps, an effect, and the race, which says who came first"
     (effect,) = await rt.effects(run_id)
-    assert referred(effect.result) is not None and effect.blob in digests
+    assert reference_in(effect.result) is not None and effect.blob in digests
     found = await SideEffectLedger(rt).find_by_idempotency_key(effect.key)
     assert found is not None and found.result is not None
     assert canon.decode(found.result) == "A" * BULK
@@ -115,7 +115,7 @@ async def test_a_replay_is_served_and_can_be_replayed(house: House) -> None:
     second = await rt.replay(first.run_id)
     assert (web.fetched, web.posted) == calls
     assert [r.state.told for r in (first, second)] == ["aaAAbb", "aaAAbb"]
-    names = [{d for r in await rt.store.rows(i) for d in named(open_row(r).results)} for i in (run.run_id, second.run_id)]
+    names = [{d for r in await rt.store.rows(i) for d in name_blobs(open_row(r).results)} for i in (run.run_id, second.run_id)]
     assert names[1] < names[0] and (len(names[0]), len(names[1])) == (4, 3), "what lost or won a race is in the record of the race"
     assert (await rt.check()).ok
 

@@ -81,7 +81,7 @@ async def test_the_clock_and_the_dice_are_on_record_by_name() -> None:
         found = [r for row in await world.store.rows(run.run_id) for r in open_row(row).results if isinstance(r, StepRecord)]
         assert [(r.path, r.kind, r.name) for r in sorted(found, key=lambda r: r.path)] == [
             ("0", "value", "now"), ("1", "value", "random"), ("2", "value", "uuid"), ("3", "step", "work"),
-        ]  # fmt: skip
+        ]
 
 
 @pytest.mark.parametrize("after", [False, True])

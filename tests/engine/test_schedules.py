@@ -522,7 +522,7 @@ def maker(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: p
 RULES: dict[str, dict[str, Any]] = {
     "a": {"every": 20, "overlap": "allow"}, "b": {"cron": "* * * * *"}, "c": {"every": 30, "missed": "catch_up", "catch_up": 10, "grace": 1},
     "asks": {"every": 30, "inputs": {"wait": True}},
-}  # fmt: skip
+}
 EXPECTED = {"a": [20, 40, 60], "b": [60], "c": [30, 60], "asks": [30]}
 
 
@@ -769,7 +769,7 @@ def test_submitted_for_later(holdfast_world: World, unhurried: None) -> None:
         }
         assert {n: r.not_before for n, r in runs.items()} == {
             "at": now + HOUR, "delay": now + 90 * MINUTE, "seconds": now + 2 * HOUR, "past": now - HOUR, "none": now,
-        }  # fmt: skip
+        }
         host.start(host.rt.worker())
         done: dict[str, float] = {}
         for minute in range(125):

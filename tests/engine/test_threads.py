@@ -102,7 +102,7 @@ async def heard(rt: Runtime, run_id: str) -> list[str]:
 
 async def carried(store: Store, run_id: str) -> list[str]:
     """The runs that a run's first checkpoint names."""
-    return [c.run_id for c in codec.carried(await store.rows(run_id))]
+    return [c.run_id for c in codec.read_carried(await store.rows(run_id))]
 
 
 async def test_each_turn_names_the_one_before(maker: Maker) -> None:
@@ -141,10 +141,10 @@ async def test_what_is_light_is_simply_stored(maker: Maker, monkeypatch: pytest.
         (None, True), (7, True), (1.5, True), ("x" * 254, True), ("x" * 255, False), (b"x" * 300, False), ([1] * 28, True), ([1] * 29, False),
         ({"k": "x" * 200}, True), ({"k" * 300: 1}, False), ([["x" * 300], 1], False), ([[], {}, [{}]], True), (frozenset({1}), False),
     ],
-)  # fmt: skip
+)
 def test_what_is_light(value: Any, light: bool) -> None:
     """About as many bytes as it would be stored in; whatever its size cannot be told of at a glance is not."""
-    assert (threads._left(value, 256) >= 0) is light
+    assert (threads._room_left(value, 256) >= 0) is light
 
 
 async def test_a_whole_one_comes_in_time_however_the_turns_are_cut(tmp_path: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import Context, Graph, Runtime, State, flow
 from holdfast.core.errors import ErrorValue, Frame, RunFailed, StepFailure
-from holdfast.engine.base.failures import MOST_FRAMES, frames_of, recorded, traced
+from holdfast.engine.base.failures import MOST_FRAMES, frames_of, record, with_traceback
 
 
 class Order(State):
@@ -84,7 +84,7 @@ def test_a_deep_traceback_is_cut_in_the_middle() -> None:
 
 def test_frames_of_a_file_that_is_gone_show_the_recorded_line() -> None:
     value = ErrorValue("app.Missing", "no such order", frames=(Frame("/gone/orders.py", 7, "fetch", "raise Missing(order)"),))
-    error = traced(value)
+    error = with_traceback(value)
     assert type(error) is StepFailure
     text = "".join(traceback.format_exception(error))
     assert 'File "/gone/orders.py", line 7, in fetch' in text and "raise Missing(order)" in text
@@ -95,5 +95,5 @@ def test_an_exception_whose_text_cannot_be_made_is_kept_by_its_type() -> None:
         def __str__(self) -> str:
             raise RuntimeError("no words")
 
-    value = recorded(Mute(), "node")
+    value = record(Mute(), "node")
     assert value.type.endswith("Mute") and "its __str__ raised RuntimeError" in value.message and value.where == "node"

@@ -53,12 +53,12 @@ GOOD: list[tuple[dict[str, Any], str, Any]] = [
     ({"n": 3}, "n", 3), ({"share": 1}, "share", 1.0), ({"due": "2026-01-02"}, "due", dt.date(2026, 1, 2)), ({"items": Item("a")}, "items", [Item("a")]),
     ({"items": [{"name": "a", "price": 2}]}, "items", [Item("a", 2.0)]), ({"last": ["a", "b", "c", "d"]}, "last", ["b", "c", "d"]), ({"last": "a"}, "last", ["a"]),
     ({"facts": {"a": 1}}, "facts", {"a": 1}), ({"total": 4}, "total", 4), ({"small": 9}, "small", 9),
-]  # fmt: skip
+]
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"n": "not a number"}, "n"), ({"n": True}, "n"), ({"n": 1.0}, "n"), ({"share": "1"}, "share"), ({"due": "soon"}, "due"), ({"due": 5}, "due"), ({"items": "a"}, "items"),
     ({"items": [{"name": 3}]}, "items[0].name"), ({"items": [{"nam": "a"}]}, "items[0].nam"), ({"last": [1]}, "last[0]"), ({"facts": {"a": "b"}}, "facts.a"),
     ({"total": "4"}, "total"), ({"small": 10}, "small"), ({"text": None}, "text"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("given", "name", "value"), GOOD, ids=[str(g[0])[:30] for g in GOOD])

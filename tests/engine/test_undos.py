@@ -20,7 +20,7 @@ class Empty(State):
 EFFECT = Effect(
     effect_id="run.1.node.0#1", run_id="run", lineage_root="run", step=1, task="node", path="0", attempt=1, capability="book",
     effect_class=EffectClass.EXTERNAL, key="k",
-)  # fmt: skip
+)
 
 
 async def book(what: str) -> str:

@@ -24,7 +24,7 @@ POSSIBLE = {
     "open": ("EIO", "EMFILE", "ENOSPC", "EDQUOT"), "read": ("EIO",), "write": ("EIO", "ENOSPC", "EDQUOT"), "fsync": ("EIO", "ENOSPC", "EDQUOT"),
     "rename": ("EIO", "ENOSPC", "EDQUOT"), "truncate": ("EIO", "ENOSPC"), "remove": ("EIO",), "mkdir": ("EIO", "ENOSPC", "EDQUOT"),
     "list": ("EIO", "EMFILE"), "stat": ("EIO",), "lock": ("EIO",), "map": ("EIO",),
-}  # fmt: skip
+}
 """Which errors each kind of call can meet. (``link`` is a rename.)"""
 
 
@@ -118,7 +118,7 @@ class Faulty:
 CALLS = {
     "fsync": "fsync", "replace": "rename", "rename": "rename", "link": "rename", "truncate": "truncate", "ftruncate": "truncate", "unlink": "remove",
     "rmdir": "remove", "mkdir": "mkdir", "listdir": "list", "scandir": "list", "pread": "read", "stat": "stat",
-}  # fmt: skip
+}
 
 
 class File:

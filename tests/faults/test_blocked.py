@@ -299,7 +299,7 @@ async def test_a_process_that_cannot_be_freed_says_which_step_and_ends(monkeypat
     watch = blocked.Watch(Leases(), whose, lambda: True, end)
     watch.start()
     with pytest.raises(Exception, match="stuck took longer than 0.1 s, and let nothing else"):
-        await functions.bounded(stuck(), patience, "stuck")
+        await functions.await_in_time(stuck(), patience, "stuck")
     watch.stop()
     assert said == ["stuck", blocked.CODE]
     assert capfd.readouterr().err == "holdfast: stuck holds the event loop and cannot be ended: this process ends\n"
@@ -326,7 +326,7 @@ async def test_leases_are_renewed_again_once_the_loop_moves(monkeypatch: pytest.
     watch = blocked.Watch(Leases(), whose, lambda: False, said.append)
     watch.start()
     with pytest.raises(Exception, match="stuck took longer"):
-        await functions.bounded(stuck(), functions.Patience(100_000, own=True), "stuck")
+        await functions.await_in_time(stuck(), functions.Patience(100_000, own=True), "stuck")
     await again.wait()
     watch.stop()
     assert said == ["stuck", None]
@@ -363,7 +363,7 @@ async def test_it_strikes_nothing_but_the_nodes_own_code() -> None:
     try:
         for done in range(20):
             with pytest.raises(functions.StepTimeout) as raised:
-                await functions.bounded(node(), functions.Patience(60_000_000, own=True), "node")
+                await functions.await_in_time(node(), functions.Patience(60_000_000, own=True), "node")
             settled = raised.value.__cause__
             assert settled is not None
             assert settled.__context__ is not None, "it was raised in the node"
@@ -459,7 +459,7 @@ async def test_frames_are_listed_without_a_collection(monkeypatch: pytest.Monkey
     assert gc.isenabled()
     gc.disable()
     try:
-        with blocked.uncollected():
+        with blocked.pause_collection():
             pass
         assert not gc.isenabled(), "who collects nothing is left so"
     finally:

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast import Absent, Context, Runtime, flow
 from holdfast.core.lease import Alive, OwnerId
-from holdfast.machine import alive_by_name, here, started
+from holdfast.machine import alive_by_name, here, start_of
 from holdfast.testing import Fault, VirtualClock, World, run_virtual
 
 ACTS: dict[str, Any] = {}
@@ -208,7 +208,7 @@ async def test_after_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_name_proves_a_death() -> None:
     this, pid = here(), os.getpid()
-    born = started(pid) or ""
+    born = start_of(pid) or ""
 
     def judged(host: str = this.host, boot: str = this.boot, pid: int = pid, born: str = born) -> Alive:
         return alive_by_name(OwnerId(host, boot, pid, born, "00000000").name)

@@ -15,7 +15,7 @@ from tests.faults.wild import KINDS
 EVERY_TIME = (
     "changes_the_folder", "clears_the_environment", "makes_warnings_errors", "closes_stdout", "ignores_the_signals", "turns_the_clock_back",
     "logs_to_a_handler_that_raises", "hooks_exceptions", "a_thread_that_exits", "a_child_that_is_killed", "closes_the_loop", "exits_at_once", "spins",
-)  # fmt: skip
+)
 HARMS_ITS_NEIGHBOURS = ("makes_no_more_tasks", "lowers_the_depth_of_calls")
 """What these change belongs to the whole interpreter, or to the loop: nothing is promised of what runs there beside them (docs/faults.md)."""
 

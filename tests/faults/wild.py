@@ -581,7 +581,7 @@ async def look(kind: Wild, url: str) -> dict[str, Any]:
         return {
             "status": str(odd.status), "reason": odd.stop_reason, "error": error, "healthy": [r.values.get("n") for r in runs if r.skill_id == "healthy"],
             "problems": [f"{p.code}: {p.message}" for p in await rt.check()],
-        }  # fmt: skip
+        }
 
 
 def child(work: Callable[[], Any], answer: Path) -> None:

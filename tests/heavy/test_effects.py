@@ -65,7 +65,7 @@ class World:
         self.launcher = subprocess.Popen(
             [sys.executable, "-m", "tests.heavy.launcher", self.url, str(port), str(self.file)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
-        )  # fmt: skip
+        )
 
     def say(self, line: str) -> None:
         assert self.launcher.stdin is not None

@@ -72,7 +72,7 @@ def things(place: str) -> dict[str, list[str]]:
         "run_id": [r["run_id"] for r in runs], "thread_id": [r["thread_id"] for r in runs], "checkpoint_id": ["head", "c1", "c3"],
         "intent_id": [i["intent_id"] for i in httpx.get(place + "/v1/intents").json()["intents"]] or ["none"],
         "schedule_id": [s["schedule_id"] for s in httpx.get(place + "/v1/schedules").json()["schedules"]] or ["none"],
-    }  # fmt: skip
+    }
 
 
 class Enough(KeyboardInterrupt):

@@ -30,7 +30,7 @@ import pytest
 
 from holdfast import Runtime
 from holdfast.api import app
-from holdfast.core.errors import coded
+from holdfast.core.errors import from_code
 
 STORE = "HOLDFAST_OVER_STORE"
 INSIDE: ContextVar[bool] = ContextVar("INSIDE", default=False)
@@ -71,7 +71,7 @@ async def said(rt: Runtime, run_id: str, verb: str, body: dict[str, Any], *, of:
         assert answer.status_code < 500, answer.text
         if answer.status_code >= 400:
             told = answer.json()
-            raise coded(told["code"], told["detail"])
+            raise from_code(told["code"], told["detail"])
         run_id = answer.json()["run_id"]
         for _ in range(TRIES):
             shown = (await http.get(f"/v1/runs/{run_id}")).json()

@@ -14,7 +14,7 @@ from holdfast.handle import Run
 HOSTILE = (
     "<script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "&lt;b&gt;", "\u202egnp.exe", "\x1b[31mred\x1b[0m", "{{ 7*7 }}", "</title></style></textarea>",
     "javascript:alert(1)", "<svg/onload=alert(1)>", "' onmouseover='alert(1)", "${7*7}", "\u0007\u200b\u2066bell", "x" * 120,
-)  # fmt: skip
+)
 
 
 class Notes(State):

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import Runtime
 from holdfast.access import SHELF, Scope, Tokens
-from holdfast.api.bodies import decoded
+from holdfast.api.bodies import decode
 from holdfast.api.openapi import EXAMPLES, document
 from holdfast.api.table import ROUTES, Route
 from tests.http.support import bearer, graph, served, token
@@ -67,4 +67,4 @@ def test_no_route_without_a_row_and_every_example_decodes() -> None:
     assert {(m.upper(), p) for p, ways in told["paths"].items() for m in ways} == {(r.method, r.path) for r in ROUTES}
     for route in ROUTES:
         if route.body is not None:
-            assert decoded(json.dumps(EXAMPLES[route.body.__name__]).encode(), route.body) is not None
+            assert decode(json.dumps(EXAMPLES[route.body.__name__]).encode(), route.body) is not None

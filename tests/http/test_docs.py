@@ -42,7 +42,7 @@ async def test_every_line_does_what_it_says() -> None:
             "DONE": (await rt.invoke(g, {"name": "quick"})).run_id, "SIGNAL": (await rt.invoke(g, {"name": "wait"})).run_id, "WAIT": runs[2].waits[0].wait_id,
             "LINK": await rt.issue_token(runs[4].waits[0].wait_id, "grace"), "INTENT": (await rt.intents(mail.run_id))[0].intent_id,
             "SCHEDULE": (await rt.schedule(g, {}, every=3600)).id, "H": "", "T": await token(rt, "admin"),
-        }  # fmt: skip
+        }
         known["THREAD"] = (await rt.invoke(g, {"name": "wait"}, thread_id="t1")).thread_id
         for method, path, scope, line in LINES:
             words = shlex.split(re.sub(r"\$(\w+)", lambda m: known[m[1]], line))

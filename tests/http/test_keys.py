@@ -461,7 +461,7 @@ async def answer_link(rt: Runtime) -> Case:
 CASES = (
     submit, fork, replay, approve, approve_at_once, deny, decide, signal, signal_thread, cancel, cancel_at_once, cancel_queued, resume, resume_queued,
     resume_answered, repair, redrive, settle, pause, unpause, trigger, answer_link,
-)  # fmt: skip
+)
 
 
 async def rested(rt: Runtime, http: httpx.AsyncClient) -> None:

@@ -17,7 +17,7 @@ from tests.http.support import Notes, bearer, graph, served, token
 PAGES = ["/", "/runs", "/waits", "/effects", "/schedules", "/workers", "/health"]
 HOSTILE = [
     "<script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "&lt;b&gt;", "\u202egnp.exe", "\x1b[31mred\x1b[0m", "{{ 7*7 }}", "</title></style></textarea>", "javascript:alert(1)", "x" * 5000,
-]  # fmt: skip
+]
 
 
 def field(page: str, name: str) -> str:

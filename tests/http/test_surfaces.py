@@ -321,7 +321,7 @@ async def test_whatever_is_asked_for_can_be_answered(kind: Any) -> None:
     """§17.5: a plain value has a field of its own, all else is JSON."""
     given: dict[Any, tuple[dict[str, str], Any]] = {
         int: ({"value": "7"}, 7), str: ({"value": "7"}, "7"), bool: ({"value": "true"}, True), Size: ({"payload": "2"}, 2), None: ({"payload": '"x"'}, "x"),
-    }  # fmt: skip
+    }
     form, said = given.get(kind, ({"payload": "[1, 2]"}, [1, 2]) if kind != dict[str, int] else ({"payload": '{"a": 1}'}, {"a": 1}))
     shop = Graph("shop", Notes)
 

@@ -22,7 +22,7 @@ from holdfast import Graph, Runtime, State, UsageError
 from holdfast.core.errors import RecordDamaged, StoreCorrupt, StoreError, TooLarge
 from holdfast.integrations.langgraph import HoldfastSaver
 from holdfast.integrations.langgraph import saver as saver_module
-from holdfast.integrations.langgraph.rows import LONGEST_TAIL, Kept, Thread, Value, Write, encode, grown, head, joined
+from holdfast.integrations.langgraph.rows import LONGEST_TAIL, Kept, Thread, Value, Write, encode, grow, head, join
 from holdfast.integrations.langgraph.writer import Writer
 from holdfast.shelf import Shelf
 
@@ -735,8 +735,8 @@ def test_a_chain_of_tails_is_never_longer_than_its_value() -> None:
         items = [*items, "x" * (1 + random[number % 16])] if number % 50 else ["anew" * 200]
         body = msgspec.msgpack.encode(items)
         version = f"{number:04}"
-        rows[version], kept = grown(kept, version, "msgpack", body)
-        assert joined(version, rows) == body
+        rows[version], kept = grow(kept, version, "msgpack", body)
+        assert join(version, rows) == body
         assert kept.weight <= len(body)
 
 
@@ -748,8 +748,8 @@ def test_tails_stand_behind_a_few_others_and_never_grow_too_long() -> None:
         body = b""
         for number in range(steps):
             body = b"\xdd" + (number + 1).to_bytes(4, "big") + body[5:] + bytes([number % 251]) * each
-            rows[f"{number:04}"], kept = grown(kept, f"{number:04}", "msgpack", body)
-        assert joined(kept.version if kept is not None else "", rows) == body
+            rows[f"{number:04}"], kept = grow(kept, f"{number:04}", "msgpack", body)
+        assert join(kept.version if kept is not None else "", rows) == body
         for version in rows:
             chain: Value | None = rows[version]
             read = 0

@@ -136,7 +136,7 @@ async def test_tenants_see_their_own_runs_and_waits_alone() -> None:
             absent = await two.call_tool("get_run", {"run_id": "nothing"})
             for tool, arguments in (
                 ("get_run", {}), ("decide", {"wait_id": wait["wait_id"], "action": "approve"}), ("signal_run", {"name": "n", "payload": 1, "key": "k"}), ("cancel_run", {}),
-            ):  # fmt: skip
+            ):
                 refused = await two.call_tool(tool, {"run_id": mine, **arguments})
                 assert refused.is_error, tool
                 assert said(refused).replace(mine, "nothing") == said(absent), "what is another tenant's is not there"

@@ -104,7 +104,7 @@ async def test_a_token_of_another_tenant_finds_nothing_and_a_revoked_one_is_refu
     [
         (["--token-file", "nowhere"], 2, "cannot be read"), (["--token-file", "bad"], 6, "unauthorized"), (["--scopes", "veiw"], 2, "veiw"), (["nothing.py"], 3, "nothing.py"),
     ],
-)  # fmt: skip
+)
 def test_wrong_words_are_refused_in_one_line(words: list[str], code: int, told: str) -> None:
     Path("bad").write_text("hf_nobody_x", "utf-8")
     done = CliRunner().invoke(cli, ["mcp", *words])
@@ -116,7 +116,7 @@ async def test_sigterm_ends_it() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "holdfast", "mcp", "work.py", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(source)},
-    )  # fmt: skip
+    )
     assert process.stderr is not None
     assert b"serving" in await process.stderr.readline()
     process.send_signal(signal.SIGTERM)

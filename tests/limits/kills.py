@@ -165,13 +165,13 @@ async def torment(folder: Path, workers: int, runs: int, kills: int, until: floa
         "workers": workers, "runs": runs, "ended": dict(left), "killed_holders": len(killed), "begun": len(begins),
         "skipped_runs": runs - left["completed"], "skipped_kills": kills - len(killed),
         "at_once": every, "of_one_tenant": mine, "in_a_second": a_second, "free_again_s": round(max(free, default=0.0), 3),
-    }  # fmt: skip
+    }
     found["violations"] = [
         what for what, wrong in (
             ("queue", every > QUEUE), ("tenant", mine > TENANT), ("rate", a_second > RATE + BURST + QUEUE), ("free", max(free, default=0.0) > LEASE + 1),
             ("failed", any(left[status] for status in ("failed", "canceled"))),
         ) if wrong
-    ]  # fmt: skip
+    ]
     return found
 
 

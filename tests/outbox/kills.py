@@ -163,7 +163,7 @@ def judge(folder: Path, intents: list[Any], asked: int, done: int, made: int, fr
     return {
         "asked_and_done": [asked, done], "freezes": frozen, "intents": len(intents), "repeated to a receiver that dedupes": len(lines["safe"]) - len(committed),
         "unknown": states["plain"]["unknown"], "of them sent": len(doubtful),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

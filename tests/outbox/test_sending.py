@@ -663,7 +663,7 @@ async def test_a_day_after_it_was_settled_what_it_carried_is_dropped() -> None:
         for before, after in zip(settled, await rt.intents(run.run_id), strict=True):
             assert (after.key, after.state, after.created_at, after.settled_at, after.attempts, after.rulings) == (
                 before.key, before.state, before.created_at, before.settled_at, before.attempts, before.rulings,
-            )  # fmt: skip
+            )
         replay = await rt.replay(run.run_id)
         assert replay.status == "completed" and len(box.got) == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast import Context, Graph, Runtime, State
 from holdfast.api import metrics
-from holdfast.core.offers import Offer, sent
+from holdfast.core.offers import Offer, find_sent
 from holdfast.ui import render
 from tests.outbox.conftest import Open
 
@@ -118,9 +118,9 @@ async def test_who_only_dispatches_takes_no_runs(open_rt: Open) -> None:
 def test_one_that_does_not_tell() -> None:
     """A process of a release before this one does not say what it sends: then nobody says that a type is lacked."""
     silent, telling = Offer((), ()), Offer((), (), sends=("mail",))
-    assert sent(("webhook",), [telling, telling]) == {"webhook", "mail"}
-    assert sent((), []) == frozenset()
-    assert sent(("webhook",), [telling, silent]) is None
+    assert find_sent(("webhook",), [telling, telling]) == {"webhook", "mail"}
+    assert find_sent((), []) == frozenset()
+    assert find_sent(("webhook",), [telling, silent]) is None
 
 
 async def test_attempts_are_told_among_what_happened(open_rt: Open) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core.errors import MaybeSent, PermanentError, RetryAfter
-from holdfast.outbox.webhook import ANSWER_CAP, permitted, request, retry_after
+from holdfast.outbox.webhook import ANSWER_CAP, is_permitted, request, retry_after
 from holdfast.transports import Webhook, signature
 
 Answering = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -163,12 +163,12 @@ async def test_addresses_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("HOLDFAST_WEBHOOK_ALLOW", f"example.com, 127.0.0.1:{r.port}")
         await Webhook().send({"url": r.url}, "k")
     for address in ("10.0.0.1", "192.168.1.1", "172.16.0.1", "127.0.0.1", "169.254.1.1", "0.0.0.0", "::1", "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1",
-                    "64:ff9b::a00:1", "2002:7f00:1::", "224.0.0.1", "100.64.0.1"):  # fmt: skip
-        assert not permitted("host", 80, address, ()), address
-        assert permitted("Host", 80, address, ("host",)), address
-    assert permitted("host", 80, "10.1.2.3", ("10.0.0.0/8",))
-    assert not permitted("host", 81, "10.1.2.3", ("host:80", "nonsense/9"))
-    assert permitted("host", 443, "93.184.216.34", ())
+                    "64:ff9b::a00:1", "2002:7f00:1::", "224.0.0.1", "100.64.0.1"):
+        assert not is_permitted("host", 80, address, ()), address
+        assert is_permitted("Host", 80, address, ("host",)), address
+    assert is_permitted("host", 80, "10.1.2.3", ("10.0.0.0/8",))
+    assert not is_permitted("host", 81, "10.1.2.3", ("host:80", "nonsense/9"))
+    assert is_permitted("host", 443, "93.184.216.34", ())
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ async def test_addresses_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     [None, {}, {"url": 3}, {"url": "ftp://a/"}, {"url": "http://u:p@a/"}, {"url": "http://"}, {"url": "http://a:99999/"}, {"url": "http://a/", "method": "TRACE"},
      {"url": "http://a/", "headers": {"A": "b\r\nC: d"}}, {"url": "http://a/", "headers": {"Host": "b"}}, {"url": "http://a/", "bdy": 1},
      {"url": "http://a/", "body": "x" * (17 * 1024 * 1024)}],
-)  # fmt: skip
+)
 def test_requests_that_cannot_be_made(payload: Any) -> None:
     with pytest.raises(PermanentError):
         request(payload, "k", None, 0)

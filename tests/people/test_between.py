@@ -194,7 +194,7 @@ async def crowded(ctx: Context, n: int) -> str:
     ("rests", "act", "end"),
     [(waits, "approve", "completed"), (waits, "cancel", "canceled"), (waits_without_end, "signal", "completed"), (waits_without_end, "cancel", "canceled"),
      (is_early, "cancel", "canceled"), (lacks_room, "cancel", "canceled")],
-)  # fmt: skip
+)
 async def test_a_command_while_a_run_is_held_for_nothing(rests: Callable[[Runtime], Awaitable[Run[Any]]], act: str, end: str) -> None:
     """§10.16: a worker takes a run for something that changes nothing, and leaves it again; what is asked of it meanwhile, at any place, is
     seen to without anything else being asked, and without time going by."""

@@ -59,7 +59,7 @@ async def test_all_that_fit_are_decided_and_no_other(url: str) -> None:
 @pytest.mark.parametrize(
     ("where", "fits"),
     [({"tag": "vip"}, 2), ({"thread": "t1"}, 1), ({"kind": "handoff"}, 0), ({"step": "check"}, 0), ({"tag": "vip", "thread": "t1"}, 1), ({"name": "other"}, 0)],
-)  # fmt: skip
+)
 async def test_every_key_must_be_equal(where: dict[str, str], fits: int) -> None:
     async with Runtime("memory:", skills=[REFUND]) as rt:
         for n in range(3):
@@ -124,7 +124,7 @@ async def test_waits_that_no_person_answers_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("where", "name"),
     [({"skil": "refund"}, "skil"), ({}, "where"), ({"kind": "aproval"}, "kind"), ({"skill": 7}, "skill"), ({"tag": ""}, "tag"), ("skill=refund", "where")],
-)  # fmt: skip
+)
 async def test_a_wrong_selection_is_refused_by_name(where: dict[str, str], name: str) -> None:
     async with Runtime("memory:", skills=[REFUND]) as rt:
         run = await rt.invoke(REFUND, {})

@@ -50,7 +50,7 @@ async def evaluated(rt: Any, run_id: str) -> list[tuple[str, str, str]]:
     ("block", "canceled", None, "deny"),
     ("warn", "completed", "ok", "warn"),
     ("degrade", "completed", "degraded", "degrade"),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("where", ["gate", "check"])
 async def test_what_does_not_pass(where: str, on_fail: str, status: str, outcome: str | None, verdict: str) -> None:
     """§8.2, T-88: before the step and after it; on record; a refusal is not retried, and what it made does not stand."""

@@ -270,7 +270,7 @@ def test_a_run_keeps_so_many_names_at_hand_and_no_more() -> None:
     """Of one name thousands may wait; of so many names that the record itself would grow, no more than it has room for."""
     run = folded(ev.RunStarted())
     for n in range(decisions.MAX_AT_HAND):
-        run = decisions.run_after(run, decisions.decide(run, cmd.Signal(f"n{n}", encode(n), "k", "ada"), 1), 1)
+        run = decisions.fold_facts(run, decisions.decide(run, cmd.Signal(f"n{n}", encode(n), "k", "ada"), 1), 1)
     with pytest.raises(TooManySignals):
         decisions.decide(run, cmd.Signal("one-more", encode(0), "k", "ada"), 1)
 

@@ -194,7 +194,7 @@ async def test_the_staged_run_is_what_it_is_called(situation: str) -> None:
         run, model = await rt.get(run_id), SITUATIONS[situation]
         assert (run.status, len(run.waits), len(run.decisions), run.settled, len(run.record.rearm)) == (
             model.status, len(model.waits), len(model.decisions), model.settled, len(model.rearm),
-        )  # fmt: skip
+        )
         assert (run.condition == "interrupted") is (situation == "running, interrupted")
 
 

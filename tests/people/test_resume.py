@@ -65,7 +65,7 @@ async def kinds(rt: Runtime, run_id: str) -> list[str]:
     ("approval", {"to": "b"}, ["approve", {"to": "b"}]),
     ("approval", False, ["deny", None]),
     ("handoff", None, "continue"),
-])  # fmt: skip
+])
 async def test_a_payload_answers_the_one_open_wait(what: str, payload: Any, result: Any, thread: bool) -> None:
     """§5.11, §4.16: of a run or of a thread, whatever kind it is; False never approves. It is driven on."""
     async with World().runtime(ask) as rt:

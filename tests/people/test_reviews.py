@@ -112,7 +112,7 @@ async def test_a_halt_ends_it_for_good() -> None:
     (lambda request: True, "planning", True),
     (Policy(reviews=()), "planning", False),
     (Policy(reviews=("writing",)), "writing", True),
-])  # fmt: skip
+])
 async def test_the_policy_lists_what_is_reviewed(policy: Any, kind: str | None, reviewed: bool) -> None:
     """§5.16: planning and research, unless it lists others; also where no policy is given."""
     graph = planning(kind=kind)
@@ -128,7 +128,7 @@ async def test_the_policy_lists_what_is_reviewed(policy: Any, kind: str | None, 
     (["delivered"], None, "done", ["plan for None"]),
     (["no_change"], None, "done", ["plan for None"]),
     (["rejected"], None, "halted", []),
-])  # fmt: skip
+])
 async def test_the_reducer_is_asked_again_after_a_delivery(words: list[str], kind: str | None, condition: str, published: list[str]) -> None:
     """§5.16: no_change needs no review; a rejection is for a person where one reviews, else it halts; it is not retried."""
     graph = planning(list(words), kind=kind)

@@ -84,7 +84,7 @@ def test_secrets_are_hidden_from_those_who_look(tmp_path: Path, caplog: pytest.L
     looks = [
         ("show", run_id), ("events", run_id), ("events", run_id, "--follow"), ("checkpoints", run_id), ("state", run_id), ("state", run_id, "--at", first),
         ("diff", run_id, first, head), ("effects", run_id), ("runs",), ("waits", run_id), ("outbox",), ("check", run_id),
-    ]  # fmt: skip
+    ]
     for look in looks:
         for more in ((), ("--json",)):
             said = typed(*look, "--store", url, *more)

@@ -167,7 +167,7 @@ APART = {"demo", "new", "run", "submit", "worker", "dispatch", "serve", "mcp", "
 MORE = {
     "diff": ["{first}", "head"], "state": [], "settle": None, "redrive": None, "signal": None, "approve": None, "deny": None, "decide": None, "resume": None,
     "cancel": None, "replay": None, "fork": None, "token": None, "schedule": None, "limits": None, "queues": None, "export": None, "repair-state": [],
-}  # fmt: skip
+}
 """What a command is given beside the run; None: it acts, which has a test of its own below."""
 
 
@@ -209,7 +209,7 @@ def test_no_command_and_no_log_shows_one(
     acts = [
         ["approve", asks, "--wait", made.text], ["decide", asks, "--action", made.text], ["deny", ids[0], "--reason", "no"], ["resume", ids[0]], ["resume", asks],
         ["cancel", ids[2]], ["signal", ids[2], "told", "--payload", "1"], ["fork", ids[0], "--set", "number=\"x\""],
-    ]  # fmt: skip
+    ]
     typed_in = {made.text}
     for words in acts:
         for more in ((), ("--json",)):

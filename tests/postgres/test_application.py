@@ -109,7 +109,7 @@ async def test_wrong_sql_fails_its_run_alone(text: str, url: str) -> None:
         ("SELECT %(a)s::int", [1]), ("SELECT %s::int, %(a)s::int", [1, 2]), ("SELECT %(a)s::int, %s::int", {"a": 1}), ("SELECT 5 % 2, %s::int", [1]),
         ("SELECT %x, %s::int", [1]), ("SELECT %(a, %s::int", [1]),
     ],
-)  # fmt: skip
+)
 async def test_values_that_do_not_fit_their_places_fail_their_run_alone(text: str, params: Any, url: str) -> None:
     """Values are counted before they are handed to the driver, which does not: it would end the process."""
     sound = "INSERT INTO account (owner, amount) VALUES ('bob', 1)"

@@ -193,12 +193,12 @@ def parallel_writes_overwrite(patch: Patch) -> None:
 @mutant
 def successors_not_united(patch: Patch) -> None:
     """Of parallel nodes only the last one's successors run (§4.4, T-56)."""
-    real = cps.bumped
+    real = cps.bump
 
     def bumped(done: Any, writes: Any) -> Any:
         return real(done[-1:], writes)
 
-    patch.setattr(cps, "bumped", bumped)
+    patch.setattr(cps, "bump", bumped)
 
 
 @mutant

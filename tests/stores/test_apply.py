@@ -17,10 +17,10 @@ TURN = Turn(Place(1, "a"), 1, 1, 0, "s1", "t1")
         (1, Alive.UNKNOWN, None), (1, Alive.YES, None), (0, Alive.YES, EXPIRED), (-1, Alive.UNKNOWN, EXPIRED), (None, Alive.UNKNOWN, EXPIRED),
         (1, Alive.NO, OWNER_DEAD), (0, Alive.NO, OWNER_DEAD), (None, Alive.NO, OWNER_DEAD),
     ],
-)  # fmt: skip
+)
 def test_an_owner_is_lost_when_its_lease_is_over_and_not_before(expires_in: int | None, alive: Alive, lost: str | None) -> None:
     """§10.3: proof of death comes first (§10.6)."""
-    assert apply.lost(expires_in, alive) == lost
+    assert apply.why_lost(expires_in, alive) == lost
 
 
 def test_what_was_replaced_stays_for_a_while_and_goes() -> None:

@@ -215,7 +215,7 @@ ODD = (
     "base_exception_at_once", "system_exit_later", "cancelled_error_at_once", "stop_iteration_in_a_thread", "mute_at_once", "shouting_at_once", "group_at_once",
     "base_group_later", "recursion", "generator", "asynchronous_generator", "cancels_itself", "swallows_its_cancel", "hangs_in_a_thread", "hostile_text_at_once",
     "huge_text_at_once", "a_reducer_that_raises", "an_effect_that_exits", "forks_and_the_child_goes_on", "returns_a_lock",
-)  # fmt: skip
+)
 
 
 @stores("memory", "sqlite", "workspace", "postgres")

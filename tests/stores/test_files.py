@@ -14,7 +14,7 @@ from holdfast import stores
 from holdfast.core.errors import StoreError
 from holdfast.stores import SqliteStore
 from holdfast.stores.files import disk_told
-from holdfast.stores.urls import sealed
+from holdfast.stores.urls import seal
 
 
 @disk_told(lambda store: store.folder)
@@ -51,7 +51,7 @@ def test_every_name_leads_to_what_its_module_calls_so() -> None:
         for name in names:
             assert getattr(stores, name) is getattr(importlib.import_module(module), name)
 
-    assert stores.sealed is sealed
+    assert stores.seal is seal
 
 
 async def test_a_store_that_is_dropped_unclosed_leaves_no_thread(tmp_path: Path) -> None:

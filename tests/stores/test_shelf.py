@@ -97,7 +97,7 @@ async def test_wrong_input_is_refused_by_name(shelf: Shelf) -> None:
     for call, field in (
         (lambda: shelf.put("", b""), "key"), (lambda: shelf.put(7, b""), "key"), (lambda: shelf.put("k", "text"), "value"), (lambda: shelf.put("k", None), "value"),
         (lambda: shelf.put("k" * 600, b""), "key"), (lambda: shelf.scan(limit=0), "limit"), (lambda: shelf.scan(limit=10**9), "limit"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError) as refused:
             await call()  # type: ignore[no-untyped-call]
         assert field in str(refused.value)

@@ -24,7 +24,7 @@ from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import LogRolledBack, RecordDamaged
 from holdfast.core.limits import Change, Limit, Rule
 from holdfast.core.offers import Offer
-from holdfast.core.tokens import hashed
+from holdfast.core.tokens import hash_secret
 from holdfast.engine.keep.check import Checker
 from holdfast.ports import Shelves, Store
 from holdfast.stores import PostgresStore, SqliteStore
@@ -69,7 +69,7 @@ READS: dict[str, Read] = {
     "effect": lambda s, r: s.effects(r),
     "inbox": lambda s, r: s.load(r),
     "claim": lambda s, r: s.claimed("request", "t", f"{r}a"),
-    "token": lambda s, r: s.token(hashed(f"{r}a")),
+    "token": lambda s, r: s.token(hash_secret(f"{r}a")),
     "intent": lambda s, r: s.intents(r),
     "ledger": lambda s, r: s.ledger(r),
     "schedule": lambda s, r: s.schedule(f"s{r[1:]}"),
@@ -78,7 +78,7 @@ READS: dict[str, Read] = {
 OWN = ("schedule", "shelf")
 FIRST = {
     "inbox": "run = (SELECT id FROM run WHERE run_id = 'r1') AND key LIKE '%r1a'",
-    "token": f"hash = x'{hashed('r1a').hex()}'",
+    "token": f"hash = x'{hash_secret('r1a').hex()}'",
     "claim": "key = 'r1a'",
     "schedule": "schedule_id = 's1'",
     "effect": "effect_id = 'r1.x1'",
@@ -90,7 +90,7 @@ OTHER = {
     "TEXT": "ifnull({0}, '') || 'x'", "BLOB": "CAST({0} || x'00' AS BLOB)", "INTEGER": "ifnull({0}, 0) + 1",
     "text": "coalesce({0}, '') || 'x'", "bytea": "{0} || '\\x00'::bytea", "bigint": "coalesce({0}, 0) + 1", "integer": "{0} + 1", "smallint": "{0} + 1",
     "boolean": "NOT {0}", "json": "'[0]'",
-}  # fmt: skip
+}
 PLAIN = ("hash", "schedule_id", "effect_id", "intent_id", "key", "run", "run_id", "bucket", "name")  # by what a record is found: it has its own
 
 

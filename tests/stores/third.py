@@ -196,7 +196,7 @@ class ThirdStore(Small):
     def _apply(self, p: Prepared, books: Books) -> Tip:
         c, run_id, now, old = p.commit, p.run_id, self.now(), books.runs.get(p.run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
-        ruling = apply.admitted(p, None if old is None else books.found(old), books, incarnation=self.incarnation, taker=taker, now=now)
+        ruling = apply.admit(p, None if old is None else books.found(old), books, incarnation=self.incarnation, taker=taker, now=now)
         tip = p.tip(books.next())
         books.inbox.put(*(replace(item, taken_seq=tip.seq) for key in c.took for item in books.inbox.where("run_id = ? AND key = ?", run_id, key)))
         books.runs.put(Kept(c.run, tip, c.fence, ruling.turn or books.next(), ruling.owner, ruling.due, ruling.holds))
@@ -229,7 +229,7 @@ class ThirdStore(Small):
         if (there := books.inbox.get(item.run_id, item.key)) is not None:
             return there
         books.inbox.put(new := replace(item, taken_seq=None))
-        books.runs.put(replace(kept, due=apply.woken(books.found(kept), kept.due, self.now())))
+        books.runs.put(replace(kept, due=apply.due_when_woken(books.found(kept), kept.due, self.now())))
         return new
 
     async def put(self, item: InboxItem) -> InboxItem:
@@ -263,9 +263,9 @@ class ThirdStore(Small):
                 raise books.missing(run_id)
             now, found = self.now(), [Candidate(k, k.run, books.found(k), k.due) for k in books.runs.where()]
             use = Use(in_force(limits, books.rules.where()), owner, books.held(), dict(books.buckets.where()), now)
-            got = apply.chosen(found, Wanted(owner, queues, skills, shapes, run_id), books, use, now, limit)
+            got = apply.choose(found, Wanted(owner, queues, skills, shapes, run_id), books, use, now, limit)
             books.buckets.put(*got.buckets.items())
-            claims = [apply.taken(k.run.run_id, k.fence, k.owner, owner, self.present.lost(k.owner) if k.owner else None) for k in got.keys]
+            claims = [apply.take(k.run.run_id, k.fence, k.owner, owner, self.present.lost(k.owner) if k.owner else None) for k in got.keys]
             books.runs.put(*(replace(k, owner=owner, fence=k.fence + 1, holds=True, due=min(at_once(now), k.due or 0)) for k in got.keys))
             return Claims(claims).until(got.again)
 
@@ -288,7 +288,7 @@ class ThirdStore(Small):
         with self._writing() as books:
             self.present.need(owner)
             call, there = Call(place, owner, run_id, tuple(needs), self.now()), books.calls.get(place)
-            entry = apply.entered(call, needs, there, books.rules.where(), books.in_use(), dict(books.buckets.where()), resting=resting)
+            entry = apply.enter(call, needs, there, books.rules.where(), books.in_use(), dict(books.buckets.where()), resting=resting)
             books.calls.put(*([entry.call] if entry.call else ()))
             books.buckets.put(*entry.buckets.items())
             return entry.later
@@ -375,12 +375,12 @@ class ThirdStore(Small):
     async def claim_intents(
         self, owner: str, types: Sequence[str], *, limit: int, ttl_us: int, each: int = 1_000_000, room: Mapping[tuple[str, str, str], int] | None = None, run_id: str | None = None,
         held: Collection[str] = (), doubt: bool = False,
-    ) -> list[Intent]:  # fmt: skip
+    ) -> list[Intent]:
         with self._writing() as books:
             now, dead, own = self.now(), self.present.dead, {i.intent_id for i in books.intents.where("open") if intents.answer_lost(i, owner, held, doubt=doubt)}
             lost, due = apply.sendable(books.intents.where("open"), types, run_id, now, lambda i: (i.lease_until or 0) <= now or i.owner in dead or i.intent_id in own)
             free = [(i, i.state == IntentState.SENDING) for i in apply.by_turns(lost, due, limit, each, room or {})]
-            out = [intents.claimed(i, owner, now, now + ttl_us, lost=gone, dead=i.owner in dead, answer_lost=i.intent_id in own) for i, gone in free]
+            out = [intents.start_sending(i, owner, now, now + ttl_us, lost=gone, dead=i.owner in dead, answer_lost=i.intent_id in own) for i, gone in free]
             books.intents.put(*out)
             return out
 
@@ -403,7 +403,7 @@ class ThirdStore(Small):
     async def drop_payloads(self, before: int, limit: int) -> int:
         with self._writing() as books:
             old = [i for i in books.intents.where("state IN ('sent', 'abandoned') AND settled_at < ?", before) if i.payload][:limit]
-            books.intents.put(*map(intents.dropped, old))
+            books.intents.put(*map(intents.drop_payload, old))
             return len(old)
 
     async def ledger(
@@ -455,7 +455,7 @@ class ThirdStore(Small):
         with self._writing() as books:
             if books.tombstones.get(run_id) is not None:
                 raise books.missing(run_id)
-            a = apply.adopted(d, self.incarnation, self.now())
+            a = apply.adopt(d, self.incarnation, self.now())
             books.log.put(*((run_id, row.seq, row) for row in d.rows))
             books.wholes.put(*([(run_id, 0, d.origin)] if d.origin is not None else ()))
             books.loans.put(*((run_id, lender) for lender in a.carries))

@@ -19,7 +19,7 @@ from tests.http.support import Notes, served
 PROMISED = {
     "runs", "steps_total", "attempts_total", "effects", "unknown_effects", "waits", "oldest_wait_seconds", "queue_due", "queue_oldest_seconds", "claim_seconds",
     "commit_seconds", "commit_group_size", "takeovers", "oldest_lease_seconds", "intents",
-}  # fmt: skip
+}
 
 
 def values(text: str) -> dict[str, float]:
@@ -65,7 +65,7 @@ async def test_every_figure_that_is_promised_is_told_and_right(tmp_path: Path) -
     """§18.3: counted by what was done since somebody first looked; labels are bounded, and none is a run's id."""
     TRIED.clear()
     async with Runtime(f"sqlite:///{tmp_path}/a.db", skills=[g := steady()]) as rt, served(rt, tokens=False) as http:
-        assert not meters.METERS and not logs.listened()
+        assert not meters.METERS and not logs.has_listener()
         before = values((await http.get("/metrics")).text)
         assert before["holdfast_attempts_total"] == 0 and meters.METERS
         for _ in range(4):
@@ -81,7 +81,7 @@ async def test_every_figure_that_is_promised_is_told_and_right(tmp_path: Path) -
         assert after['holdfast_runs_kept{status="completed"}'] == 5
         assert not any(r.run_id in text for r in await rt.runs())
         closed(http)
-    assert not meters.METERS and not logs.listened(), "nobody looks any more"
+    assert not meters.METERS and not logs.has_listener(), "nobody looks any more"
 
 
 async def test_what_stands_in_the_store_is_told(tmp_path: Path) -> None:

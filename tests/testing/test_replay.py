@@ -151,7 +151,7 @@ async def test_values_are_told_by_channel_as_a_difference_of_lines(tmp_path: Pat
     assert str(replayed.differences[1]).splitlines() == [
         "channel draft: another value",
         "    --- recorded", "    +++ now", "    @@ -1,2 +1,2 @@", "    -All about", "    +All ABOUT", "     owls",
-    ]  # fmt: skip
+    ]
 
 
 async def test_another_end_is_told(tmp_path: Path) -> None:

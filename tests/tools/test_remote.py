@@ -207,7 +207,7 @@ async def test_a_runner_that_is_ended_before_its_turn_leaves_the_request_as_it_w
     pair = Pair(one_store, tmp_path / "space")
     async with pair.worker() as rt, pair.runner() as runner:
         run = await rt.invoke(graph, {})
-        async with workspaces.locked(str(pair.folder), writes=True):
+        async with workspaces.lock(str(pair.folder), writes=True):
             going = asyncio.ensure_future(runner.dispatch(until_idle=True))
             async with asyncio.timeout(20):
                 while [i.state for i in await rt.intents(run.run_id)] != ["sending"]:
@@ -301,7 +301,7 @@ async def test_a_run_stays_with_its_workspace(open_rt: Open, tmp_path: Path) -> 
     other = Pair(open_rt, tmp_path / "other")
     async with pair.worker() as rt:
         run = await served(pair, rt, (await rt.invoke(graph, {})).run_id)
-        assert run.record.workspace == workspaces.known(str(pair.folder))
+        assert run.record.workspace == workspaces.read_id(str(pair.folder))
         held = await rt.invoke(graph, {})
         await rt.cancel(held.run_id)
     async with other.worker() as rt:
@@ -537,7 +537,7 @@ async def test_payloads_are_sealed_and_the_answer_is_read(tmp_path: Path) -> Non
 def test_what_names_no_workspace_is_refused(tmp_path: Path) -> None:
     for wrong in ("remote:", "remote:xyz", "remote:../etc"):
         with pytest.raises(UsageError, match="does not name a workspace"):
-            workspaces.known(wrong)
+            workspaces.read_id(wrong)
     with pytest.raises(UsageError, match="not a folder"):
         RemoteTools(tmp_path / "none", [])
     with pytest.raises(InvalidInput, match="tools"):

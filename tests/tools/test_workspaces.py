@@ -60,22 +60,22 @@ async def test_a_run_goes_on_where_its_tools_have_worked(open_rt: Open, tmp_path
     there.mkdir()
     async with runtime(open_rt, here) as rt:
         run = await rt.invoke(graph, {})
-        assert run.status == Status.WAITING_FOR_HUMAN and (await rt.get(run.run_id)).record.workspace == workspaces.known(str(here))
-        assert [e.payload["workspace"] for e in await rt.events(run.run_id) if e.event_type == "run.patched"] == [workspaces.known(str(here))]
+        assert run.status == Status.WAITING_FOR_HUMAN and (await rt.get(run.run_id)).record.workspace == workspaces.read_id(str(here))
+        assert [e.payload["workspace"] for e in await rt.events(run.run_id) if e.event_type == "run.patched"] == [workspaces.read_id(str(here))]
     for other in (there, None):
         async with runtime(open_rt, other) as rt:
             (there / "made").write_text("wrong")
-            workspaces.named(str(there))
+            workspaces.find_id(str(there))
             if other is there:
                 await rt.decide(run.run_id, "approve", actor="ada")
             before = (await rt.get(run.run_id)).lease.fence
             for upgrade in (False, True):
-                assert await passed_over(rt, upgrade=upgrade) == [workspaces.known(str(here))]
+                assert await passed_over(rt, upgrade=upgrade) == [workspaces.read_id(str(here))]
             assert (await rt.get(run.run_id)).lease.fence == before, "nobody has claimed it"
             stands = await rt.get(run.run_id)
             assert stands.status != Status.COMPLETED
-            assert str(workspaces.known(str(here))) in (await rt.explain(run.run_id))["why"]
-            with pytest.raises(WorkspaceElsewhere, match=str(workspaces.known(str(here)))):
+            assert str(workspaces.read_id(str(here))) in (await rt.explain(run.run_id))["why"]
+            with pytest.raises(WorkspaceElsewhere, match=str(workspaces.read_id(str(here)))):
                 await rt.resume(run.run_id)
     async with runtime(open_rt, here) as rt:
         await rt.worker(until_idle=True)
@@ -86,12 +86,12 @@ async def test_a_run_goes_on_where_its_tools_have_worked(open_rt: Open, tmp_path
 
 async def test_who_writes_is_alone_and_readers_are_together(tmp_path: Path) -> None:
     """§11.3: a lock on the folder's id; it ends with whoever holds it."""
-    workspaces.named(str(tmp_path))
+    workspaces.find_id(str(tmp_path))
     inside: list[str] = []
     both, go = asyncio.Event(), asyncio.Event()
 
     async def work(name: str, writes: bool) -> None:
-        async with workspaces.locked(str(tmp_path), writes=writes):
+        async with workspaces.lock(str(tmp_path), writes=writes):
             inside.append(name)
             if inside == ["a", "b"]:
                 both.set()
@@ -108,9 +108,9 @@ async def test_who_writes_is_alone_and_readers_are_together(tmp_path: Path) -> N
 
 
 def test_what_lies_there_and_is_no_id_is_named(tmp_path: Path) -> None:
-    assert workspaces.known(None) is None and workspaces.known(str(tmp_path)) is None
-    found = workspaces.named(str(tmp_path))
-    assert found is not None and workspaces.named(str(tmp_path)) == found == workspaces.known(str(tmp_path))
+    assert workspaces.read_id(None) is None and workspaces.read_id(str(tmp_path)) is None
+    found = workspaces.find_id(str(tmp_path))
+    assert found is not None and workspaces.find_id(str(tmp_path)) == found == workspaces.read_id(str(tmp_path))
     (tmp_path / ".holdfast" / "workspace").write_text("../x")
     with pytest.raises(UsageError, match="not the id"):
-        workspaces.known(str(tmp_path))
+        workspaces.read_id(str(tmp_path))

@@ -152,7 +152,7 @@ async def test_a_sound_run_has_no_problem(build: d.Build, tmp_path: Path) -> Non
 COLUMNS = {
     "seq": "99", "version": "99", "step": "'x'", "head": "'x'", "run_id": "'r2'", "status": "'replaying'", "priority": "7",
     **{n: "'x'" for n in COPIED if n != "priority"}, "tip": "1", "doc": "x'00'",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("column", COLUMNS)

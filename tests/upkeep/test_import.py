@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core import codec, ids
 from holdfast.core.errors import HoldfastError, InvalidInput, NotFound, RecordDamaged, VersionConflict
-from holdfast.stores.loglines import End, line, numbered, unline
+from holdfast.stores.loglines import End, line, number_lines, unline
 
 NASTY = ("/abs/evil", "../../evil", "..", ".", "", "a\x00b", "\u202eevil", "x" * 5000, "VICTIM", "VICTIM.x", "C:\\evil", "a\nb")
 
@@ -60,7 +60,7 @@ def resigned(run: Path, name: str, change: Any) -> None:
     """Changes the records of a file beside the log, and signs everything anew."""
     path = run / f"{name}.jsonl"
     lines = [unline(text) or {} for text in path.read_bytes().split(b"\n") if text]
-    text, end = numbered([{k: v for k, v in change(f).items() if k not in ("sum", "n", "prev")} for f in lines], End())
+    text, end = number_lines([{k: v for k, v in change(f).items() if k not in ("sum", "n", "prev")} for f in lines], End())
     path.write_bytes(text)
     ends = json.loads((run / "records.json").read_bytes())["ends"]
     (run / "records.json").write_bytes(line({"ends": {**ends, name: [end.number, end.sum]}}))
@@ -117,7 +117,7 @@ async def test_an_id_with_a_path_in_it_is_refused(tmp_path: Path) -> None:
             with pytest.raises(HoldfastError):
                 await rt.import_runs(tmp_path / "forged")
             assert await rt.runs() == []
-    assert not any(ids.wellformed(n) for n in NASTY[:8] if n not in ("VICTIM",))
+    assert not any(ids.is_wellformed(n) for n in NASTY[:8] if n not in ("VICTIM",))
     assert not (tmp_path / "evil").exists()
 
 

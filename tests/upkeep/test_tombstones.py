@@ -50,7 +50,7 @@ async def test_whoever_is_late_for_a_pruned_run_is_told(form: str, tmp_path: Pat
             "get": rt.get(run.run_id), "signal": rt.signal(run.run_id, "go"), "decision": rt.decide(run.run_id, "approve", actor="ada"),
             "resume": rt.resume(run.run_id), "cancel": rt.cancel(run.run_id), "fork": rt.fork(run.run_id), "export": rt.export(run.run_id, tmp_path / "again"),
             "check": rt.check(run.run_id),
-        }  # fmt: skip
+        }
         for what, asked in late.items():
             error = await refused(RunPruned, asked, "pruned")
             assert isinstance(error, RunPruned) and (error.by, error.run_id) == ("eve", run.run_id), what

@@ -416,7 +416,7 @@ EXPECTED = {
     "event_tail_partial", "checkpoint_orphaned", "blob_orphaned", "run_row_missing", "snapshot_field_drift", "snapshot_status_drift",
     "terminal_event_without_terminal_snapshot", "lease_expired_running", "effect_attempted_without_result", "active_handoff_without_decision",
     "interrupted_with_active_handoff",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["before", "half"])

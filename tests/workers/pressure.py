@@ -125,7 +125,7 @@ async def snapshot(asked: Asked) -> Summary:
         summary.measured |= {
             f"{name}/s": f"{was:.0f}, under it {now:.0f}; beside it {beside_then:.0f}, then {beside_now:.0f}",
             f"part of the {name}/s before": round(raw, 2), f"of the {name}/s beside it": round(part, 2),
-        }  # fmt: skip
+        }
         if asked.timed and part < HALF:
             summary.wrong.append(f"{name}/s fell to {part:.2f} of before")
     summary.seconds = time.monotonic() - began
@@ -205,7 +205,7 @@ async def pruning(asked: Asked) -> Summary:
         "runs pruned a second": round(summary.done / took), "longest batch, s": round(watch.longest, 2), "doing": watch.doing,
         "steps while it pruned": len(during), "p99 of a step before, ms": ms(p99(before)), "meanwhile": ms(p99(during)), "after": ms(p99(after)),
         "times": round(p99(during) / calm, 2),
-    }  # fmt: skip
+    }
     if asked.timed and p99(during) > TWICE * calm:
         summary.wrong.append(f"p99 of a step is {p99(during) / calm:.2f} times that without")
     if asked.timed and watch.longest > LONGEST_BATCH:
@@ -254,7 +254,7 @@ def _judge(summary: Summary, asked: Asked, what: str, found: tuple[list[float], 
     summary.measured |= {
         f"{what}: p50, ms": f"{ms(statistics.median(pressed))} against {ms(statistics.median(calm))}", f"{what}: p99, ms": f"{ms(p99(pressed))} against {ms(p99(calm))}",
         f"{what}: times": round(ratio, 2),
-    }  # fmt: skip
+    }
     if asked.timed and ratio > LITTLE_MORE:
         summary.wrong.append(f"{what}: p99 is {ratio:.2f} times that without")
 

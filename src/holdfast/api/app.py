@@ -30,7 +30,7 @@ from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unautho
 from holdfast.api import bodies, metrics, openapi, streams
 from holdfast.api.answers import ANSWERS, Answers, Kept, Seen, in_progress, place
 from holdfast.api.problems import Stopped, headers, problem, status_of
-from holdfast.api.table import ROUTES, Answer, Call, Route, went_on
+from holdfast.api.table import ROUTES, Answer, Call, Route, await_start
 from holdfast.core.bounds import text
 from holdfast.core.errors import HoldfastError, InvalidInput, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
@@ -149,7 +149,7 @@ class Api:
         try:
             return await self._serve(route, request)
         except HoldfastError as e:
-            return failed(e, run_id)
+            return answer_failure(e, run_id)
 
     async def _serve(self, route: Route, request: Request) -> Response:
         access = NOBODY
@@ -158,13 +158,13 @@ class Api:
             access.need(route.scope)
         for name, value in request.path_params.items():
             text(value, name)
-        query = bodies.converted(_query(request), route.query, strict=False)
+        query = bodies.convert(_query(request), route.query, strict=False)
         if route.handler is None:
             return await self._special(route, request, access, query)
         if route.body is None:
             return self._answer(request, await route.handler(self._call(request, access, query, None, None)))
         data = await _body(request)
-        body = bodies.decoded(data, route.body)
+        body = bodies.decode(data, route.body)
         key = request.headers.get("idempotency-key")
         if key is None:
             return self._answer(request, await route.handler(self._call(request, access, query, body, None)))
@@ -174,7 +174,7 @@ class Api:
         return Call(
             rt=self.rt, access=access, path=request.path_params, query=query, body=body, key=key, seen=seen, again=again,
             trace=_trace(request.headers.get("traceparent", "")), match=request.headers.get("if-match"), jobs=self.jobs,
-        )  # fmt: skip
+        )
 
     def _answer(self, request: Request, answer: Answer) -> Response:
         if request.method == "GET" and "ETag" in answer.headers and answer.headers["ETag"] in request.headers.get("if-none-match", ""):
@@ -224,7 +224,7 @@ class Api:
             case "/v1/stream":
                 wanted = Wanted(
                     tenant_id=access.tenant, status=query.status, condition=query.condition, skill_id=query.skill_id, thread_id=query.thread_id, tag=query.tag, limit=500
-                )  # fmt: skip
+                )
                 await self.rt.look.find(msgspec.structs.replace(wanted, limit=1), values=False)
                 return _streaming(streams.many(self.rt, wanted, self._beat(request)), {})
         run_id = request.path_params["run_id"]
@@ -236,7 +236,7 @@ class Api:
         if query.protocol is not None:
             run, _ = await self.rt.look.found(run_id, access.tenant)
             encoder = PROTOCOLS[query.protocol](run.run_id, run.thread_id)
-            return _streaming(streams.spoken(self.rt, self._wires, run_id, access, after, self._beat(request), encoder), encoder.headers)
+            return _streaming(streams.speak(self.rt, self._wires, run_id, access, after, self._beat(request), encoder), encoder.headers)
         return _streaming(streams.one(self.rt, self._wires, run_id, access, after, modes, self._beat(request)), {})
 
     def _beat(self, request: Request) -> streams.Beat:
@@ -284,7 +284,7 @@ def _streaming(source: AsyncIterator[bytes], more: Mapping[str, str]) -> Respons
     return StreamingResponse(source, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **more})
 
 
-def failed(error: HoldfastError, run_id: str | None = None) -> Response:
+def answer_failure(error: HoldfastError, run_id: str | None = None) -> Response:
     """An error as its problem."""
     status = status_of(error)
     return Response(_encode(problem(error, run_id)), status, headers(error, status), "application/problem+json")
@@ -324,13 +324,13 @@ class Envelope:
         except Exception as e:  # a fault of ours: it is logged in full, and the caller is told no more than that
             log.exception("%s failed: %s", mark.decode(), type(e).__name__)
             if not began:
-                await failed(Stopped(500, "internal", "something went wrong here", hint=f"the server's log shows the error under {mark.decode()}"))(scope, receive, sending)
+                await answer_failure(Stopped(500, "internal", "something went wrong here", hint=f"the server's log shows the error under {mark.decode()}"))(scope, receive, sending)
 
 
 def app(
     rt: Runtime, *, tokens: Known | Mapping[str, Access] | bool | None = None, pages: bool = True, open_metrics: bool = False,
     drives: Callable[[asyncio.Event], Awaitable[None]] | None = None, hosts: Sequence[str] | None = None, public_url: str | None = None,
-) -> Starlette:  # fmt: skip
+) -> Starlette:
     """The API of a runtime as an ASGI application, on its own or mounted in another, as in ``Mount("/ops", holdfast.api.app(rt))``.
 
     New runs and decisions are only recorded, and workers execute the runs, even if this runtime has the skill. A resume executes its run here.
@@ -356,7 +356,7 @@ def app(
             row = rows.get("GET" if request.method == "HEAD" else request.method)
             if row is None:
                 allow = ", ".join(sorted({*rows, *(["HEAD"] if "GET" in rows else [])}))
-                response = failed(Stopped(405, "method_not_allowed", f"this path does not support the method {request.method}", hint=allow))
+                response = answer_failure(Stopped(405, "method_not_allowed", f"this path does not support the method {request.method}", hint=allow))
                 response.headers["Allow"] = allow
                 return response
             return await api.serve(row, request)
@@ -366,7 +366,7 @@ def app(
     every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"]
     routes: list[BaseRoute] = [Path(path, endpoint(rows), methods=every) for path, rows in by_path.items()]
     if pages:
-        routes += made_pages(api, public_url)
+        routes += make_pages(api, public_url)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -397,16 +397,16 @@ def app(
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
-    return failed(Stopped(status, "not_found" if status == 404 else "bad_request", "there is no such path", hint="GET /v1/openapi.json lists them"))
+    return answer_failure(Stopped(status, "not_found" if status == 404 else "bad_request", "there is no such path", hint="GET /v1/openapi.json lists them"))
 
 
-def made_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
+def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
     """The operator's pages over the same runtime and tokens."""
 
     async def go_on(run_id: str, options: dict[str, Any]) -> None:
-        await went_on(api.rt, run_id, api.jobs, **options)
+        await await_start(api.rt, run_id, api.jobs, **options)
 
     return Pages(api.rt, api.known, api.holds, go_on, asks=api.asks, public_url=public_url).routes()
 
 
-__all__ = ["Api", "app", "failed"]
+__all__ = ["Api", "answer_failure", "app"]

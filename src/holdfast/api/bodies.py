@@ -365,7 +365,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 # -- decoding ---------------------------------------------------------------------------------------
 
 
-def decoded(data: bytes, kind: type[B]) -> B:
+def decode(data: bytes, kind: type[B]) -> B:
     """A body as its type.
 
     Raises:
@@ -380,20 +380,20 @@ def decoded(data: bytes, kind: type[B]) -> B:
         raise InvalidInput(f"the body is not UTF-8: byte {e.start}") from None
     except json.JSONDecodeError as e:
         raise InvalidInput(f"the body is not JSON: {e}") from None
-    _bounded(given)
-    return converted(given, kind, strict=True)
+    _bound(given)
+    return convert(given, kind, strict=True)
 
 
-def converted(given: Any, kind: type[B], *, strict: bool) -> B:
+def convert(given: Any, kind: type[B], *, strict: bool) -> B:
     """A mapping as its type, an error by the name of the field."""
     try:
         return msgspec.convert(given, kind, strict=strict)
     except msgspec.ValidationError as e:
         message, _, path = str(e).partition(" - at `$")
-        raise InvalidInput(f"{path.strip('`.')}: {message}" if path else message, field=path.strip("`.") or _named(message)) from None
+        raise InvalidInput(f"{path.strip('`.')}: {message}" if path else message, field=path.strip("`.") or _name_field(message)) from None
 
 
-def _named(message: str) -> str:
+def _name_field(message: str) -> str:
     return message.rpartition("`")[0].rpartition("`")[2] if "`" in message else ""
 
 
@@ -425,7 +425,7 @@ def _whole(text: str) -> int:
     return found
 
 
-def _bounded(given: Any) -> None:
+def _bound(given: Any) -> None:
     """No lone surrogate, and not too deep; without recursion."""
     stack = [(given, 0)]
     while stack:

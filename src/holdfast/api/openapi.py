@@ -17,7 +17,7 @@ _ERRORS = {
     "405": "This path does not support the method", "406": "None of the media types in Accept is available", "409": "Another request was first, or the state of the run does not allow it",
     "412": "The run has changed since the version that If-Match names", "413": "The body is too large", "415": "The body is not JSON", "422": "Something in the request is not right",
     "429": "Too much is queued", "503": "The store cannot be reached, or the server is shutting down",
-}  # fmt: skip
+}
 EXAMPLES: dict[str, Any] = {
     "Submit": {"skill_id": "release-notes", "input": {"repo": "."}, "thread_id": "t1"},
     "Approve": {"note": "looks fine", "actor": "ada"},
@@ -40,7 +40,7 @@ def document(version: str) -> dict[str, Any]:
     """OpenAPI 3.1."""
     kinds: list[Any] = [Problem]
     for route in ROUTES:
-        kinds += [k for k in (route.body, route.answers) if _named(k)]
+        kinds += [k for k in (route.body, route.answers) if _has_name(k)]
     unique = list(dict.fromkeys(kinds))
     schemas, components = msgspec.json.schema_components(unique, ref_template=REF)
     for name, example in EXAMPLES.items():
@@ -58,7 +58,7 @@ def document(version: str) -> dict[str, Any]:
     }
 
 
-def _named(kind: Any) -> bool:
+def _has_name(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 

@@ -20,7 +20,7 @@ TITLES = {
     400: "Bad request", 401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed", 409: "Conflict", 412: "Precondition failed",
     413: "Content too large", 415: "Unsupported media type", 422: "Unprocessable content", 429: "Too many requests", 500: "Internal error",
     503: "Service unavailable",
-}  # fmt: skip
+}
 RETRY_SECONDS = 1
 
 
@@ -61,7 +61,7 @@ def problem(error: HoldfastError, run_id: str | None = None) -> Problem:
     return Problem(
         type=f"https://holdfast.dev/problems/{error.code}", title=TITLES.get(status, "Error"), status=status, detail=error.message, code=error.code,
         hint=error.hint or None, run_id=run_id if status != 404 else None, field=str(field) if field else None,
-    )  # fmt: skip
+    )
 
 
 def headers(error: HoldfastError, status: int) -> dict[str, str]:

@@ -69,7 +69,7 @@ class Beat:
         return not await self._allowed()
 
 
-def encoded(part: StreamPart, mask: Mask) -> bytes:
+def encode(part: StreamPart, mask: Mask) -> bytes:
     """A part of a run's stream as it goes over the wire: events under their number, everything else with its cursor."""
     by = {"step_id": part.step_id, "attempt": part.attempt, "attempt_id": part.attempt_id}
     if part.mode == "events":
@@ -94,13 +94,13 @@ class Wires:
     def encoded(self, part: StreamPart, run: Run, hidden: Mask) -> bytes:
         """A part of a run's stream as it goes over the wire."""
         if part.mode != "events" or run.secrets:  # what is to be hidden may come to be known later
-            return encoded(part, hidden)
+            return encode(part, hidden)
         key = (run.run_id, part.data.seq)
         made = self._frames.get(key)
         if made is None:
             if len(self._frames) >= MOST_FRAMES:
                 self._frames = dict(list(self._frames.items())[MOST_FRAMES // 2 :])
-            made = self._frames[key] = encoded(part, hidden)
+            made = self._frames[key] = encode(part, hidden)
         return made
 
 
@@ -128,14 +128,14 @@ async def one(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str
         news = await feed.news(POLL_SECONDS)
 
 
-async def spoken(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str | None, beat: Beat, encoder: Encoder) -> AsyncIterator[bytes]:
+async def speak(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str | None, beat: Beat, encoder: Encoder) -> AsyncIterator[bytes]:
     """A run's stream in the words of a protocol, to its end."""
     feed = rt.follower(run_id, after=after, modes=MODES, tenant_id=access.tenant, source=wires.source)
     yield b": open\n\n"
     news = True
     while True:
         if news:
-            async for piece in pieces([worded(wire) for wire in encoder.encode(part, feed.hidden)] async for part in feed.ready()):
+            async for piece in pieces([word(wire) for wire in encoder.encode(part, feed.hidden)] async for part in feed.ready()):
                 yield piece
                 beat.said()
         if feed.over or await beat.over():
@@ -161,7 +161,7 @@ async def pieces(frames: AsyncIterator[list[bytes]]) -> AsyncIterator[bytes]:
         yield b"".join(held)
 
 
-def worded(wire: Any) -> bytes:
+def word(wire: Any) -> bytes:
     return b"data: " + json.dumps(wire, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n\n"
 
 
@@ -183,4 +183,4 @@ async def many(rt: Runtime, wanted: Wanted, beat: Beat) -> AsyncIterator[bytes]:
     yield RETRY
 
 
-__all__ = ["Beat", "Wires", "many", "one", "spoken"]
+__all__ = ["Beat", "Wires", "many", "one", "speak"]

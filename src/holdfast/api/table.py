@@ -25,7 +25,7 @@ from holdfast.core.errors import CheckpointNotFound, InvalidInput, NotFound
 from holdfast.core.intents import REDRIVE
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, TERMINAL
-from holdfast.core.tokens import hashed
+from holdfast.core.tokens import hash_secret
 from holdfast.core.views import iso
 from holdfast.engine.look.looker import Wanted, skills
 from holdfast.machine import note_error
@@ -126,7 +126,7 @@ def _when(text: str | None, field: str) -> int | None:
         raise InvalidInput(f"{text!r} is not a time", field=field, hint="ISO 8601 with an offset: 2026-11-21T08:00Z") from None
 
 
-def _picked(shown: dict[str, Any], fields: str | None) -> dict[str, Any]:
+def _pick(shown: dict[str, Any], fields: str | None) -> dict[str, Any]:
     if fields is None:
         return shown
     names = [n.strip() for n in fields.split(",") if n.strip()]
@@ -151,10 +151,10 @@ async def list_runs(c: Call) -> Answer:
     wanted = Wanted(
         tenant_id=c.tenant, status=q.status, condition=q.condition, skill_id=q.skill_id, thread_id=q.thread_id, tag=q.tag, text=q.text,
         since=_when(q.since, "since"), until=_when(q.until, "until"), limit=_limit(q.limit), before=q.cursor,
-    )  # fmt: skip
+    )
     found = await c.rt.look.runs(wanted, values=q.fields is None or not {"values", "result"}.isdisjoint(n.strip() for n in q.fields.split(",")))
     more = found[-1].run_id if len(found) == q.limit else None
-    return Answer(value={"runs": [_picked(describe.plain(r), q.fields) for r in found], "next_cursor": more})
+    return Answer(value={"runs": [_pick(describe.plain(r), q.fields) for r in found], "next_cursor": more})
 
 
 async def show_run(c: Call) -> Answer:
@@ -170,7 +170,7 @@ async def show_run(c: Call) -> Answer:
         record, _ = await c.rt.look.found(c.run_id, c.tenant)  # only the row: its log is read once, at the end
     run = (await c.rt.look.glance(c.run_id, c.tenant)).detail()
     shown = describe.plain(describe.legacy(run)) if q.view == "legacy" else describe.plain(run)
-    return Answer(value=_picked(shown, q.fields), headers=_etag(run))
+    return Answer(value=_pick(shown, q.fields), headers=_etag(run))
 
 
 def resting(run: Run) -> bool:
@@ -293,7 +293,7 @@ async def _thread(c: Call, thread: str) -> AsyncIterator[dict[str, Any]]:
         for x in (await c.rt.look.snapshot(run.run_id, c.tenant, check=False)).checkpoints():
             yield {
                 "id": x.checkpoint_id, "runId": x.run_id, "values": x.values, "metadata": x.metadata, "createdAt": x.created_at, "nextTasks": x.pending_tasks,
-            }  # fmt: skip
+            }
 
 
 async def list_skills(c: Call) -> Answer:
@@ -337,7 +337,7 @@ async def see_intent(c: Call) -> Seen:
     return Seen(at=c.rt.store.now(), rulings=len((await c.rt.look.intent(c.path["intent_id"], c.tenant)).rulings))
 
 
-async def _told_since(c: Call, is_it: Callable[[describe.EventView], bool]) -> bool:
+async def _has_told_since(c: Call, is_it: Callable[[describe.EventView], bool]) -> bool:
     """Whether the run's log tells of such an event since the request was first taken up by a server that died."""
     if not c.again or c.seen is None:
         return False
@@ -349,11 +349,11 @@ async def _told_since(c: Call, is_it: Callable[[describe.EventView], bool]) -> b
     return False
 
 
-def _canceled(e: describe.EventView) -> bool:
+def _is_canceled(e: describe.EventView) -> bool:
     return e.event_type in ("run.cancel_requested", "run.canceled")
 
 
-def _resumed(e: describe.EventView) -> bool:
+def _is_resumed(e: describe.EventView) -> bool:
     return e.event_type in ("run.started", "run.resumed", "run.recovered")
 
 
@@ -372,7 +372,7 @@ async def _mine(c: Call, *, told: bool = False) -> describe.RunView:
     return describe.run(run, lease, c.rt.store.now())
 
 
-async def _shown(c: Call, run_id: str, *, deduplicated: bool = False, status: int = 202) -> Answer:
+async def _show(c: Call, run_id: str, *, deduplicated: bool = False, status: int = 202) -> Answer:
     run = (await c.rt.look.glance(run_id, check=False)).detail(deduplicated=deduplicated)
     return Answer(value=run, status=status, headers={**_etag(run), "Location": f"/v1/runs/{run_id}"})
 
@@ -400,7 +400,7 @@ async def submit_run(c: Call) -> Answer:
     if c.trace is not None:
         options.setdefault("trace_id", c.trace)
     run = await c.rt.submit(body.skill_id, body.input, thread_id=body.thread_id, key=c.key, tenant_id=c.tenant or "default", **options)
-    return await _shown(c, run.run_id, deduplicated=run.deduplicated, status=200 if run.deduplicated else 202)
+    return await _show(c, run.run_id, deduplicated=run.deduplicated, status=200 if run.deduplicated else 202)
 
 
 async def _wait(c: Call, given: str | None) -> str | None:
@@ -415,14 +415,14 @@ async def approve(c: Call) -> Answer:
     body: b.Approve = c.body
     wait_id = await _wait(c, body.wait_id)
     await c.rt.approve(c.run_id, wait_id=wait_id, actor=c.actor, note=body.note or body.reason, payload=_payload(body.payload), drive=False, via=c.via)
-    return await _shown(c, c.run_id)
+    return await _show(c, c.run_id)
 
 
 async def deny(c: Call) -> Answer:
     body: b.Deny = c.body
     wait_id = await _wait(c, body.wait_id)
     await c.rt.deny(c.run_id, reason=body.reason or body.note or "", wait_id=wait_id, actor=c.actor, drive=False, via=c.via)
-    return await _shown(c, c.run_id)
+    return await _show(c, c.run_id)
 
 
 async def decide(c: Call) -> Answer:
@@ -431,8 +431,8 @@ async def decide(c: Call) -> Answer:
     await c.rt.decide(
         c.run_id, body.action, wait_id=wait_id, actor=c.actor, feedback=body.feedback, note=body.note or body.reason, payload=_payload(body.payload),
         resume=body.resume, force=body.force, via=c.via,
-    )  # fmt: skip
-    return await _shown(c, c.run_id)
+    )
+    return await _show(c, c.run_id)
 
 
 def _payload(given: Any) -> Any:
@@ -441,7 +441,7 @@ def _payload(given: Any) -> Any:
 
 async def answer_link(c: Call) -> Answer:
     body: b.Answer = c.body
-    used = await c.rt.store.token(hashed(c.path["token"])) if c.again else None
+    used = await c.rt.store.token(hash_secret(c.path["token"])) if c.again else None
     if used is not None and used.used_at is not None:  # by this request, or by somebody who decided otherwise, which is refused here too
         run = await c.rt.decide(used.run_id, body.action, wait_id=used.wait_id, actor=used.actor, feedback=body.feedback, note=body.note, payload=_payload(body.payload))
     else:
@@ -452,7 +452,7 @@ async def answer_link(c: Call) -> Answer:
 async def signal_run(c: Call) -> Answer:
     body: b.Signal = c.body
     sent = (body.name, body.key or c.key)
-    await _mine(c, told=await _told_since(c, lambda e: e.event_type == "signal.received" and (e.payload.get("name"), e.payload.get("key")) == sent))
+    await _mine(c, told=await _has_told_since(c, lambda e: e.event_type == "signal.received" and (e.payload.get("name"), e.payload.get("key")) == sent))
     return await _signal(c, c.run_id)
 
 
@@ -463,12 +463,12 @@ async def signal_thread(c: Call) -> Answer:
 async def _signal(c: Call, target: str) -> Answer:
     body: b.Signal = c.body
     run = await c.rt.signal(target, body.name, body.payload, key=body.key or c.key, actor=c.actor, tenant_id=c.tenant)
-    return await _shown(c, run.run_id)
+    return await _show(c, run.run_id)
 
 
 async def cancel_run(c: Call) -> Answer:
     body: b.Cancel = c.body
-    told = await _told_since(c, _canceled)
+    told = await _has_told_since(c, _is_canceled)
     await _mine(c, told=told)
     if not told:
         await c.rt.cancel(c.run_id, actor=c.actor, reason=body.reason)
@@ -479,15 +479,15 @@ async def cancel_run(c: Call) -> Answer:
 async def resume_run(c: Call) -> Answer:
     """Answers once the run goes on, or is refused; who drives it to its rest is the server itself, behind the answer."""
     body: b.Resume = c.body
-    told = await _told_since(c, _resumed)
+    told = await _has_told_since(c, _is_resumed)
     before = await _mine(c, told=told)
     if told and before.condition != "interrupted":
-        return await _shown(c, c.run_id)  # it went on: the first of these requests has seen to that
-    await went_on(c.rt, c.run_id, c.jobs, actor=c.actor, acknowledge=body.acknowledge, force=body.force, upgrade=body.upgrade)
-    return await _shown(c, c.run_id)
+        return await _show(c, c.run_id)  # it went on: the first of these requests has seen to that
+    await await_start(c.rt, c.run_id, c.jobs, actor=c.actor, acknowledge=body.acknowledge, force=body.force, upgrade=body.upgrade)
+    return await _show(c, c.run_id)
 
 
-async def went_on(
+async def await_start(
     rt: Runtime, run_id: str, jobs: set[asyncio.Task[Any]], *, actor: str, acknowledge: str | None = None, force: bool = False, upgrade: bool = False
 ) -> None:
     """Returns once the run goes on; it is driven to its rest behind that.
@@ -517,7 +517,7 @@ async def replay_run(c: Call) -> Answer:
     made = await c.rt.replay(
         c.run_id, body.from_checkpoint, body.from_step, body.effects, actor=c.actor, reason=body.reason, key=c.key, upgrade=body.upgrade, drive=False
     )
-    return await _shown(c, made.run_id, deduplicated=made.deduplicated)
+    return await _show(c, made.run_id, deduplicated=made.deduplicated)
 
 
 _FORK = frozenset({"effects", "upgrade", "at", "delay", "inherit_approvals", "tags", "priority", "queue", "lane", "job_id", "trace_id"})
@@ -530,7 +530,7 @@ async def fork_run(c: Call) -> Answer:
     made = await c.rt.fork(
         c.run_id, body.from_checkpoint, body.from_step, set=body.set, inputs=body.inputs, reason=body.reason, actor=c.actor, key=c.key, drive=False, **options
     )
-    return await _shown(c, made.run_id, deduplicated=made.deduplicated)
+    return await _show(c, made.run_id, deduplicated=made.deduplicated)
 
 
 async def repair_run(c: Call) -> Answer:
@@ -559,18 +559,18 @@ async def settle_intent(c: Call) -> Answer:
 
 
 async def pause_schedule(c: Call) -> Answer:
-    if not await _changed_since(c, "paused"):
+    if not await _has_changed_since(c, "paused"):
         await c.rt.pause_schedule(c.path["schedule_id"], actor=c.actor)
     return Answer(value=await c.rt.look.schedule(c.path["schedule_id"], c.tenant))
 
 
 async def unpause_schedule(c: Call) -> Answer:
-    if not await _changed_since(c, "unpaused"):
+    if not await _has_changed_since(c, "unpaused"):
         await c.rt.unpause_schedule(c.path["schedule_id"], actor=c.actor)
     return Answer(value=await c.rt.look.schedule(c.path["schedule_id"], c.tenant))
 
 
-async def _changed_since(c: Call, what: str) -> bool:
+async def _has_changed_since(c: Call, what: str) -> bool:
     """Whether a schedule has changed so since the request was first taken up by a server that died."""
     found = await c.rt.look.schedule(c.path["schedule_id"], c.tenant)
     since = iso(c.seen.at) if c.again and c.seen is not None else None
@@ -579,11 +579,11 @@ async def _changed_since(c: Call, what: str) -> bool:
 
 async def trigger_schedule(c: Call) -> Answer:
     await c.rt.look.schedule(c.path["schedule_id"], c.tenant)
-    made = await c.rt.trigger(c.path["schedule_id"], key=_own_key(c))
-    return await _shown(c, made.run_id, deduplicated=made.deduplicated)
+    made = await c.rt.trigger(c.path["schedule_id"], key=_make_own_key(c))
+    return await _show(c, made.run_id, deduplicated=made.deduplicated)
 
 
-def _own_key(c: Call) -> str | None:
+def _make_own_key(c: Call) -> str | None:
     """A request key that is valid for this path alone: other schedules of the skill, and its other runs, have theirs (§16.5)."""
     return None if c.key is None else "trigger:" + hashlib.sha256(f"{c.path['schedule_id']}\x1f{c.key}".encode()).hexdigest()[:32]
 
@@ -654,4 +654,4 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
-__all__ = ["ROUTES", "Answer", "Call", "Route", "resting", "went_on"]
+__all__ = ["ROUTES", "Answer", "Call", "Route", "await_start", "resting"]

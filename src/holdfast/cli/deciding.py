@@ -19,8 +19,8 @@ from holdfast.cli import driving, pages, sendings, targets
 from holdfast.cli import output as o
 from holdfast.cli.driving import progress_for
 from holdfast.cli.pages import EXITS, RESTING
-from holdfast.cli.progress import Progress, watched
-from holdfast.cli.session import Call, Within, actor_option, options, over, page, paged, parsed, run_argument
+from holdfast.cli.progress import Progress, watch
+from holdfast.cli.session import Call, Within, actor_option, add_paging, options, over, page, parse, run_argument
 from holdfast.core import describe
 from holdfast.core.errors import InvalidInput, LaneBlocked, NothingEligible, RunIsLive, UsageError
 from holdfast.core.explain import Advice
@@ -53,11 +53,11 @@ def _answer(
         run = await rt.get(run_id)
         rt.add(*targets.skills(code))
         if code and run.skill_id not in {t.skill.id for t in code}:
-            driving.unknown(call, run, target)
+            driving.tell_unknown(call, run, target)
         before = (await pages.run_object(rt, run_id))["waits"]
         await act(rt)
         if code and (await rt.get(run_id)).status not in TERMINAL:
-            await _executed(rt, run_id, actor, progress, run.version)
+            await _execute(rt, run_id, actor, progress, run.version)
         return before, await pages.run_object(rt, run_id)
 
     before, found = over(call, whole)
@@ -76,10 +76,10 @@ def _answer(
     return done
 
 
-async def _executed(rt: Runtime, run_id: str, actor: str, progress: Progress | None, after: int) -> None:
+async def _execute(rt: Runtime, run_id: str, actor: str, progress: Progress | None, after: int) -> None:
     """Resumes an answered run here, until it waits or ends. One that cannot be resumed now stays as it is, with its answer recorded."""
     try:
-        await watched(rt, run_id, rt.resume(run_id, actor=actor), progress, after)
+        await watch(rt, run_id, rt.resume(run_id, actor=actor), progress, after)
     except (NothingEligible, RunIsLive, LaneBlocked) as e:
         click.echo(o.inline(e.line()), err=True)
 
@@ -94,7 +94,7 @@ def _wait_option(function: Any) -> Any:
 
 @click.command()
 @run_argument(required=False)
-@paged("Without RUN it counts runs, not waits, and the default is 100.")
+@add_paging("Without RUN it counts runs, not waits, and the default is 100.")
 @options()
 def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None) -> int:
     """List open waits and the commands that answer them.
@@ -123,7 +123,7 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
         who = f", for {', '.join(map(o.inline, wait['who']))}" if wait["who"] else ""
         until = pages.deadline(wait, now)
         click.echo(o.paint(f"    asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
-        pages.shown(wait, indent="    │ ", lines=SHOWN_LINES)
+        pages.show_subject(wait, indent="    │ ", lines=SHOWN_LINES)
         pages.advise(pages.answers(call, wait, alone=open_of[wait["run_id"]] == 1), indent="    ")
     for intent in unknown:
         sendings.doubtful(call, intent)
@@ -146,11 +146,11 @@ def approve(call: Call, run_id: str, target: str | None, wait_id: str | None, no
 
     With a TARGET it is then executed here, and the exit code is that of resume. Without, a worker or `holdfast resume` executes it.
     """
-    given = ... if payload is None else parsed(payload, "--payload")
+    given = ... if payload is None else parse(payload, "--payload")
     return _answer(
         call, run_id, target, lambda rt: rt.approve(run_id, wait_id=wait_id, actor=actor, note=note, payload=given, drive=False), "approve", wait_id,
         actor=actor, payload=given is not ...,
-    )  # fmt: skip
+    )
 
 
 @click.command()
@@ -187,14 +187,14 @@ def deny(call: Call, run_id: str, target: str | None, reason: str, wait_id: str 
 def decide(
     call: Call, run_id: str | None, target: str | None, wait_id: str | None, action: str, many: bool, where: tuple[str, ...], dry_run: bool, limit: int | None,
     feedback: str | None, note: str | None, payload: str | None, no_resume: bool, force: bool, actor: str,
-) -> int:  # fmt: skip
+) -> int:
     """Answer a wait with one of the actions that it offers.
 
     With a TARGET the run is then executed here, and the exit code is that of resume.
 
     With --all it decides about many waits. The exit code is 0 if every decision was accepted, and 6 if one was refused.
     """
-    given = ... if payload is None else parsed(payload, "--payload")
+    given = ... if payload is None else parse(payload, "--payload")
     if many:
         alone = {"RUN": run_id, "TARGET": target, "--wait": wait_id, "--no-resume": no_resume, "--force": force}
         if (wrong := next((name for name, value in alone.items() if value), None)) is not None:
@@ -280,7 +280,7 @@ def signal(call: Call, run_id: str, name: str, target: str | None, payload: str 
 
     With a TARGET the run is then executed here, and the exit code is that of resume.
     """
-    given = parsed(payload, "--payload")
+    given = parse(payload, "--payload")
     return _answer(call, run_id, target, lambda rt: rt.signal(run_id, name, given, key=key, actor=actor), actor=actor)
 
 
@@ -305,7 +305,7 @@ def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: s
         run = await rt.get(run_id)
         driven = before.lease.owner is not None and (run.lease.owner is not None or run.status in TERMINAL)
         if limit and driven:  # what nobody drives is not looked on at; what has ended meanwhile is told all the same
-            await watched(rt, run_id, _ended(rt, run_id, before.version, limit), progress, before.version)
+            await watch(rt, run_id, _wait_for_end(rt, run_id, before.version, limit), progress, before.version)
         return {"accepted": True, **await pages.run_object(rt, run_id)}
 
     found = over(call, act)
@@ -318,7 +318,7 @@ def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: s
     return 0
 
 
-async def _ended(rt: Runtime, run_id: str, after: int, seconds: float) -> None:
+async def _wait_for_end(rt: Runtime, run_id: str, after: int, seconds: float) -> None:
     """Until the run has ended, for so long at most."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

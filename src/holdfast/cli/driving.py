@@ -14,8 +14,8 @@ import click
 from holdfast import logs, machine
 from holdfast.cli import output as o
 from holdfast.cli import pages, targets
-from holdfast.cli.progress import Progress, watched
-from holdfast.cli.session import Call, actor_option, handling, options, over, parsed, run_argument
+from holdfast.cli.progress import Progress, watch
+from holdfast.cli.session import Call, actor_option, handling, options, over, parse, run_argument
 from holdfast.cli.times import lasting, moment
 from holdfast.core.errors import (
     AcknowledgeRequired,
@@ -43,7 +43,7 @@ def progress_for(call: Call, *, names: bool = False) -> Progress | None:
 
 def inputs(text: str | None) -> dict[str, Any]:
     """The input of a run: a JSON object of channels to values."""
-    given = parsed(text, "--input")
+    given = parse(text, "--input")
     if given is None:
         return {}
     if not isinstance(given, dict):
@@ -84,7 +84,7 @@ def run(call: Call, target: str | None, given: str | None, thread: str | None, k
             click.echo(f"{chosen.skill.id} {made.run_id}", err=True)
         if made.status not in TERMINAL and not (made.deduplicated and made.condition is not Condition.QUEUED):
             try:
-                await watched(rt, made.run_id, rt.resume(made.run_id), progress)
+                await watch(rt, made.run_id, rt.resume(made.run_id), progress)
             except LaneBlocked as e:  # it is queued, and goes on when its turn comes
                 click.echo(o.inline(e.line()), err=True)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
@@ -148,9 +148,9 @@ def worker(
         stop = asyncio.Event()
         machine.settle()
         names = ", ".join(dict.fromkeys(s.id for s in chosen))
-        click.echo(f"worker {rt.owner}: {names}, up to {o.counted(concurrency, 'run')} at the same time", err=True)
+        click.echo(f"worker {rt.owner}: {names}, up to {o.count_of(concurrency, 'run')} at the same time", err=True)
         work = asyncio.ensure_future(
-            rt.worker(queues=queues or ("default",), concurrency=concurrency, until_idle=until_idle, upgrade=upgrade, on_report=lambda report: reported(report, call), stop=stop)
+            rt.worker(queues=queues or ("default",), concurrency=concurrency, until_idle=until_idle, upgrade=upgrade, on_report=lambda report: report_rest(report, call), stop=stop)
         )
 
         def told(number: int) -> None:
@@ -173,7 +173,7 @@ def worker(
     return 0
 
 
-def reported(report: Report, call: Call) -> None:
+def report_rest(report: Report, call: Call) -> None:
     """A line for each run that came to its rest, and for each schedule that could not be fired."""
     error = report.error
     name = f"schedule {o.inline(report.schedule_id)}" if report.schedule_id is not None else report.run_id or "the store"
@@ -210,10 +210,10 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
         before = await rt.get(run_id)
         rt.add(*targets.skills(code))
         if before.skill_id not in {t.skill.id for t in code}:
-            unknown(call, before, target)
+            tell_unknown(call, before, target)
         going = rt.resume(run_id, actor=actor, acknowledge=acknowledge, force=force, upgrade=upgrade, wait=not no_wait)
         try:
-            await watched(rt, run_id, going, progress, before.version)
+            await watch(rt, run_id, going, progress, before.version)
         except NothingEligible as e:  # the answer lists the open waits (§7.1)
             e.hint = call.spelled(e.hint)
             click.echo(o.inline(e.line()), err=True)
@@ -253,7 +253,7 @@ def replay(
     async def make(rt: Runtime) -> Run[Any]:
         return await rt.replay(run_id, _full(run_id, checkpoint), _number(step), effects, actor=actor, reason=reason, key=key, drive=False)
 
-    return _reborn(call, run_id, target, "replay", make)
+    return _make_another(call, run_id, target, "replay", make)
 
 
 @click.command()
@@ -297,7 +297,7 @@ def fork(
             run_id, *place, set=values or None, inputs=other, effects=effects, reason=reason, actor=actor, key=key, drive=False, **extra
         )
 
-    return _reborn(call, run_id, target, "fork", make)
+    return _make_another(call, run_id, target, "fork", make)
 
 
 def _when(text: str) -> dt.datetime:
@@ -307,7 +307,7 @@ def _when(text: str) -> dt.datetime:
         raise InvalidInput(f"at={text} is not a time", hint="at=2026-01-31T09:00:00+00:00") from None
 
 
-def _reborn(call: Call, run_id: str, target: str | None, verb: str, make: Callable[[Runtime], Awaitable[Run[Any]]]) -> int:
+def _make_another(call: Call, run_id: str, target: str | None, verb: str, make: Callable[[Runtime], Awaitable[Run[Any]]]) -> int:
     """Makes a run out of another and drives it to its rest."""
     progress = progress_for(call)
     code = targets.several((target,) if target else ())
@@ -316,13 +316,13 @@ def _reborn(call: Call, run_id: str, target: str | None, verb: str, make: Callab
         source = await rt.get(run_id)
         rt.add(*targets.skills(code))
         if source.skill_id not in {t.skill.id for t in code}:
-            unknown(call, source, target)
+            tell_unknown(call, source, target)
         made = await make(rt)
         if progress is not None and not made.deduplicated:
             click.echo(f"{made.skill_id} {made.run_id}, a {verb} of {run_id}", err=True)
         later = made.not_before is not None and made.not_before > when(rt.store.now())
         if made.status not in TERMINAL and not made.waits and not later:
-            await watched(rt, made.run_id, rt.resume(made.run_id, actor="system"), progress)
+            await watch(rt, made.run_id, rt.resume(made.run_id, actor="system"), progress)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 
     return pages.finish(call, over(call, act))
@@ -346,7 +346,7 @@ def _pair(text: str, form: str) -> tuple[str, str]:
 
 def _value(name: str, text: str) -> Any:
     """A channel's new value: JSON; what does not begin like JSON is text."""
-    return parsed(text, f"--set {name}") if text[:1] in ("{", "[", '"', "@") or text == "-" else _json_or_text(text)
+    return parse(text, f"--set {name}") if text[:1] in ("{", "[", '"', "@") or text == "-" else _json_or_text(text)
 
 
 def _json_or_text(text: str) -> Any:
@@ -358,7 +358,7 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-def unknown(call: Call, run: Run[Any], named: str | None) -> None:
+def tell_unknown(call: Call, run: Run[Any], named: str | None) -> None:
     """The code a run needs is not here: say what it was started with, as the command to type; import nothing (§14.3)."""
     where = f"in {named}" if named else "among this project's skills"
     best = run.target if run.target and run.target != named else YOUR_FILE

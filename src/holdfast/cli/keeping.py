@@ -39,7 +39,7 @@ def check(call: Call, run_id: str | None) -> int:
         click.echo(f"  and {found.left_out} more")
     total = len(found) + found.left_out
     runs, problems = ("1 run" if found.runs == 1 else f"{found.runs} runs"), ("1 problem" if total == 1 else f"{total} problems")
-    click.echo(f"{o.mark(pages.found_mark(shown))} {runs} and {found.events} events checked, {problems}")
+    click.echo(f"{o.mark(pages.mark_of(shown))} {runs} and {found.events} events checked, {problems}")
     return 0 if found.ok else 1
 
 

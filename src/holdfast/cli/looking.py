@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.cli import drawing, lineage, pages, targets, times
 from holdfast.cli import output as o
-from holdfast.cli.session import MOST, RUN_ID, Call, extra, options, over, page, paged, run_argument, whole_id
+from holdfast.cli.session import MOST, RUN_ID, Call, add_paging, extra, options, over, page, run_argument, whole_id
 from holdfast.core import describe
 from holdfast.core.describe import AttemptView, CheckpointView, RunView, StepView
 from holdfast.core.errors import SkillUnknown
@@ -42,7 +42,7 @@ WATCH_SECONDS = 2.0
 def runs(
     call: Call, status: str | None, condition: str | None, skill: str | None, thread: str | None, tag: str | None, text: str | None, since: str | None,
     until: str | None, limit: int, cursor: str | None, watch: bool,
-) -> int:  # fmt: skip
+) -> int:
     """List runs, newest first."""
 
     async def act(rt: Runtime) -> tuple[list[RunView], int]:
@@ -50,7 +50,7 @@ def runs(
         wanted = Wanted(
             status=status, condition=condition, skill_id=skill, thread_id=thread, tag=tag, text=text, since=times.past(since, "--since", now),
             until=times.past(until, "--until", now), limit=limit, before=cursor,
-        )  # fmt: skip
+        )
         if not watch:
             return await rt.look.runs(wanted, values=call.as_json), now
         before: list[RunView] | None = None
@@ -192,7 +192,7 @@ def _beside(found: Snapshot) -> dict[str, Any]:
     parts: dict[str, list[Any]] = {
         "steps": list(found.steps()), "attempts": list(found.attempts()), "checkpoints": list(found.checkpoints()),
         "effects": list(found.effects()), "intents": list(found.intents()), "ledger": list(found.ledger()), "events": list(found.events()),
-    }  # fmt: skip
+    }
     return {name: [describe.plain(x) for x in part] for name, part in parts.items()}
 
 
@@ -205,7 +205,7 @@ async def changes(rt: Runtime) -> AsyncIterator[None]:
 
 @click.command()
 @run_argument()
-@paged()
+@add_paging()
 @options()
 def steps(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List a run's steps, and the recorded calls inside them."""
@@ -227,7 +227,7 @@ def _step_table(found: list[StepView]) -> None:
             str(s.attempts),
             o.clock(s.started_at),
             pages.between(s.started_at, s.ended_at),
-            "" if s.error is None else o.inline(f"{pages.named(s.error.type)}: {s.error.message}", 120),
+            "" if s.error is None else o.inline(f"{pages.name_kind(s.error.type)}: {s.error.message}", 120),
         ]
         for s in found
     ]
@@ -239,7 +239,7 @@ def _step_table(found: list[StepView]) -> None:
 
 @click.command()
 @run_argument()
-@paged()
+@add_paging()
 @options()
 def attempts(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List every try at every step of a run.
@@ -269,7 +269,7 @@ def _attempt_table(found: list[AttemptView]) -> None:
             pages.between(a.started_at, a.ended_at),
             o.clock(a.retry_at),
             o.inline(a.owner or ""),
-            "" if a.error is None else o.inline(f"{pages.named(a.error.type)}: {a.error.message}", 120),
+            "" if a.error is None else o.inline(f"{pages.name_kind(a.error.type)}: {a.error.message}", 120),
         ]
         for a in found
     ]
@@ -352,7 +352,7 @@ def _detail(payload: Mapping[str, Any]) -> str:
 
 @click.command()
 @run_argument()
-@paged()
+@add_paging()
 @options()
 def checkpoints(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List a run's checkpoints, oldest first."""
@@ -416,21 +416,21 @@ def diff(call: Call, run_id: str, a: str, b: str) -> int:
         o.emit(found)
         return 0
     for name, value in found["removed"].items():
-        _changed(name, "removed", [value], [])
+        _tell_change(name, "removed", [value], [])
     for name, value in found["added"].items():
-        _changed(name, "added", [], [value])
+        _tell_change(name, "added", [], [value])
     for name, change in found["changed"].items():
         was, now = change["from"], change["to"]
         if isinstance(was, list) and isinstance(now, list) and now[: len(was)] == was:
-            _changed(name, "extended", [], now[len(was) :])
+            _tell_change(name, "extended", [], now[len(was) :])
         else:
-            _changed(name, "changed", [was], [now])
+            _tell_change(name, "changed", [was], [now])
     if not (found["added"] or found["removed"] or found["changed"]):
         click.echo("nothing changed")
     return 0
 
 
-def _changed(name: str, how: str, gone: list[Any], come: list[Any]) -> None:
+def _tell_change(name: str, how: str, gone: list[Any], come: list[Any]) -> None:
     click.echo(f"{o.paint(o.inline(name), bold=True)}  {how}")
     limit = max(20, o.width() - 4)
     for sign, colour, items in (("-", "red", gone), ("+", "green", come)):

@@ -91,7 +91,7 @@ def _tell(call: Call, report: Repair) -> None:
 _OF_INDEXES = ("index_damaged", StoreCorrupt.code)
 
 
-async def mended(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = False, actor: str = "operator") -> tuple[list[Repair], Findings, list[Run]]:
+async def mend(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = False, actor: str = "operator") -> tuple[list[Repair], Findings, list[Run]]:
     """What ``doctor`` does: the repairs, what is wrong in the end, and the runs that are due while no worker is up."""
     if acknowledge:
         await _file(rt.store, "acknowledge").acknowledge()
@@ -130,7 +130,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     there(call)
 
     async def act(rt: Runtime) -> tuple[tuple[list[Repair], Findings, list[Run]], describe.QueuedView | None, int]:
-        found = await mended(rt, acknowledge=acknowledge, rebuild=rebuild, actor=actor)
+        found = await mend(rt, acknowledge=acknowledge, rebuild=rebuild, actor=actor)
         try:
             return found, await rt.look.queued(), len(await rt.store.runs(RunFilter(statuses=(Status.FAILED,), limit=MOST_FAILED)))
         except StoreCorrupt:  # what is wrong is among the problems
@@ -149,14 +149,14 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
         _tell(call, report)
     pages.problem_lines(call, shown)
     if idle:
-        click.echo(f"{o.mark('warn')} no worker is running, and {o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due")
+        click.echo(f"{o.mark('warn')} no worker is running, and {o.count_of(idle, 'run')} {'is' if idle == 1 else 'are'} due")
     if outbox is not None and outbox.queued:
-        _queued(call, outbox)
-    found = o.counted(len(shown), "problem") if shown else "the store is intact" if failed else "nothing is wrong"
-    click.echo(f"{o.mark(pages.found_mark(shown))} {found} ({o.counted(left.runs, 'run')})")
+        _tell_queued(call, outbox)
+    found = o.count_of(len(shown), "problem") if shown else "the store is intact" if failed else "nothing is wrong"
+    click.echo(f"{o.mark(pages.mark_of(shown))} {found} ({o.count_of(left.runs, 'run')})")
     if failed:
         more = " at least" if failed == MOST_FAILED else ""
-        click.echo(f"{o.mark('warn')} {o.counted(failed, 'run')} failed{more}: {call.line('runs', '--condition', 'failed')}")
+        click.echo(f"{o.mark('warn')} {o.count_of(failed, 'run')} failed{more}: {call.line('runs', '--condition', 'failed')}")
     if steps := to_do(shown, idle, start):
         o.head("what to do, in this order")
         for number, step in enumerate(steps, 1):
@@ -183,7 +183,7 @@ def to_do(problems: Sequence[Mapping[str, Any]], idle: int, start: str) -> list[
         about = f" (run {named[0]}{f' and {len(named) - 1} more' if len(named) > 1 else ''})" if named else ""
         said.append(f"{code}{about}: {hint}")
     if idle:
-        said.append(f"{o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due and no worker is running. Start one: {start}")
+        said.append(f"{o.count_of(idle, 'run')} {'is' if idle == 1 else 'are'} due and no worker is running. Start one: {start}")
     return [*said[:MOST_STEPS], *([f"Then run holdfast doctor again: {len(said) - MOST_STEPS} more"] if len(said) > MOST_STEPS else [])]
 
 
@@ -225,17 +225,17 @@ def restore(call: Call, file: Path) -> int:
     if call.as_json:
         o.emit({"file": str(file), "runs": runs, **({"kept": kept} if kept else {})})
     else:
-        click.echo(f"{o.mark('ok')} restored from {file}: {o.counted(runs, 'run')}")
+        click.echo(f"{o.mark('ok')} restored from {file}: {o.count_of(runs, 'run')}")
     if kept is not None and not call.as_json:
         click.echo(f"the damaged store is kept as {kept}")
     return 0
 
 
-def _queued(call: Call, outbox: describe.QueuedView) -> None:
+def _tell_queued(call: Call, outbox: describe.QueuedView) -> None:
     """What waits to be sent, and the command that lists it."""
     lacking = f"; no running process sends {', '.join(o.inline(t, 40) for t in outbox.no_transport_for)}" if outbox.no_transport_for else ""
     since = o.ago(outbox.oldest_at, dt.datetime.now(dt.UTC))
-    click.echo(f"{o.mark('warn' if lacking else 'dot')} {o.counted(outbox.queued, 'outgoing message')} queued, the oldest {since}{lacking}:")
+    click.echo(f"{o.mark('warn' if lacking else 'dot')} {o.count_of(outbox.queued, 'outgoing message')} queued, the oldest {since}{lacking}:")
     click.echo(f"    {call.line('outbox', '--state', 'queued')}")
 
 

@@ -13,7 +13,7 @@ import click
 from holdfast import machine
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
-from holdfast.cli.session import MOST, Call, Project, Within, actor_option, handling, options, over, page, paged, parsed, run_argument
+from holdfast.cli.session import MOST, Call, Project, Within, actor_option, add_paging, handling, options, over, page, parse, run_argument
 from holdfast.cli.targets import setting
 from holdfast.core import describe
 from holdfast.core.describe import EffectView, LaneView, LimitView, QueueView, WorkerView
@@ -29,7 +29,7 @@ from holdfast.workers.toolrunner import RemoteTools
 
 @click.command()
 @run_argument()
-@paged()
+@add_paging()
 @options()
 def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List a run's side effects and their outcomes."""
@@ -120,7 +120,7 @@ def dispatch(call: Call, until_idle: bool, transports: str | None) -> int:
     if call.as_json:
         o.emit({"settled": count})
     else:
-        click.echo(f"tried to send {o.counted(count, 'message')}. To see the results:\n    {call.line('outbox')}", err=True)
+        click.echo(f"tried to send {o.count_of(count, 'message')}. To see the results:\n    {call.line('outbox')}", err=True)
     return 0
 
 
@@ -159,7 +159,7 @@ def tool_runner(call: Call, folder: str, tools: str | None, until_idle: bool) ->
     if call.as_json:
         o.emit({"workspace": there.workspace, "settled": count})
     else:
-        click.echo(f"answered {o.counted(count, 'request')}", err=True)
+        click.echo(f"answered {o.count_of(count, 'request')}", err=True)
     return 0
 
 
@@ -174,7 +174,7 @@ def redrive(call: Call, intent_id: str, force: bool, reason: str, actor: str) ->
 
     If it is the request of a tool call that a tool runner has begun, the run makes a new request when a worker or resume executes it.
     """
-    return _ruled(call, lambda rt: rt.redrive(intent_id, actor=actor, reason=reason, force=force))
+    return _rule(call, lambda rt: rt.redrive(intent_id, actor=actor, reason=reason, force=force))
 
 
 @click.command()
@@ -189,11 +189,11 @@ def settle(call: Call, intent_id: str, outcome: str, result: str | None, reason:
 
     If it is the request of a tool call, the run continues with that when a worker or resume executes it: with the outcome, or with a failure.
     """
-    given = ... if result is None else parsed(result, "--result")
-    return _ruled(call, lambda rt: rt.settle(intent_id, outcome, actor=actor, reason=reason, result=given))
+    given = ... if result is None else parse(result, "--result")
+    return _rule(call, lambda rt: rt.settle(intent_id, outcome, actor=actor, reason=reason, result=given))
 
 
-def _ruled(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
+def _rule(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
     async def act(rt: Runtime) -> dict[str, Any]:
         return (await sendings.intents_of(rt, [await rule(rt)]))[0]
 
@@ -250,12 +250,12 @@ def _processes(call: Call, name: str) -> int:
     alive = {"true": o.paint("alive", "green"), "false": o.paint("dead", "red")}
     o.table(
         ["owner", "process", "runs", "started", "expires", "serves"],
-        [[o.inline(w.owner), alive.get(w.alive, "unknown"), str(w.runs), o.ago(w.started_at, when(now)), o.ago(w.expires_at, when(now)), _served(offers.get(w.owner))] for w in found],
+        [[o.inline(w.owner), alive.get(w.alive, "unknown"), str(w.runs), o.ago(w.started_at, when(now)), o.ago(w.expires_at, when(now)), _name_served(offers.get(w.owner))] for w in found],
     )
     return 0
 
 
-def _served(offer: Offer | None) -> str:
+def _name_served(offer: Offer | None) -> str:
     """The skills that a worker serves, each with its version and the beginning of its shape."""
     if offer is None or not offer.works:
         return ""
@@ -331,11 +331,11 @@ def queues(call: Call) -> int:
             ]
             for q in found
         ],
-    )  # fmt: skip
+    )
     return 0
 
 
-def _turned(call: Call, act: Callable[[Runtime], Awaitable[QueueView]]) -> int:
+def _turn(call: Call, act: Callable[[Runtime], Awaitable[QueueView]]) -> int:
     found = over(call, act)
     if call.as_json:
         o.emit(describe.plain(found))
@@ -354,7 +354,7 @@ def pause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
 
     Running ones continue until they wait or end.
     """
-    return _turned(call, lambda rt: rt.pause_queue(queue, actor=actor, reason=reason))
+    return _turn(call, lambda rt: rt.pause_queue(queue, actor=actor, reason=reason))
 
 
 @queues.command("unpause")
@@ -364,7 +364,7 @@ def pause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
 @options()
 def unpause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
     """Unpause a queue: its runs are started again."""
-    return _turned(call, lambda rt: rt.unpause_queue(queue, actor=actor, reason=reason))
+    return _turn(call, lambda rt: rt.unpause_queue(queue, actor=actor, reason=reason))
 
 
 @click.group(invoke_without_command=True)
@@ -396,7 +396,7 @@ def limits(call: Call) -> int:
             ]
             for x in found
         ],
-    )  # fmt: skip
+    )
     return 0
 
 
@@ -420,7 +420,7 @@ def set_limit(call: Call, name: str, in_flight: int | None, per_second: float | 
     if in_flight is None and per_second is None:
         raise UsageError("no limit is given", hint="--in-flight N, --per-second R, or both")
     limit = Limit(in_flight=in_flight, per_second=per_second, burst=burst)
-    return _bounded(call, lambda rt: rt.set_limit(name, limit, actor=actor, reason=reason))
+    return _set_bound(call, lambda rt: rt.set_limit(name, limit, actor=actor, reason=reason))
 
 
 @limits.command("unset")
@@ -430,10 +430,10 @@ def set_limit(call: Call, name: str, in_flight: int | None, per_second: float | 
 @options()
 def unset_limit(call: Call, name: str, reason: str, actor: str) -> int:
     """Remove a stored limit; the declared one applies again."""
-    return _bounded(call, lambda rt: rt.unset_limit(name, actor=actor, reason=reason))
+    return _set_bound(call, lambda rt: rt.unset_limit(name, actor=actor, reason=reason))
 
 
-def _bounded(call: Call, act: Callable[[Runtime], Awaitable[LimitView]]) -> int:
+def _set_bound(call: Call, act: Callable[[Runtime], Awaitable[LimitView]]) -> int:
     found = over(call, act, make=True)
     if call.as_json:
         o.emit(describe.plain(found))

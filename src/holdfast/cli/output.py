@@ -41,7 +41,7 @@ COLOURS: dict[str, str] = {
 Mark = Literal["ok", "bad", "warn", "ask", "go", "part", "skip", "again", "dot"]
 _MARKS: dict[Mark, tuple[str, str]] = {
     "warn": ("!", "!"), "ok": ("✓", "+"), "bad": ("✗", "x"), "ask": ("?", "?"), "go": ("→", ">"), "part": ("≈", "~"), "skip": ("–", "-"), "again": ("↻", "@"), "dot": ("·", "."),
-}  # fmt: skip
+}
 _MARK_COLOURS: dict[Mark, str] = {"ok": "green", "warn": "yellow", "bad": "red", "ask": "yellow", "part": "yellow", "again": "yellow", "go": "cyan"}
 
 
@@ -56,10 +56,10 @@ def emit(data: Mapping[str, Any]) -> None:
 def as_json(data: Any, indent: int | None = None) -> str:
     """JSON in which no character moves a cursor or turns a line around: those are escaped, as JSON has it."""
     text = json.dumps(data, ensure_ascii=False, indent=indent, default=str)
-    return "".join([c if c == "\n" or not _obeyed(c) else json.dumps(c)[1:-1] for c in text])
+    return "".join([c if c == "\n" or not _would_obey(c) else json.dumps(c)[1:-1] for c in text])
 
 
-def shown(value: Any) -> Any:
+def show(value: Any) -> Any:
     """A decoded value as JSON carries it: registered types show their fields."""
     try:
         return canon.reveal(canon.pack(value, "value")[1])
@@ -88,7 +88,7 @@ def mark(kind: Mark) -> str:
     return paint(fine, _MARK_COLOURS.get(kind))
 
 
-def _obeyed(c: str) -> bool:
+def _would_obey(c: str) -> bool:
     """Whether a terminal would obey a character rather than show it: control characters, bidi overrides, line separators."""
     return c < " " or (c > "~" and (unicodedata.category(c)[0] == "C" or c in "\u2028\u2029"))
 
@@ -99,31 +99,31 @@ def _visible(c: str) -> str:
 
 def clean(text: object) -> str:
     """Text of a run made safe to print: control characters are shown, not obeyed."""
-    return "".join([c if c in "\n\t" or not _obeyed(c) else _visible(c) for c in str(text)])
+    return "".join([c if c in "\n\t" or not _would_obey(c) else _visible(c) for c in str(text)])
 
 
 _OURS = re.compile(r"\x1b\[[0-9;]*m|\r\x1b\[2K|[\n\t]")
 
 
-def shown_raw(text: str) -> str:
+def show_raw(text: str) -> str:
     """What may go to a terminal as it is: our own colours and the progress line's own return; anything else that it would obey is shown."""
     out, at = [], 0
     for own in _OURS.finditer(text):
-        out += [c if not _obeyed(c) else _visible(c) for c in text[at : own.start()]]
+        out += [c if not _would_obey(c) else _visible(c) for c in text[at : own.start()]]
         out.append(own[0])
         at = own.end()
-    out += [c if not _obeyed(c) else _visible(c) for c in text[at:]]
+    out += [c if not _would_obey(c) else _visible(c) for c in text[at:]]
     return "".join(out)
 
 
 class Shown:
-    """The one way to the terminal: a stream whose writes pass ``shown_raw``, whoever makes them."""
+    """The one way to the terminal: a stream whose writes pass ``show_raw``, whoever makes them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(text if text.isprintable() else shown_raw(text))
+        self._stream.write(text if text.isprintable() else show_raw(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -220,7 +220,7 @@ def block(text: str, *, indent: str = "    ", lines: int = 0) -> None:
         click.echo(paint(f"{indent}… {len(every) - len(shown_lines)} more lines", dim=True))
 
 
-def counted(number: int, what: str) -> str:
+def count_of(number: int, what: str) -> str:
     """So many of something: ``1 run``, ``2 runs``."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 

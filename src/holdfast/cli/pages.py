@@ -14,14 +14,14 @@ from holdfast.cli.session import Call
 from holdfast.core import describe
 from holdfast.core import waits as ws
 from holdfast.core.compensation import TASK as UNDO_TASK
-from holdfast.core.compensation import taken_back_before
+from holdfast.core.compensation import find_taken_back
 from holdfast.core.describe import EffectView
 from holdfast.core.effects import MAY_LIVE, Effect
 from holdfast.core.explain import Advice
 from holdfast.core.status import TERMINAL, Condition, Status
 from holdfast.core.toolcalls import place_of
 from holdfast.core.views import Moment
-from holdfast.core.wording import FORCED, Offered, answering, meant, offered
+from holdfast.core.wording import FORCED, Offered, answering, describe_action, meant
 from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import when
 from holdfast.runtime import Runtime
@@ -74,7 +74,7 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
     """A few lines: how it stands, and what to do next."""
     click.echo(f"{o.inline(run['skill_id'])} {run['run_id']}  {heading(run)}")
     for wait in run["waits"]:
-        asked(wait)
+        describe_question(wait)
         advise(answers(call, wait, alone=alone(run)), indent="      ")
     if run["cancel_requested_at"] and run["status"] not in TERMINAL:
         click.echo(f"  {o.mark('bad')} cancel requested at {o.clock(run['cancel_requested_at'])}: it ends when its current step has been cut off")
@@ -103,14 +103,14 @@ def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
 def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -> list[Advice]:
     """The commands that continue from here."""
     target = call.code(run["target"])
-    if run["condition"] in ("failed", "cancelled") and taken_back_before(effects, run["run_id"], run["current_step_id"]):
+    if run["condition"] in ("failed", "cancelled") and find_taken_back(effects, run["run_id"], run["current_step_id"]):
         return [Advice("Start a fork that carries out again what was undone (a resume is refused):", call.line("fork", run["run_id"], *target))]
     match run["condition"]:
         case "queued":
             if run["blocked_by"]:
                 return [Advice(f"It waits for its turn after {run['blocked_by']}.")]
             if (other := run["no_worker_for"]) is not None and other["offered"]:
-                return _changed(call, run, target)
+                return _advise_change(call, run, target)
             later = run["status"] == Status.PENDING and run["not_before"]
             text = f"A worker starts it at {o.clock(run['not_before'])}. To start it now:" if later else "Execute it here, or leave it to a worker that has the skill:"
             return [Advice(text, call.line("resume", run["run_id"], *target))]
@@ -123,7 +123,7 @@ def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -
     return []
 
 
-def _changed(call: Call, run: Mapping[str, Any], target: list[str]) -> list[Advice]:
+def _advise_change(call: Call, run: Mapping[str, Any], target: list[str]) -> list[Advice]:
     """What can be done with a run that no worker takes, because the code of its skill, or its folder, is another one than when it began."""
     lacking = run["no_worker_for"]
     if lacking["workspace"] is not None and lacking["wanted"] in lacking["offered"]:
@@ -134,13 +134,13 @@ def _changed(call: Call, run: Mapping[str, Any], target: list[str]) -> list[Advi
     ]
 
 
-def asked(wait: Mapping[str, Any]) -> None:
+def describe_question(wait: Mapping[str, Any]) -> None:
     """One open wait: its kind and its question."""
     what = o.inline(wait["prompt"] or wait["name"] or wait["task"])
     o.prose(f"{wait['kind']}: {what}", first=f"  {o.mark('ask')} ", indent="    ", bold=len(wait["kind"]) + 2)
 
 
-def shown(wait: Mapping[str, Any], *, indent: str, lines: int) -> None:
+def show_subject(wait: Mapping[str, Any], *, indent: str, lines: int) -> None:
     """What a wait shows to the person who is to answer."""
     if wait["key"] and isinstance(wait["show"], Mapping):
         _about(wait, wait["show"])
@@ -173,7 +173,7 @@ def answers(call: Call, wait: Mapping[str, Any], *, alone: bool = False) -> list
     lines: list[tuple[str, Offered | None]] = []
     for action in wait["available_actions"]:
         forced = action == ws.REEXECUTE and _may_live(wait)
-        lines.append((call.line(*answering(run_id, which, action, forced=forced)), FORCED if forced else offered(wait["kind"], action)))
+        lines.append((call.line(*answering(run_id, which, action, forced=forced)), FORCED if forced else describe_action(wait["kind"], action)))
         if wait["editable"] and action == ws.APPROVE:
             lines.append((call.line(*answering(run_id, which, action, edited=True)), None))
     if wait["kind"] == ws.WaitKind.SIGNAL and place_of(wait["name"]) is None:  # a tool runner answers by itself
@@ -253,7 +253,7 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, beside: Beside, *, 
             click.echo(f"  {o.mark('go')} {o.inline(d['action'])} by {o.inline(d['actor'])}, {o.ago(d['decided_at'], now)}")
     if run["error"] is not None:
         o.head("error")
-        click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}  {named(run['error']['type'])}" + (f" in {o.inline(run['error']['where'])}" if run["error"]["where"] else ""))
+        click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}  {name_kind(run['error']['type'])}" + (f" in {o.inline(run['error']['where'])}" if run["error"]["where"] else ""))
         o.block(run["error"]["message"], lines=12)
         _frames(run["error"])
         if run["error"]["hint"]:
@@ -279,7 +279,7 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, beside: Beside, *, 
         advise(steps)
 
 
-def named(kind: str) -> str:
+def name_kind(kind: str) -> str:
     """The name of a class of errors, without its module."""
     return o.inline(kind.rpartition(".")[2])
 
@@ -357,11 +357,11 @@ _IF_LATE = {"halt": "the run halts", "deliver": "the run resumes without an answ
 
 
 def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime, alone: bool) -> None:
-    asked(wait)
+    describe_question(wait)
     until = deadline(wait, now, f"; {_IF_LATE.get(wait['on_timeout'], 'it ends')} {o.ago(wait['deadline'], now)} if nobody answers" if wait["deadline"] else "")
     who = f", for {', '.join(map(o.inline, wait['who']))}" if wait["who"] else ""
     click.echo(o.paint(f"      asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
-    shown(wait, indent="      │ ", lines=24)
+    show_subject(wait, indent="      │ ", lines=24)
     advise(answers(call, wait, alone=alone), indent="      ")
 
 
@@ -375,7 +375,7 @@ def deadline(wait: Mapping[str, Any], now: dt.datetime, ahead: str = "") -> str:
     return ahead or f", until {o.clock(wait['deadline'])}"
 
 
-def found_mark(found: list[dict[str, Any]]) -> o.Mark:
+def mark_of(found: list[dict[str, Any]]) -> o.Mark:
     """The sign before the sum of what a look has found: well only where nothing was."""
     severities = {p["severity"] for p in found}
     return "bad" if "error" in severities else "warn" if "warning" in severities else "ok"
@@ -397,7 +397,7 @@ _SMALL = frozenset(
         "run.queued", "run.claimed", "run.started", "run.waiting_for_human", "run.waiting_for_signal", "attempt.lease_expired", "attempt.taken_over",
         "side_effect.attempted", "ledger.appended", "step.started",
     }
-)  # fmt: skip
+)
 
 
 def timeline(moments: list[Moment], *, brief: bool = False, notes: Mapping[str, str] | None = None, most: int | None = None) -> None:

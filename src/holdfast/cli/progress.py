@@ -128,7 +128,7 @@ class Warned(logging.Handler):
 
 
 @contextlib.contextmanager
-def _warned(name: str) -> Iterator[None]:
+def _warn(name: str) -> Iterator[None]:
     handler, logger = Warned(logging.WARNING), logging.getLogger(name)
     logger.addHandler(handler)
     try:
@@ -137,7 +137,7 @@ def _warned(name: str) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-async def watched(rt: Runtime, run_id: str, act: Awaitable[T], progress: Progress | None, after: int = 0) -> T:
+async def watch(rt: Runtime, run_id: str, act: Awaitable[T], progress: Progress | None, after: int = 0) -> T:
     """Awaits ``act`` and shows what happens to the run meanwhile; what happened by its end is shown before it returns."""
     if progress is None:
         return await act
@@ -152,7 +152,7 @@ async def watched(rt: Runtime, run_id: str, act: Awaitable[T], progress: Progres
             progress.tell(event)
             seen = event.seq
 
-    with _warned("holdfast.limits"):
+    with _warn("holdfast.limits"):
         async with _ticking(progress):
             follower = asyncio.ensure_future(follow())
             try:

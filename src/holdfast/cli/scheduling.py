@@ -65,7 +65,7 @@ def view(s: Schedule) -> dict[str, Any]:
         "grace_seconds": s.grace.total_seconds(),
         "queue": s.queue,
         "tenant_id": s.tenant_id,
-        "inputs": o.shown(s.inputs),
+        "inputs": o.show(s.inputs),
         "options": dict(s.options),
         "paused": s.paused,
         "overdue": s.overdue,
@@ -110,7 +110,7 @@ def state(s: Schedule) -> str:
     return o.paint("overdue: no worker has fired it", "red") if s.overdue else ""
 
 
-def _said(call: Call, s: Schedule, now: dt.datetime, word: str = "") -> int:
+def _say(call: Call, s: Schedule, now: dt.datetime, word: str = "") -> int:
     """One schedule after a command."""
     if call.as_json:
         o.emit(view(s))
@@ -139,7 +139,7 @@ def _said(call: Call, s: Schedule, now: dt.datetime, word: str = "") -> int:
 def add(
     call: Call, target: str | None, cron: str | None, every: str | None, zone: str | None, schedule_id: str | None, given: str | None, overlap: str,
     missed: str, catch_up: int, grace: str, queue: str | None, thread: str | None, tags: tuple[str, ...], actor: str,
-) -> int:  # fmt: skip
+) -> int:
     """Add a schedule, or change the one of that name.
 
     When the clocks change, a cron line that names hours still fires once for each slot: a skipped time fires right after the
@@ -152,13 +152,13 @@ def add(
         made = await rt.schedule(
             chosen.skill, data, id=schedule_id, cron=cron, every=length, zone=zone, overlap=overlap, missed=missed, catch_up=catch_up, grace=late,
             actor=actor, queue=queue, thread_id=thread, tags=tags or None, target=chosen.text,
-        )  # fmt: skip
+        )
         return made, when(rt.store.now())
 
     made, now = over(call, act, [chosen.skill], make=True)
     if catch_up > 1 and missed == "catch-up" and overlap == "skip":
         click.echo(f"{o.mark('part')} {ONE_ONLY}", err=True)
-    _said(call, made, now)
+    _say(call, made, now)
     if not call.as_json:
         click.echo(f"  {o.mark('go')} {call.line('worker', chosen.text)}  # starts its runs")
     return 0
@@ -191,7 +191,7 @@ def list_(call: Call) -> int:
             ]
             for s in found
         ],
-    )  # fmt: skip
+    )
     return 0
 
 
@@ -226,7 +226,7 @@ def pause(call: Call, schedule_id: str, actor: str) -> int:
     async def act(rt: Runtime) -> tuple[Schedule, dt.datetime]:
         return await rt.pause_schedule(schedule_id, actor=actor), when(rt.store.now())
 
-    return _said(call, *over(call, act))
+    return _say(call, *over(call, act))
 
 
 @schedule.command()
@@ -242,7 +242,7 @@ def unpause(call: Call, schedule_id: str, actor: str) -> int:
     async def act(rt: Runtime) -> tuple[Schedule, dt.datetime]:
         return await rt.unpause_schedule(schedule_id, actor=actor), when(rt.store.now())
 
-    return _said(call, *over(call, act))
+    return _say(call, *over(call, act))
 
 
 @schedule.command()

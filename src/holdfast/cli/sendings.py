@@ -14,7 +14,7 @@ from holdfast.core import describe
 from holdfast.core import waits as ws
 from holdfast.core.explain import Advice
 from holdfast.core.intents import ABANDON as ABANDONED
-from holdfast.core.intents import DOUBTFUL, MARK_SENT, REDRIVE, found_lost
+from holdfast.core.intents import DOUBTFUL, MARK_SENT, REDRIVE, find_lost
 from holdfast.core.lease import Alive
 from holdfast.core.toolcalls import TYPE
 from holdfast.handle import IntentView
@@ -41,7 +41,7 @@ async def stuck(rt: Runtime, found: Iterable[IntentView]) -> set[str]:
     out = {i.intent_id for i in requests if i.no_transport_for}
     held = [there for i in requests if i.state == "sending" and (there := await rt.store.intent(i.intent_id)) is not None]
     alive = {w.owner: Alive(w.alive) for w in await rt.store.workers(counted=False)} if held else {}
-    return out | {i.intent_id for i in held if found_lost(i, rt.store.now(), alive.get(i.owner or "", Alive.UNKNOWN)) is not i}
+    return out | {i.intent_id for i in held if find_lost(i, rt.store.now(), alive.get(i.owner or "", Alive.UNKNOWN)) is not i}
 
 
 def _request(call: Call, intent: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from holdfast import logs, machine
 from holdfast.access import SHELF, Access, FileTokens, Scope, Tokens, Unauthorized
 from holdfast.cli import output as o
 from holdfast.cli import targets
-from holdfast.cli.session import Call, extra, handling, login, options, over, traced
+from holdfast.cli.session import Call, extra, handling, login, options, over, trace
 from holdfast.cli.times import lasting
 from holdfast.core.errors import InvalidInput, UsageError
 from holdfast.core.views import iso
@@ -43,7 +43,7 @@ HOSTS = frozenset({*LOOPBACK, "[::1]"})
 def serve(
     call: Call, target: tuple[str, ...], host: str, port: int, no_auth: bool, open_metrics: bool, no_pages: bool, public_url: str | None, token_file: str | None,
     log_format: str | None,
-) -> int:  # fmt: skip
+) -> int:
     """Serve the API and the operator's pages.
 
     With TARGETs it also executes runs. Without them it only records submissions and decisions, and needs none of your code.
@@ -62,13 +62,13 @@ def serve(
         logs.show(log_format)
 
     async def drives(stop: asyncio.Event) -> None:
-        async with traced(rt):
+        async with trace(rt):
             await rt.worker(stop=stop)
 
     made = api.app(
         rt, tokens=False if no_auth else tokens, pages=not no_pages, open_metrics=open_metrics, drives=drives if chosen else None,
         hosts=sorted(HOSTS) if no_auth else None, public_url=public_url,
-    )  # fmt: skip
+    )
 
     def began(url: str) -> None:
         machine.settle()
@@ -110,7 +110,7 @@ def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str
         machine.settle()
         driving = asyncio.ensure_future(rt.worker(stop=stop)) if chosen else None
         click.echo(f"serving {call.store} to an MCP client on standard input and output", err=True)
-        end = _relayed()
+        end = _relay()
         try:
             with handling(asyncio.get_running_loop(), lambda _: end()):
                 await server.run_stdio_async()
@@ -123,7 +123,7 @@ def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str
     return 0
 
 
-def _relayed() -> Callable[[], None]:
+def _relay() -> Callable[[], None]:
     """Puts a pipe between standard input and who reads it, for nothing else can end a read that waits; gives what ends it."""
     inlet = os.dup(0)
     outlet, relay = os.pipe()
@@ -167,7 +167,7 @@ def token() -> None:
     """Create, list and revoke the tokens that the API asks for."""
 
 
-def _shown(access: Access) -> dict[str, Any]:
+def _show(access: Access) -> dict[str, Any]:
     return {
         "id": access.id,
         "tenant_id": access.tenant_id,
@@ -215,7 +215,7 @@ def list_(call: Call) -> int:
 
     found, now = over(call, act)
     if call.as_json:
-        o.emit({"tokens": [_shown(a) for a in found], "next_cursor": None})
+        o.emit({"tokens": [_show(a) for a in found], "next_cursor": None})
         return 0
     if not found:
         click.echo("no tokens")
@@ -247,7 +247,7 @@ def revoke(call: Call, token_id: str) -> int:
 
     found = over(call, act)
     if call.as_json:
-        o.emit(_shown(found))
+        o.emit(_show(found))
     else:
         click.echo(f"{found.id} is revoked")
     return 0

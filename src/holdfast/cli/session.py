@@ -27,7 +27,7 @@ from click.shell_completion import CompletionItem
 
 from holdfast.authoring import Skill, Tool
 from holdfast.cli import output as o
-from holdfast.cli.targets import declared, setting, workspace
+from holdfast.cli.targets import names_skills, setting, workspace
 from holdfast.core import canon
 from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
 from holdfast.core.jsons import json_of
@@ -37,7 +37,7 @@ from holdfast.core.wording import YOUR_FILE
 from holdfast.engine.keep.check import keeper
 from holdfast.engine.look.looker import Wanted
 from holdfast.ports import RunFilter
-from holdfast.runtime import Runtime, chosen_store
+from holdfast.runtime import Runtime, choose_store
 from holdfast.stores import schema_version
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Call:
 
     def code(self, target: str | None) -> list[str]:
         """The TARGET of a run as a command names it: as it was submitted, else the skills of this project, else a word to replace."""
-        return [target] if target else [] if declared() else [YOUR_FILE]
+        return [target] if target else [] if names_skills() else [YOUR_FILE]
 
     def typed(self, **instead: str | bool) -> str:
         """The command that was typed, with other or further arguments and options."""
@@ -104,7 +104,7 @@ class Call:
         start = shlex.join([*program(), *(["--store", self.store] if self.named else [])])
         commands = known.commands if isinstance(known, click.Group) else {}
         said = _COMMAND.sub(lambda m: f"{start} {m[1]}" if m[1] in commands else m[0], text)
-        return said.replace(f" {YOUR_FILE}", "") if declared() else said
+        return said.replace(f" {YOUR_FILE}", "") if names_skills() else said
 
     def schema(self) -> int | None:
         """The schema of the store as it stands."""
@@ -177,7 +177,7 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
             if store and workspace:
                 raise UsageError("--store and --workspace cannot be combined: each names a store", hint="give one of them")
             named = given or os.environ.get("HOLDFAST_STORE") or default
-            usual = chosen_store(None)
+            usual = choose_store(None)
             url = named or usual
             call = Call(url, url != usual, as_json, lease, drives)
             try:
@@ -190,14 +190,14 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
                 raise
 
         decorated: Callable[..., Any] = act
-        for add in _shared(data, drives, folder):
+        for add in _add_shared(data, drives, folder):
             decorated = add(decorated)
         return decorated
 
     return declare
 
 
-def _shared(data: bool, drives: bool, folder: bool) -> list[Callable[[Any], Any]]:
+def _add_shared(data: bool, drives: bool, folder: bool) -> list[Callable[[Any], Any]]:
     found: list[Callable[[Any], Any]] = [
         click.option("--debug", is_flag=True, help="On an error, show the traceback too."),
         *([click.option("--workspace", metavar="DIR", help="Use the workspace DIR as the store; it has one directory for each run.")] if folder else []),
@@ -219,7 +219,7 @@ class RunName(click.ParamType[str]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """``last``, and the newest runs whose ids begin so."""
-        url = ctx.params.get("store") or ctx.find_root().params.get("store") or os.environ.get("HOLDFAST_STORE") or chosen_store(None)
+        url = ctx.params.get("store") or ctx.find_root().params.get("store") or os.environ.get("HOLDFAST_STORE") or choose_store(None)
         call = Call(url, False)
         if call.missing is not None:
             return []
@@ -269,7 +269,7 @@ def run_argument(*, required: bool = True) -> Callable[[F], F]:
     return click.argument("run_id", type=RUN, metavar="RUN" if required else "[RUN]", required=required)
 
 
-def paged(most: str = "All of them, if not given.") -> Callable[[F], F]:
+def add_paging(most: str = "All of them, if not given.") -> Callable[[F], F]:
     """Gives a command that lists something ``--limit`` and ``--cursor``. ``most``: what holds without a limit."""
 
     def declare(function: F) -> F:
@@ -307,7 +307,7 @@ def login() -> str:
         return "operator"
 
 
-def parsed(text: str | None, what: str) -> Any:
+def parse(text: str | None, what: str) -> Any:
     """JSON from the command line: the text itself, ``@FILE``, or ``-`` for stdin.
 
     Raises:
@@ -361,7 +361,7 @@ def extra(module: str, name: str = "serve") -> Any:
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
-def traced(rt: Runtime) -> contextlib.AbstractAsyncContextManager[Any]:
+def trace(rt: Runtime) -> contextlib.AbstractAsyncContextManager[Any]:
     """Traces what this process drives, where the standard variables of OpenTelemetry ask for it (§18)."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return contextlib.nullcontext()
@@ -421,7 +421,7 @@ def over(
         async with Runtime(
             call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy,
             limits=project.limits, workspace=project.workspace,
-        ) as rt, traced(rt) if call.drives else contextlib.nullcontext(), Patience(long):
+        ) as rt, trace(rt) if call.drives else contextlib.nullcontext(), Patience(long):
             return await stoppable(act(rt), call, rt)
 
     try:
@@ -528,7 +528,7 @@ class Commands(click.Group):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign is no reason to fail
         act = functools.partial(super().main, args, prog_name, *rest, standalone_mode=False, **more)
-        return sys.exit(_ended(act)) if standalone_mode else act()
+        return sys.exit(_end(act)) if standalone_mode else act()
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -539,7 +539,7 @@ class Commands(click.Group):
             raise
 
 
-def _ended(act: Callable[[], Any]) -> int:
+def _end(act: Callable[[], Any]) -> int:
     """The exit code of a command, its error told."""
     try:
         code = act()

@@ -18,7 +18,7 @@ import click
 from holdfast.cli import output as o
 from holdfast.cli import pages, targets
 from holdfast.cli.driving import progress_for
-from holdfast.cli.progress import Progress, watched
+from holdfast.cli.progress import Progress, watch
 from holdfast.cli.session import Call, login, options, over
 from holdfast.core import describe
 from holdfast.core.errors import HoldfastError, RunFailed, UsageError
@@ -94,23 +94,23 @@ def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> in
     story.say(f"{o.paint('Release notes', bold=True)} for {o.inline(source.name)}: {min(count, 30)} of {count} commits{', a sample' if sampled else ''} in {o.inline(source)}")
     story.say(o.paint(f"The run is kept in {call.store}", dim=True))
     with contextlib.nullcontext() if ask else story.receiver:  # where the question stays open, nobody would be there any more
-        return _shown(story, source, place, crash, ask, yes)
+        return _show(story, source, place, crash, ask, yes)
 
 
-def _shown(story: Story, source: Path, place: Path, crash: bool, ask: bool, yes: bool) -> int:
+def _show(story: Story, source: Path, place: Path, crash: bool, ask: bool, yes: bool) -> int:
     call = story.call
     story.run_id = _submit(story, source, place)
     _drive(story, crash)
     while (run := over(call, lambda rt: pages.run_object(rt, story.run_id)))["status"] == Status.WAITING_FOR_HUMAN:
-        answer = _answered(story, run, ask, yes)
+        answer = _answer(story, run, ask, yes)
         if answer is None:
-            return _rested(story, run)
+            return _rest(story, run)
         _decide(story, answer)
         if answer.action != DENY:
             _drive(story, crash and story.killed_at is None)
     if story.receiver.url:
         over(call, lambda rt: rt.dispatch(until_idle=True), [graph], transports=TRANSPORTS)
-    return _told(story)
+    return _tell(story)
 
 
 # -- where ------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def _folder() -> Path:
 def _source(repo: Path | None, place: Path) -> tuple[Path, bool]:
     """The repository to read, and whether it is the sample."""
     if repo is not None:
-        found = repository.named(repo)
+        found = repository.open_named(repo)
         if not repository.commits(found):
             raise UsageError(f"the repository {found} has no commits yet", hint="commit something, or leave --repo out", code="no_commits")
         return found, False
@@ -156,23 +156,23 @@ def _drive(story: Story, crash: bool) -> None:
     """Drives the run to its next rest; with ``crash`` in a process of its own, which may be killed before it gets there."""
     if crash:
         before = _version(story)
-        killed = _killed(story)
-        over(story.call, lambda rt: _replayed(story, rt, before))
+        killed = _kill(story)
+        over(story.call, lambda rt: _replay(story, rt, before))
         if killed is None:
             return
         story.killed_at, story.killed = _version(story), killed
         story.say(f"  {killed}")
-    over(story.call, lambda rt: _resumed(story, rt), [graph], transports=TRANSPORTS)
+    over(story.call, lambda rt: _resume(story, rt), [graph], transports=TRANSPORTS)
 
 
-async def _resumed(story: Story, rt: Runtime) -> None:
+async def _resume(story: Story, rt: Runtime) -> None:
     run = await rt.get(story.run_id)
     if run.status in TERMINAL or (run.waits and not run.record.decisions):
         return
-    await watched(rt, story.run_id, rt.resume(story.run_id), story.progress(), run.version)
+    await watch(rt, story.run_id, rt.resume(story.run_id), story.progress(), run.version)
 
 
-async def _replayed(story: Story, rt: Runtime, after: int) -> None:
+async def _replay(story: Story, rt: Runtime, after: int) -> None:
     """Tells what a child did."""
     progress = story.progress()
     if progress is None:
@@ -199,7 +199,7 @@ def _decide(story: Story, answer: Answer) -> None:
     over(story.call, act)
 
 
-def _answered(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> Answer | None:
+def _answer(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> Answer | None:
     """The answer to the question, and whose it is; None if it stays open."""
     story.say()
     story.say(o.paint(f"The draft (made by {o.inline(run['values']['author'])}):", dim=True))
@@ -223,7 +223,7 @@ def _answered(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> Answer
     return None if said == "l" else Answer(APPROVE if said == "y" else DENY, login())
 
 
-def _rested(story: Story, run: dict[str, Any]) -> int:
+def _rest(story: Story, run: dict[str, Any]) -> int:
     """The question is open: no process is needed meanwhile."""
     call = story.call
     if call.as_json:
@@ -239,7 +239,7 @@ def _rested(story: Story, run: dict[str, Any]) -> int:
 # -- the crash --------------------------------------------------------------------------------------
 
 
-def _killed(story: Story) -> str | None:
+def _kill(story: Story) -> str | None:
     """Drives in a child process and kills it at the boundary of a commit; None if it rested before that one."""
     words = [sys.executable, "-m", "holdfast.demo.child", story.call.store, story.run_id]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", env=os.environ.copy())
@@ -282,7 +282,7 @@ def _not_again(events: list[EventView], killed_at: int) -> list[str]:
 # -- the end ----------------------------------------------------------------------------------------
 
 
-def _told(story: Story) -> int:
+def _tell(story: Story) -> int:
     async def act(rt: Runtime) -> Any:
         return await rt.look.snapshot(story.run_id), await rt.events(story.run_id)
 

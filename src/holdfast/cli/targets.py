@@ -44,9 +44,9 @@ def resolve(text: str, base: Path | None = None) -> list[Target]:
         UsageError: malformed, or the code fails when it is imported.
     """
     place, name = _split(text)
-    module = _loaded(place, base, text)
+    module = _load(place, base, text)
     if name:
-        return [Target(s, text) for s in _named(module, name, text)]
+        return [Target(s, text) for s in _find_named(module, name, text)]
     found = {id(v): (n, v) for n, v in vars(module).items() if isinstance(v, Graph | Flow) and not n.startswith("_")}
     if not found:
         raise SkillUnknown(f"{text} contains no graph or flow", hint="a skill is a Graph or an @flow at the top of the module")
@@ -60,7 +60,7 @@ def value(text: str, base: Path | None = None) -> Any:
         SkillUnknown, UsageError: as ``resolve``; and where it names nothing.
     """
     place, name = _split(text)
-    found: Any = _loaded(place, base, text)
+    found: Any = _load(place, base, text)
     if not name:
         raise UsageError(f"{text!r} names a file or module, but no object in it", hint="package.module:name or path/to/file.py:name")
     for part in name.split("."):
@@ -71,7 +71,7 @@ def value(text: str, base: Path | None = None) -> Any:
     return found
 
 
-def _loaded(place: str, base: Path | None, text: str) -> ModuleType:
+def _load(place: str, base: Path | None, text: str) -> ModuleType:
     return _file(Path(place), base or Path.cwd(), text) if place.endswith(".py") else _module(place, base or Path.cwd(), text)
 
 
@@ -106,7 +106,7 @@ def _file(path: Path, base: Path, text: str) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as e:
         sys.modules.pop(name, None)
-        raise _broken(e, text) from e
+        raise _explain_broken(e, text) from e
     return module
 
 
@@ -118,14 +118,14 @@ def _module(name: str, base: Path, text: str) -> ModuleType:
     except ModuleNotFoundError as e:
         if e.name is not None and (name == e.name or name.startswith(e.name + ".")):
             raise SkillUnknown(f"there is no module {e.name!r}, which {text!r} names", hint=FORMS) from None
-        raise _broken(e, text) from e
+        raise _explain_broken(e, text) from e
     except (ValueError, TypeError) as e:
         raise UsageError(f"{text!r} is not a TARGET: {e}", hint=FORMS) from e
     except BaseException as e:
-        raise _broken(e, text) from e
+        raise _explain_broken(e, text) from e
 
 
-def _broken(error: BaseException, text: str) -> BaseException:
+def _explain_broken(error: BaseException, text: str) -> BaseException:
     """The author's own mistake in one line, with its place."""
     if isinstance(error, HoldfastError | KeyboardInterrupt):
         return error
@@ -137,7 +137,7 @@ def _broken(error: BaseException, text: str) -> BaseException:
     return UsageError(f"{text} cannot be imported: {type(error).__name__}: {error}{where}", hint="--debug shows the traceback", code="target_broken")
 
 
-def _named(module: ModuleType, name: str, text: str) -> list[Skill]:
+def _find_named(module: ModuleType, name: str, text: str) -> list[Skill]:
     value: Any = module
     for part in name.split("."):
         try:
@@ -154,7 +154,7 @@ def _named(module: ModuleType, name: str, text: str) -> list[Skill]:
 # -- where none is named ----------------------------------------------------------------------------
 
 
-def configured() -> list[Target]:
+def find_configured() -> list[Target]:
     """The skills of this project: pyproject.toml, else ``$HOLDFAST_SKILLS``, else the demo."""
     section, file = _project(Path.cwd())
     named = section.get("skills", [])
@@ -168,7 +168,7 @@ def configured() -> list[Target]:
     return [t for text in named for t in resolve(text, base)]
 
 
-def declared() -> bool:
+def names_skills() -> bool:
     """Whether this project names skills, so that a command without a TARGET finds them; nothing is imported."""
     section, _ = _project(Path.cwd())
     return bool(section.get("skills") or os.environ.get("HOLDFAST_SKILLS", "").strip())
@@ -216,7 +216,7 @@ def _project(here: Path) -> tuple[dict[str, Any], Path]:
 
 def several(texts: Sequence[str]) -> list[Target]:
     """The skills of the TARGETs given, else the configured ones."""
-    return [t for text in texts for t in resolve(text)] if texts else configured()
+    return [t for text in texts for t in resolve(text)] if texts else find_configured()
 
 
 def one(text: str | None, *, example: bool = True) -> Target:
@@ -230,14 +230,14 @@ def one(text: str | None, *, example: bool = True) -> Target:
         UsageError: several could be meant, and are named; or none was named.
     """
     if text is None:
-        found = configured()
+        found = find_configured()
         if not example and found[0].text == DEMO:
             raise UsageError(
                 "no TARGET is given, and this project names no skills",
                 hint='give one: path/to/file.py or package.module:name; or set skills = ["file.py"] under [tool.holdfast] in pyproject.toml; holdfast demo runs the example',
                 code="no_target",
             )
-    elif ":" not in text and not text.endswith(".py") and (mine := [t for t in configured() if t.skill.id == text]):
+    elif ":" not in text and not text.endswith(".py") and (mine := [t for t in find_configured() if t.skill.id == text]):
         found = mine
     else:
         found = resolve(text)

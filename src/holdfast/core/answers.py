@@ -51,7 +51,7 @@ def _faults(schema: Any, value: Any, path: str, root: Any) -> Iterator[str]:
     if not isinstance(schema, Mapping):
         return
     if "$ref" in schema:
-        yield from _faults(_referred(root, str(schema["$ref"])), value, path, root)
+        yield from _faults(_resolve(root, str(schema["$ref"])), value, path, root)
         return
     for name in ("anyOf", "oneOf"):
         choices = schema.get(name)
@@ -90,7 +90,7 @@ def _items(schema: Mapping[str, Any], value: Any, path: str, root: Any) -> Itera
         yield from _faults(first[i] if i < len(first) else others, each, f"{path}[{i}]", root)
 
 
-def _referred(root: Any, ref: str) -> Any:
+def _resolve(root: Any, ref: str) -> Any:
     found = root
     for part in ref.removeprefix("#/").split("/"):
         found = found.get(part, {}) if isinstance(found, Mapping) else {}

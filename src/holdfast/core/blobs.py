@@ -48,7 +48,7 @@ def blob_of(data: bytes) -> Blob:
     return Blob(hashlib.sha256(data).hexdigest(), len(data), data)
 
 
-def referred(value: bytes | None) -> Blob | None:
+def reference_in(value: bytes | None) -> Blob | None:
     """What a recorded value refers to; None if it is the value itself."""
     if value is None or len(value) != REFERENCE_BYTES or not value.startswith(_HEAD):
         return None
@@ -85,7 +85,7 @@ def place(digest: str) -> str:
     return f"blob:{digest}"
 
 
-def sealed(envelope: bytes) -> bytes:
+def seal(envelope: bytes) -> bytes:
     """An encrypted large result as it is kept: with a digest of its own, so that damage is seen without the key."""
     return _SEALED + hashlib.sha256(envelope).digest() + envelope
 
@@ -104,7 +104,7 @@ def set_apart(results: Sequence[Result], effects: Sequence[Effect]) -> tuple[tup
 
 
 def _apart(record: T, value: bytes | None, found: dict[str, Blob]) -> T:
-    blob = referred(value)
+    blob = reference_in(value)
     if blob is not None:
         found.setdefault(blob.digest, blob)
         return record
@@ -117,13 +117,13 @@ def _apart(record: T, value: bytes | None, found: dict[str, Blob]) -> T:
     return replace(record, value=blob.reference)
 
 
-def named(results: Iterable[Result], effects: Iterable[Effect] = ()) -> dict[str, str]:
+def name_blobs(results: Iterable[Result], effects: Iterable[Effect] = ()) -> dict[str, str]:
     """The blobs that records name, with what names each."""
     found: dict[str, str] = {}
     for result in results:
-        if isinstance(result, StepRecord) and (blob := referred(result.value)) is not None:
+        if isinstance(result, StepRecord) and (blob := reference_in(result.value)) is not None:
             found.setdefault(blob.digest, f"the result of {result.name} in {result.task}")
     for effect in effects:
-        if (blob := referred(effect.result)) is not None:
+        if (blob := reference_in(effect.result)) is not None:
             found.setdefault(blob.digest, f"the result of {effect.capability} ({effect.effect_id})")
     return found

@@ -38,10 +38,10 @@ BIGGEST = 2**53
 
 def wrong(field: str, wanted: str, given: object, hint: str = "") -> InvalidInput:
     """The refusal of a value: its field, what is wanted, and what was given."""
-    return InvalidInput(f"{field} is {wanted}, not {shown(given)}", field=field, hint=hint)
+    return InvalidInput(f"{field} is {wanted}, not {show(given)}", field=field, hint=hint)
 
 
-def shown(value: object) -> str:
+def show(value: object) -> str:
     """A value in a few words, with its type; never longer than a line, and it never raises."""
     kind = type(value).__name__
     if value is None or isinstance(value, bool):
@@ -182,7 +182,7 @@ def moment(value: object, field: str) -> int:
     return us
 
 
-def sized(data: bytes, field: str, most: int = VALUE_BYTES) -> bytes:
+def check_size(data: bytes, field: str, most: int = VALUE_BYTES) -> bytes:
     """Bytes that are to be kept, if they are not too many.
 
     Raises:
@@ -196,9 +196,9 @@ def sized(data: bytes, field: str, most: int = VALUE_BYTES) -> bytes:
 # -- options --------------------------------------------------------------------------------------
 
 
-def unknown(name: object, known: Iterable[str], where: str) -> UnknownOption:
+def refuse_unknown(name: object, known: Iterable[str], where: str) -> UnknownOption:
     """The refusal of an option that nobody knows, with the one that is most like it."""
-    label = name[:80] if isinstance(name, str) else shown(name)
+    label = name[:80] if isinstance(name, str) else show(name)
     found = difflib.get_close_matches(label, sorted(known), n=1, cutoff=0.0)
     return UnknownOption(label, found[0] if found else "", where)
 
@@ -209,7 +209,7 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
-def known_only(given: Iterable[Any], known: Collection[str], where: str) -> None:
+def check_known(given: Iterable[Any], known: Collection[str], where: str) -> None:
     """Refuses the first name that is not known.
 
     Raises:
@@ -217,7 +217,7 @@ def known_only(given: Iterable[Any], known: Collection[str], where: str) -> None
     """
     for name in given:
         if name not in known:
-            raise unknown(name, known, where)
+            raise refuse_unknown(name, known, where)
 
 
 SPENT = ("cost", "tokens")
@@ -233,7 +233,7 @@ def limits(given: object, field: str = "budgets", kinds: tuple[str, ...] = BUDGE
     """
     if not isinstance(given, Mapping):
         raise wrong(field, "a mapping of names to limits", given, 'budgets={"cost": 2.5, "steps": 100}')
-    known_only(given, kinds, field)
+    check_known(given, kinds, field)
     return {str(name): amount(limit, f"{field}[{name!r}]") for name, limit in given.items()}
 
 
@@ -356,7 +356,7 @@ def several(value: Any, field: str) -> Any:
 def data(value: Any, field: str) -> bytes:
     if not isinstance(value, bytes):
         raise wrong(field, "bytes", value)
-    return sized(value, field)
+    return check_size(value, field)
 
 
 def step(value: Any, field: str) -> int | str:
@@ -380,7 +380,7 @@ IDS = (
     "from_checkpoint", "schedule_id", "skill_id", "effect_id", "intent_id", "before", "action", "id", "zone", "policy_snapshot_id", "version",
     "status", "condition", "cron", "overlap", "missed", "type", "order", "topic", "on_busy", "outcome", "signal", "idempotency_key",
     "capability", "cursor", "environment", "a", "b", "name", "verdict", "redo",
-)  # fmt: skip
+)
 KNOWN: dict[str, Convert] = {
     **dict.fromkeys(IDS, text),
     **dict.fromkeys(("note", "reason", "text"), note),
@@ -414,17 +414,17 @@ KNOWN: dict[str, Convert] = {
     "paused_lane": word(*LANE_POLICIES),
     "recovery": word(*RECOVERIES),
     "on_parent_end": word("cancel", "keep"),
-}  # fmt: skip
+}
 KNOWN |= dict.fromkeys(("order", "topic", "schedule_id", "id", "cron", "zone"), functools.partial(text, empty=True))
 
 
-def admitted(given: Mapping[str, Any], known: Mapping[str, Convert], where: str) -> dict[str, Any]:
+def admit(given: Mapping[str, Any], known: Mapping[str, Convert], where: str) -> dict[str, Any]:
     """Named values, each as its converter gives it.
 
     Raises:
         UnknownOption: a name that is not known. InvalidInput, TooLarge: a value, by its name.
     """
-    known_only(given, known, where)
+    check_known(given, known, where)
     return {name: known[name](value, name) for name, value in given.items()}
 
 
@@ -433,10 +433,10 @@ def admitted(given: Mapping[str, Any], known: Mapping[str, Convert], where: str)
 
 def verb(function: F) -> F:
     """Marks a public verb whose arguments are those of ``KNOWN``."""
-    return checked()(function)
+    return check_arguments()(function)
 
 
-def checked(**own: Convert) -> Callable[[F], F]:
+def check_arguments(**own: Convert) -> Callable[[F], F]:
     """Marks a public verb; ``own``: what arguments of it may be that mean something else here than in ``KNOWN``."""
 
     def mark(function: F) -> F:
@@ -453,7 +453,7 @@ def checked(**own: Convert) -> Callable[[F], F]:
                 if name not in asked:
                     if open_ended:
                         continue
-                    raise unknown(name, asked - {"self"}, where)
+                    raise refuse_unknown(name, asked - {"self"}, where)
                 if name in converts and not (name in optional and value is optional[name]):
                     options[name] = converts[name](value, name)
             if not places or places[0][0] >= len(args):
@@ -485,7 +485,7 @@ class Declared(msgspec.StructMeta):
     """The class of values that authors declare: an option that they do not have is refused by name."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        known_only(options, cls.__struct_fields__, cls.__name__)
+        check_known(options, cls.__struct_fields__, cls.__name__)
         return super().__call__(*args, **options)
 
 
@@ -496,7 +496,7 @@ def constructor(**own: Convert) -> Callable[[C], C]:
     """Marks the constructor of a class that dataclasses has made."""
 
     def mark(cls: C) -> C:
-        cls.__init__ = checked(**own)(cls.__init__)
+        cls.__init__ = check_arguments(**own)(cls.__init__)
         return cls
 
     return mark

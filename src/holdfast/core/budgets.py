@@ -23,16 +23,16 @@ class Exceeded(msgspec.Struct, frozen=True):
     extend: float
 
 
-def exceeded(run: Run, step: int, now: int) -> Exceeded | None:
+def find_exceeded(run: Run, step: int, now: int) -> Exceeded | None:
     """The first budget of a run that is spent, after ``step`` super-steps; None if all hold."""
     for name, limit in run.budgets.items():
-        used = _used(run, name, step, now)
+        used = _measure(run, name, step, now)
         if used > limit or (name == "steps" and used >= limit):
             return Exceeded(name, used, limit, run.extensions.get(name, limit))
     return None
 
 
-def _used(run: Run, name: str, step: int, now: int) -> float:
+def _measure(run: Run, name: str, step: int, now: int) -> float:
     match name:
         case "steps":
             return float(step)
@@ -42,9 +42,9 @@ def _used(run: Run, name: str, step: int, now: int) -> float:
     return run.spent.get(name, 0.0)
 
 
-def shown(over: Exceeded) -> dict[str, object]:
+def show(over: Exceeded) -> dict[str, object]:
     """What a person sees before extending it."""
     return {"budget": over.name, "used": over.used, "limit": over.limit, "extend": over.extend}
 
 
-__all__ = ["EXTENSION", "Exceeded", "exceeded", "shown"]
+__all__ = ["EXTENSION", "Exceeded", "find_exceeded", "show"]

@@ -50,12 +50,12 @@ def brief_of(data: bytes, secret: Collection[str] = ()) -> str:
 def _short(plain: Any, secret: Collection[str]) -> str:
     if secret:
         plain = mask(secret, ()).value(plain)
-    text = ", ".join(f"{k}={_said(v)}" for k, v in plain.items()) if isinstance(plain, Mapping) else _said(plain)
+    text = ", ".join(f"{k}={_spell(v)}" for k, v in plain.items()) if isinstance(plain, Mapping) else _spell(plain)
     text = " ".join(text[: 4 * MOST_BRIEF].split())
     return text if len(text) <= MOST_BRIEF else text[: MOST_BRIEF - 1] + "…"
 
 
-def _said(plain: Any) -> str:
+def _spell(plain: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=str)
 
 

@@ -98,7 +98,7 @@ def thaw(value: Any) -> Any:
     if kind is tuple:
         return tuple(thaw(x) for x in value)
     if kind in _twins:
-        return _unfrozen(value, thaw)
+        return _thaw_twin(value, thaw)
     return value
 
 
@@ -177,12 +177,12 @@ def _derive(kind: type, tag: str) -> _Codec:
     if issubclass(cls, msgspec.Struct):
         names: tuple[str, ...] = cls.__struct_fields__
         own = cls if cls.__struct_config__.frozen else _twin(cls)
-        return _Codec(tag, cls, lambda v: {n: getattr(v, n) for n in names}, lambda v: _sealed(own, cls(**v), names))
+        return _Codec(tag, cls, lambda v: {n: getattr(v, n) for n in names}, lambda v: _seal(own, cls(**v), names))
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return _Codec(tag, cls, list, lambda v: cls(*v))
     if hasattr(cls, "model_validate"):
         own = _twin(cls)
-        return _Codec(tag, cls, lambda v: v.model_dump(), lambda v: _sealed(own, cls.model_validate(thaw(v)), None))
+        return _Codec(tag, cls, lambda v: v.model_dump(), lambda v: _seal(own, cls.model_validate(thaw(v)), None))
     raise UsageError(f"{cls.__qualname__} needs dump= and load= to be registered")
 
 
@@ -193,7 +193,7 @@ def _dataclass(cls: Any, tag: str) -> _Codec:
         # The class has code of its own to run when it is made, and may need it: it is made the ordinary way.
         given = tuple(f.name for f in fields if f.init)
         names = tuple(f.name for f in fields)
-        return _Codec(tag, cls, lambda v: {n: getattr(v, n) for n in given}, lambda v: _sealed(own, cls(**v), names))
+        return _Codec(tag, cls, lambda v: {n: getattr(v, n) for n in given}, lambda v: _seal(own, cls(**v), names))
     names = tuple(f.name for f in fields)
     known = frozenset(names)
 
@@ -234,9 +234,9 @@ def _twin(cls: Any) -> Any:
         "__delattr__": _refuse,
         # Dataclasses compare ``__class__`` and ``dataclasses.replace`` calls it: both shall meet the original.
         "__class__": property(lambda self: cls),
-        "__copy__": lambda self: _unfrozen(self, lambda v: v),
-        "__deepcopy__": lambda self, memo: _unfrozen(self, thaw),
-        "__reduce_ex__": lambda self, protocol: _unfrozen(self, thaw).__reduce_ex__(protocol),
+        "__copy__": lambda self: _thaw_twin(self, lambda v: v),
+        "__deepcopy__": lambda self, memo: _thaw_twin(self, thaw),
+        "__reduce_ex__": lambda self, protocol: _thaw_twin(self, thaw).__reduce_ex__(protocol),
     }
     if issubclass(cls, msgspec.Struct):
         # Structs compare their types in C, so the twin compares its fields. Defining __eq__ would drop __hash__.
@@ -257,7 +257,7 @@ def _same_fields(self: Any, other: Any) -> Any:
     return all(getattr(self, n) == getattr(other, n) for n in self.__struct_fields__)
 
 
-def _sealed(own: type, made: Any, names: tuple[str, ...] | None) -> Any:
+def _seal(own: type, made: Any, names: tuple[str, ...] | None) -> Any:
     """Freezes what the constructor of ``made`` may have thawed, and turns it into its twin."""
     for name in tuple(vars(made)) if names is None else names:
         value = getattr(made, name)
@@ -266,7 +266,7 @@ def _sealed(own: type, made: Any, names: tuple[str, ...] | None) -> Any:
     if type(made) is own:
         return made
     if isinstance(made, msgspec.Struct):
-        return _copied(made, own, lambda v: v)
+        return _copy_fields(made, own, lambda v: v)
     object.__setattr__(made, "__class__", own)
     return made
 
@@ -287,15 +287,15 @@ def _soft_freeze(value: Any) -> Any:
         return FrozenDict({k: _soft_freeze(v) for k, v in value.items()})
     if kind is set:
         return frozenset(value)
-    return _sealed(_twin(kind), value, None) if hasattr(kind, "model_validate") else value
+    return _seal(_twin(kind), value, None) if hasattr(kind, "model_validate") else value
 
 
-def _unfrozen(twin: Any, each: Callable[[Any], Any]) -> Any:
+def _thaw_twin(twin: Any, each: Callable[[Any], Any]) -> Any:
     """A mutable instance of a twin's original class with the same contents."""
-    return _copied(twin, _twins[type(twin)], each)
+    return _copy_fields(twin, _twins[type(twin)], each)
 
 
-def _copied(value: Any, cls: Any, each: Callable[[Any], Any]) -> Any:
+def _copy_fields(value: Any, cls: Any, each: Callable[[Any], Any]) -> Any:
     """Another instance, of ``cls``, with each field copied; slots and ``__dict__`` alike."""
     if issubclass(cls, msgspec.Struct):
         names = [*cls.__struct_fields__]
@@ -515,7 +515,7 @@ def _ext_hook(code: int, data: memoryview) -> Any:
     if code == REFERENCE:
         raise EventUnreadable(f"a reference to {bytes(data[:32]).hex()} was found where its value was expected")
     if code == envelopes.CODE:
-        raise envelopes.unavailable(envelopes.opened(bytes(data)).header)
+        raise envelopes.unavailable(envelopes.open_envelope(bytes(data)).header)
     if code != _EXT:
         raise EventUnreadable(f"extension {code} is not known")
     tag, fields = _decoder.decode(data)
@@ -592,7 +592,7 @@ def _plain_ext(ext: msgspec.msgpack.Ext) -> Any:
     if ext.code == REFERENCE and len(data) == 40:
         return {"blob": data[:32].hex(), "size": int.from_bytes(data[32:], "big")}
     if ext.code == envelopes.CODE:
-        return envelopes.shown(envelopes.opened(data).header)
+        return envelopes.show(envelopes.open_envelope(data).header)
     if ext.code != _EXT:
         raise EventUnreadable(f"extension {ext.code} is not known")
     tag, fields = _untyped.decode(data)
@@ -614,7 +614,7 @@ def chain(previous: bytes, data: bytes) -> bytes:
     return hashlib.sha256(previous + data).digest()[:HASH_BYTES]
 
 
-def chained(previous: bytes, parts: Iterable[bytes]) -> list[bytes]:
+def chain_each(previous: bytes, parts: Iterable[bytes]) -> list[bytes]:
     """The chain over these, one after the other."""
     return [previous := chain(previous, data) for data in parts]
 

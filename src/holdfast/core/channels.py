@@ -135,7 +135,7 @@ def reduce(tag: str, old: Any, new: Any) -> Any:
     raise StepFailure(f"the reducer {tag!r} is not known", code="unsupported_format")
 
 
-def copied(values: Mapping[str, Any], name: str) -> bool:
+def must_copy(values: Mapping[str, Any], name: str) -> bool:
     """Says of no value that nobody else holds it."""
     return False
 

@@ -276,7 +276,7 @@ def empty(run_id: str, values: Mapping[str, Any] = EMPTY_DICT) -> Checkpoint:
     return Checkpoint(run_id=run_id, seq=0, step=-1, values=values, versions={}, seen={}, pending=())
 
 
-def written(result: TaskResult) -> Mapping[str, Any]:
+def decode_writes(result: TaskResult) -> Mapping[str, Any]:
     """The decoded writes of a finished task."""
     if result.writes is None:
         return {}
@@ -286,7 +286,7 @@ def written(result: TaskResult) -> Mapping[str, Any]:
     return value
 
 
-def bumped(done: Sequence[TaskResult], writes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def bump(done: Sequence[TaskResult], writes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The channels that have news after these tasks, in a repeatable order (§4.3).
 
     A node that an empty list of ``Send``s was for is done, unless another task of the super-step sends to it.
@@ -306,12 +306,12 @@ def bumped(done: Sequence[TaskResult], writes: Mapping[str, Mapping[str, Any]]) 
             out[f"goto:{target}"] = None
         for channel in writes[task]:
             out[channel] = None
-    for node in unsent(done):
+    for node in find_unsent(done):
         out[f"done:{node}"] = None
     return list(out)
 
 
-def unsent(done: Sequence[TaskResult]) -> list[str]:
+def find_unsent(done: Sequence[TaskResult]) -> list[str]:
     """The nodes for which nothing was sent, though something might have been."""
     named = [node for result in done for node in result.unsent]
     return [node for node in named if all(s.node != node for result in done for s in result.sends)] if named else named
@@ -335,10 +335,10 @@ def advance(
     Raises:
         EventUnreadable: the delta names a result that is not there.
     """
-    return advanced(parent, delta, results, seq=seq, at=at, hash=hash, waits=waits, boundaries=boundaries, decoded=decoded)[0]
+    return advance_with_news(parent, delta, results, seq=seq, at=at, hash=hash, waits=waits, boundaries=boundaries, decoded=decoded)[0]
 
 
-def advanced(
+def advance_with_news(
     parent: Checkpoint,
     delta: Delta,
     results: Mapping[str, TaskResult],
@@ -358,8 +358,8 @@ def advanced(
         parent = msgspec.structs.replace(parent, values=kept, versions=b.versions, seen=b.seen, skipped=frozenset(b.skipped))
         based = msgspec.structs.replace(
             parent, seq=seq, step=delta.step, pending=delta.pending or (), topics=b.topics, parent=parent_id, created_at=at, hash=hash, waits=waits,
-            boundaries=boundaries, source=delta.source, writes={}, held=unpacked(kept, b.held), idle=b.idle,
-        )  # fmt: skip
+            boundaries=boundaries, source=delta.source, writes={}, held=unpack_held(kept, b.held), idle=b.idle,
+        )
         return based, []
     if delta.step == parent.step and not delta.done and delta.values is None:
         still = msgspec.structs.replace(
@@ -379,7 +379,7 @@ def advanced(
             result = entry
         done.append(result)
         task = result.task
-        writes[task] = decoded[task] if decoded is not None and task in decoded else written(result)
+        writes[task] = decoded[task] if decoded is not None and task in decoded else decode_writes(result)
     values = dict(parent.values)
     kinds, moves = delta.kinds, delta.step != parent.step
     topics = () if moves else parent.topics
@@ -395,7 +395,7 @@ def advanced(
             if moves or name not in parent.topics:
                 values[name] = EMPTY_LIST
         take(values, kinds, writes.values())
-    news = bumped(done, writes)
+    news = bump(done, writes)
     held = _held(parent, delta.pending) if carries_on else parent.held if delta.pending is None else NONE_HELD
     if delta.values is not None:
         given = canon.decode(delta.values)
@@ -424,7 +424,7 @@ def advanced(
                 skipped |= {node}
             elif node in skipped:
                 skipped -= {node}
-        if skipped and (none := unsent(done)):
+        if skipped and (none := find_unsent(done)):
             skipped -= set(none)
     moved = Checkpoint(
         run_id=parent.run_id,
@@ -457,7 +457,7 @@ def voucher(events: Iterable[ev.Event]) -> ev.Event | None:
     return None
 
 
-def vouched(parent: Checkpoint, events: Iterable[ev.Event], delta: bytes) -> tuple[int, bytes] | None:
+def find_voucher(parent: Checkpoint, events: Iterable[ev.Event], delta: bytes) -> tuple[int, bytes] | None:
     """The number and the hash of the checkpoint that these bytes make of its parent; None if no event of their commit vouches for it."""
     found, hash = voucher(events), canon.chain(parent.hash, delta)
     return None if found is None or getattr(found.fact, "hash", b"") != hash else (found.seq, hash)
@@ -514,7 +514,7 @@ class Ended(msgspec.Struct, frozen=True):
     signals: tuple[TaskResult, ...]
 
 
-def ended(delta: Delta) -> Ended | None:
+def note_end(delta: Delta) -> Ended | None:
     """What a replay of this barrier has to know, so that its super-steps have the numbers they had (§7.6); None for any plain one."""
     signals = tuple([d for d in delta.done if isinstance(d, TaskResult) and d.task.startswith(SIGNAL)])
     if not signals and WAITING_TASK not in delta.done and not any(t.began for t in delta.pending or ()):
@@ -528,7 +528,7 @@ def _held(parent: Checkpoint, pending: tuple[Task, ...] | None) -> Mapping[int, 
     return {t.began: parent.held.get(t.began, parent.values) for t in (pending or ()) if t.began}
 
 
-def packed(values: Mapping[str, Any], held: Mapping[int, Mapping[str, Any]]) -> tuple[Held, ...]:
+def pack_held(values: Mapping[str, Any], held: Mapping[int, Mapping[str, Any]]) -> tuple[Held, ...]:
     """What waiting tasks see, as far as it differs from these values."""
     out = []
     for step, seen in held.items():
@@ -537,7 +537,7 @@ def packed(values: Mapping[str, Any], held: Mapping[int, Mapping[str, Any]]) -> 
     return tuple(out)
 
 
-def unpacked(values: Mapping[str, Any], held: tuple[Held, ...]) -> Mapping[int, Mapping[str, Any]]:
+def unpack_held(values: Mapping[str, Any], held: tuple[Held, ...]) -> Mapping[int, Mapping[str, Any]]:
     """What waiting tasks see, whole again."""
     return {h.step: canon.FrozenDict({n: v for n, v in {**values, **canon.decode(h.values)}.items() if n not in h.absent}) for h in held}
 

@@ -87,7 +87,7 @@ class Emitted(msgspec.Struct, frozen=True):
         return bool(self.batches or self.replaced)
 
 
-def replaced_by(results: Iterable[Result], places: Iterable[Place], step: int) -> set[Place]:
+def find_replaced(results: Iterable[Result], places: Iterable[Place], step: int) -> set[Place]:
     """The places whose chunks these results of a step replace: a recorded call's own and those beneath it, or all of a task."""
     tasks: set[str] = set()
     paths: set[tuple[str, str]] = set()
@@ -147,4 +147,4 @@ def readable(run_id: str, data: Any) -> Batch | None:
         return None
 
 
-__all__ = ["LINGER_US", "RING_BYTES", "RING_CHUNKS", "RUN_BYTES", "Batch", "Emitted", "Place", "Stored", "Turn", "decode", "encode", "read", "readable", "replaced_by"]
+__all__ = ["LINGER_US", "RING_BYTES", "RING_CHUNKS", "RUN_BYTES", "Batch", "Emitted", "Place", "Stored", "Turn", "decode", "encode", "find_replaced", "read", "readable"]

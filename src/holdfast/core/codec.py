@@ -16,7 +16,20 @@ import msgspec
 
 from holdfast.core import canon, commands
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import FORMAT, Carry, Checkpoint, Delta, Held, Result, Source, Task, TaskResult, Unfinished, packed, unpacked
+from holdfast.core.checkpoint import (
+    FORMAT,
+    Carry,
+    Checkpoint,
+    Delta,
+    Held,
+    Result,
+    Source,
+    Task,
+    TaskResult,
+    Unfinished,
+    pack_held,
+    unpack_held,
+)
 from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat, UsageError
@@ -219,25 +232,25 @@ def open_row(row: Row, previous: bytes | None = None) -> Record:
         ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with it.
     """
     from_chain(row, previous)
-    return _opened(row)
+    return _open(row)
 
 
-def opened(rows: Sequence[Row], previous: bytes | None = b"") -> list[Record]:
+def open_rows(rows: Sequence[Row], previous: bytes | None = b"") -> list[Record]:
     """A log decoded, each row held against the chain; ``previous`` is the hash before its first row, None where that is not at hand.
 
     Raises:
         ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with the first row that is not in order.
     """
     if previous is None and rows:
-        return [_opened(rows[0]), *opened(rows[1:], rows[0].hash)]
+        return [_open(rows[0]), *open_rows(rows[1:], rows[0].hash)]
     records = []
-    for row, hash in zip(rows, canon.chained(previous or b"", [row.data for row in rows]), strict=True):
+    for row, hash in zip(rows, canon.chain_each(previous or b"", [row.data for row in rows]), strict=True):
         held_against(hash, row)
-        records.append(_opened(row))
+        records.append(_open(row))
     return records
 
 
-def _opened(row: Row) -> Record:
+def _open(row: Row) -> Record:
     raw = _incoming(row)
     first = row.seq - len(raw.facts) + 1
     events = tuple(
@@ -262,7 +275,7 @@ def _incoming(row: Row) -> _Incoming:
     return raw
 
 
-def carried(rows: Iterable[Row]) -> tuple[Carry, ...]:
+def read_carried(rows: Iterable[Row]) -> tuple[Carry, ...]:
     """What a run's first checkpoint carries from other runs (§4.15); ``rows`` from its first on, of which few are opened.
 
     Raises:
@@ -361,11 +374,11 @@ def decode_run(data: bytes) -> Run:
         run: Run = _strict(_decoder(Run), data, "the run row")
         return run
     except EventUnreadable:
-        parse(_stored_status(data))
+        parse(_read_status(data))
         raise
 
 
-def _stored_status(data: bytes) -> str:
+def _read_status(data: bytes) -> str:
     """The status word of a run row that does not decode; a known one if it cannot be told."""
     try:
         word = _any.decode(data)[_STATUS]
@@ -481,9 +494,9 @@ def encode_whole(cp: Checkpoint, chain: bytes) -> bytes:
         _Whole(
             FORMAT if cp.unfinished is None and not cp.held else WITH_WAITING, cp.seq, cp.step, values, dict(cp.versions), seen, cp.pending, cp.parent, tuple(sorted(cp.skipped)),
             cp.topics, cp.waits, cp.source, cp.hash, cp.created_at, chain,
-            packed(cp.values, cp.held), cp.idle, cp.unfinished,
+            pack_held(cp.values, cp.held), cp.idle, cp.unfinished,
         )
-    )  # fmt: skip
+    )
     return data + canon.chain(b"", data)
 
 
@@ -503,7 +516,7 @@ def decode_whole(run_id: str, data: bytes) -> tuple[Checkpoint, bytes]:
     cp = Checkpoint(
         run_id=run_id, seq=w.seq, step=w.step, values=values, versions=w.versions, seen=w.seen, pending=w.pending,
         parent=w.parent, skipped=frozenset(w.skipped), topics=w.topics, waits=w.waits, source=Source(w.source), hash=w.hash,
-        created_at=w.created_at, format=FORMAT if w.format == WITH_WAITING else w.format, held=unpacked(values, w.held), idle=w.idle,
+        created_at=w.created_at, format=FORMAT if w.format == WITH_WAITING else w.format, held=unpack_held(values, w.held), idle=w.idle,
         unfinished=w.unfinished,
-    )  # fmt: skip
+    )
     return cp, w.chain

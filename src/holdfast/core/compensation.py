@@ -67,14 +67,14 @@ def before(facts: Iterable[ev.Fact]) -> list[ev.Fact]:
     return [f for f in facts if not isinstance(f, ev.RunFailed | ev.RunCanceled)]
 
 
-def ended(run: Run, record: StepRecord) -> decisions.Facts:
+def end_facts(run: Run, record: StepRecord) -> decisions.Facts:
     """The facts that end a run as was written down."""
     if record.error is None:
         return decisions.mark_run_canceled(run)
     return decisions.mark_run_failed(run, record.name, record.error)
 
 
-def woken(run: Run, facts: Iterable[ev.Fact], record: StepRecord) -> list[ev.Fact]:
+def wake_facts(run: Run, facts: Iterable[ev.Fact], record: StepRecord) -> list[ev.Fact]:
     """What leaves a run that nobody drives to whoever does next, who takes back and ends it: a run at rest goes on first (§2.2)."""
     kept = before(facts)
     if run.status in LIVE:
@@ -96,7 +96,7 @@ def missing(effects: Iterable[Effect], run_id: str) -> list[Effect]:
     return [e for e in latest.values() if e.undone]
 
 
-def taken_back_before(effects: Iterable[Effect], run_id: str, current_step_id: str | None) -> list[Effect]:
+def find_taken_back(effects: Iterable[Effect], run_id: str, current_step_id: str | None) -> list[Effect]:
     """What the steps before the current one did and is taken back: a resume would go on as if it stood, a fork does it again."""
     step = 0 if current_step_id is None else int(current_step_id.split(".")[1])
     return [e for e in missing(effects, run_id) if e.step < step]

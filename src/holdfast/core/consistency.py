@@ -166,7 +166,7 @@ class Diagnosis:
         self._seq = max(self._seq, row.seq)
         for event in record.events:
             self._event(event)
-        self._refers(blobs.named(record.results))
+        self._refers(blobs.name_blobs(record.results))
         self._checkpoint(record, shut)
 
     def _sealed(self, row: codec.Row, record: codec.Record) -> bool:
@@ -198,7 +198,7 @@ class Diagnosis:
 
     def feed_effect(self, effect: Effect) -> None:
         """An effect record of the run."""
-        self._refers(blobs.named((), [effect]))
+        self._refers(blobs.name_blobs((), [effect]))
         in_flight = self.lease is not None and self.lease.live(self.now) and self.lease.fence == effect.fence
         if effect.status is EffectStatus.ATTEMPTED and not in_flight and place_of(effect.owner) is None:
             self._note(
@@ -377,7 +377,7 @@ class Diagnosis:
 def drift(row: Run, folded: Run) -> list[str]:
     """The fields in which a run row is not the fold of its events."""
     names = [n for n in Run.__struct_fields__ if getattr(row, n) != getattr(folded, n)]
-    if names and (payloads.sealed_in(row) or payloads.sealed_in(folded)):  # the same payload is never sealed alike twice
+    if names and (payloads.has_sealed(row) or payloads.has_sealed(folded)):  # the same payload is never sealed alike twice
         row, folded = payloads.blank(row), payloads.blank(folded)
         names = [n for n in names if getattr(row, n) != getattr(folded, n)]
     return names

@@ -35,7 +35,7 @@ from holdfast.core.errors import (
     UsageError,
     WaitNotFound,
     code_of,
-    coded,
+    from_code,
 )
 from holdfast.core.outcomes import Terminal
 from holdfast.core.run import UNATTENDED, Run, fold_all
@@ -89,13 +89,13 @@ def take(run: Run, waiting: Iterable[tuple[str, cmd.AnyCommand]], now: int) -> T
             became = (ev.NoteAdded(f"{key} was refused: {e.message}", refused=key, code=e.code),)
         facts += became
         keys.append(key)
-        after = run_after(after, became, now)
+        after = fold_facts(after, became, now)
         if not after.terminal:
             break
     return Taken(tuple(facts), tuple(keys), refused, after.terminal and not run.terminal)
 
 
-def run_after(run: Run, facts: Iterable[ev.Fact], now: int) -> Run:
+def fold_facts(run: Run, facts: Iterable[ev.Fact], now: int) -> Run:
     """The run as it is once these facts are durable."""
     return fold_all(run, [ev.Event(n, now, fact) for n, fact in enumerate(facts, run.version + 1)])
 
@@ -104,7 +104,7 @@ def refusal(facts: Iterable[ev.Fact | ev.Unknown], key: str) -> HoldfastError | 
     """Why the command under this key was refused, if these facts say so."""
     for fact in facts:
         if isinstance(fact, ev.NoteAdded) and fact.refused == key:
-            return coded(fact.code, fact.text)
+            return from_code(fact.code, fact.text)
     return None
 
 
@@ -120,18 +120,18 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
         raise WaitNotFound(f"no open wait {c.wait_id}", hint=f"holdfast waits {run.run_id} lists the open ones")
     if not ws.decidable(run.status, run.waits, c.wait_id):
         raise NotDecidable(f"the wait {c.wait_id} cannot be decided while the run is {run.status}")
-    ws.allowed(wait, c.action, c.feedback)
+    ws.check_allowed(wait, c.action, c.feedback)
     payload = c.payload
     if c.action == ws.ANSWER and payload is None:
         payload = _NOTHING  # an answer of nothing is an answer (L-09)
     if payload is not None:
-        ws.carried(wait, c.action)
+        ws.check_payload(wait, c.action)
     if wait.schema is not None and payload is not None and c.action in (ws.ANSWER, ws.APPROVE):
         forms.check(reveal(wait.schema), reveal(payload))
     decision = Decision(
         wait_id=c.wait_id, action=c.action, actor=c.actor, feedback=c.feedback, note=c.note, payload=payload, decided_at=now,
         resume=c.resume, asked=wait.asked, policy=wait.policy_snapshot_id, forced=c.force, via=c.via,
-    )  # fmt: skip
+    )
     match c.action:
         case ws.CONTINUE:
             facts = continue_handoff(run, decision)
@@ -197,10 +197,10 @@ def _resume(run: Run, c: cmd.Resume, now: int) -> Facts:
     if not run.rearm:
         return (resumed,)
     # Nobody was there to answer: the first resume only asks again, and runs nothing (§5.17).
-    return (resumed, *(ev.WaitRequested(asked_again(w, now)) for w in run.rearm), ev.RunWaitingForHuman())
+    return (resumed, *(ev.WaitRequested(ask_again(w, now)) for w in run.rearm), ev.RunWaitingForHuman())
 
 
-def asked_again(wait: Wait, now: int) -> Wait:
+def ask_again(wait: Wait, now: int) -> Wait:
     """The same question under a new id (§5.14)."""
     span = None if wait.deadline is None else wait.deadline - wait.requested_at
     run, step, _ = wait.wait_id.split(".", 2)
@@ -255,7 +255,7 @@ def answer(decision: Decision) -> StepRecord:
     return StepRecord(task=task, path=path, name=decision.asked, kind="wait", value=bytes(msgspec.msgpack.encode(decision)))
 
 
-def answered(facts: Facts | list[ev.Fact]) -> list[StepRecord]:
+def answer_records(facts: Facts | list[ev.Fact]) -> list[StepRecord]:
     """The records that the decisions among these facts leave for a live run's steps."""
     return [answer(f.decision) for f in facts if isinstance(f, ev.WaitDecided | ev.WaitTimedOut)]
 
@@ -275,7 +275,7 @@ def _late(run: Run, c: cmd.LateResult, now: int) -> Facts:
     return (ev.NoteAdded(f"late result of {c.attempt_id}: {c.summary}"),)
 
 
-def _refused(run: Run, c: cmd.Refused, now: int) -> Facts:
+def _refuse(run: Run, c: cmd.Refused, now: int) -> Facts:
     return (ev.WaitDenied(c.wait_id, c.action, c.actor, c.reason, c.via),)
 
 
@@ -291,10 +291,10 @@ def _signal(run: Run, c: cmd.Signal, now: int) -> Facts:
     wait = next((w for w in run.waits if w.kind is WaitKind.SIGNAL and w.name == c.name), None)
     if wait is None or run.status is Status.FAILED:
         return (received,)
-    return (received, ev.WaitDecided(signalled(wait, c.signal_key, c.payload, c.actor, now)))
+    return (received, ev.WaitDecided(answer_by_signal(wait, c.signal_key, c.payload, c.actor, now)))
 
 
-def signalled(wait: Wait, key: str, payload: bytes, actor: str, now: int, came: int = 0) -> Decision:
+def answer_by_signal(wait: Wait, key: str, payload: bytes, actor: str, now: int, came: int = 0) -> Decision:
     """A signal as the answer to the wait that asked for it. ``came``: the event that told of it, where the run's record does not hold it."""
     return Decision(wait_id=wait.wait_id, action=ws.SIGNAL, actor=actor, payload=payload, decided_at=now, asked=wait.asked, key=key, came=came)
 
@@ -316,7 +316,7 @@ _TABLE: dict[type, Callable[[Run, Any, int], Facts]] = {
     cmd.LateResult: _late,
     cmd.Signal: _signal,
     cmd.ChildEnded: _child,
-    cmd.Refused: _refused,
+    cmd.Refused: _refuse,
 }
 
 
@@ -387,7 +387,7 @@ def mark_run_awaiting_review(run: Run, wait: Wait) -> Facts:
     return (ev.WaitRequested(wait), ev.RunWaitingForHuman())
 
 
-def applied(run: Run, outcome: Terminal, *, result: bytes | None = None, review: Wait | None = None, why: str = "halted") -> Facts:
+def apply_outcome(run: Run, outcome: Terminal, *, result: bytes | None = None, review: Wait | None = None, why: str = "halted") -> Facts:
     """What the terminal outcome means for this run (§5.16). Where nobody attends, a review stops the run until somebody does (§5.17)."""
     match outcome:
         case Terminal.DONE:

@@ -49,12 +49,12 @@ def plain(view: Shape, mask: Mask = NOTHING) -> dict[str, Any]:
     return dict(mask.record(msgspec.to_builtins(view)))
 
 
-def masked(view: V, mask: Mask) -> V:
+def hide(view: V, mask: Mask) -> V:
     """The same value without what the mask hides."""
     return msgspec.convert(mask.record(msgspec.to_builtins(view)), type(view)) if mask.names else view
 
 
-def shown(raw: bytes | None) -> JSON:
+def show(raw: bytes | None) -> JSON:
     """A stored value for showing. Damage in one value must not hide the rest of the record."""
     if raw is None:
         return None
@@ -270,7 +270,7 @@ class LegacyView(Shape, frozen=True, kw_only=True):
 def run(
     of: Run, lease: Lease | None, now: int, *, channels: Mapping[str, JSON] | None = None, effects: Mapping[str, Effect] | None = None,
     blocked: Blocked | None = None, no_worker: NoWorker | None = None,
-) -> RunView:  # fmt: skip
+) -> RunView:
     """A run as it stands.
 
     Args:
@@ -294,7 +294,7 @@ def detail(of: RunView, problems: list[Problem], *, deduplicated: bool = False) 
 
 def _record(of: Run, lease: Lease | None, now: int, channels: Mapping[str, JSON] | None, effects: Mapping[str, Effect], blocked: Blocked | None) -> dict[str, Any]:
     word = condition(of, lease, now)
-    result = shown(of.result)
+    result = show(of.result)
     if of.result is None and of.status is Status.COMPLETED and channels is not None:
         result = dict(channels)
     return {
@@ -384,13 +384,13 @@ def wait(of: Wait, effect: Effect | None = None, *, status: Status | None = None
         path=of.path,
         prompt=of.prompt,
         name=of.name,
-        show=shown(of.show),
+        show=show(of.show),
         available_actions=list(of.available_actions),
         decidable=None if status is None else decidable(status, (of,), of.wait_id),
-        schema=shown(of.schema),
+        schema=show(of.schema),
         deadline=iso(of.deadline),
         on_timeout=str(of.on_timeout),
-        default=shown(of.default),
+        default=show(of.default),
         on_deny=of.on_deny,
         who=list(of.who),
         requested_at=iso(of.requested_at),
@@ -403,7 +403,7 @@ def wait(of: Wait, effect: Effect | None = None, *, status: Status | None = None
         effect_id=of.effect_id,
         cascade=of.cascade,
         covers=of.covers,
-        reads=shown(of.reads),
+        reads=show(of.reads),
         editable=of.editable,
         key=None if effect is None else effect.key,
         request_hash=None if effect is None else effect.request_hash,
@@ -419,7 +419,7 @@ def decision(of: Decision) -> DecisionView:
         actor=of.actor,
         feedback=of.feedback,
         note=of.note,
-        payload=shown(of.payload),
+        payload=show(of.payload),
         decided_at=iso(of.decided_at),
         resume=of.resume,
         key=of.key,
@@ -489,7 +489,7 @@ def payload(run_id: str, happened: ev.Event) -> dict[str, JSON]:
 
 def _field(name: str, given: Any) -> JSON:
     if isinstance(given, bytes) and name != "hash":
-        return shown(given)  # all other bytes in a fact are an encoded value
+        return show(given)  # all other bytes in a fact are an encoded value
     if isinstance(given, ErrorValue):
         return msgspec.to_builtins(error(given))
     if isinstance(given, Called):
@@ -538,7 +538,7 @@ def checkpoint(of: cps.Checkpoint, results: Mapping[str, cps.TaskResult]) -> Che
         channel_versions=dict(of.versions),
         versions_seen={node: dict(seen) for node, seen in of.seen.items()},
         pending_tasks=[t.key for t in of.pending],
-        pending_writes={k: value(cps.written(r)) for k, r in results.items() if k != cps.INPUT_TASK},
+        pending_writes={k: value(cps.decode_writes(r)) for k, r in results.items() if k != cps.INPUT_TASK},
         metadata={"source": of.source.value, "step": of.step, "writes": value(of.writes)},
         hash=of.hash.hex(),
         format=of.format,
@@ -629,7 +629,7 @@ def effect(of: Effect) -> EffectView:
         replay_policy=str(of.replay_policy),
         idempotent=of.idempotent,
         verifiable=of.verifiable,
-        result=shown(of.result),
+        result=show(of.result),
         error=error(of.error),
         owner=of.owner,
         fence=of.fence,
@@ -641,7 +641,7 @@ def effect(of: Effect) -> EffectView:
         blob=of.blob,
         undo=of.undo,
         detail=of.detail,
-        args=shown(of.args),
+        args=show(of.args),
         undone=of.undone,
     )
 
@@ -720,7 +720,7 @@ def intent(of: Intent, *, no_transport: bool = False) -> IntentView:
         settled_at=iso(of.settled_at),
         detail=of.detail,
         no_transport_for=of.type if no_transport and of.open else None,
-        payload=shown(of.payload) if of.payload else None,
+        payload=show(of.payload) if of.payload else None,
         target=of.target,
         owner=of.owner,
         lease_until=iso(of.lease_until),
@@ -750,7 +750,7 @@ class LedgerView(Shape, frozen=True, kw_only=True):
 
 
 def ledger(of: LedgerRow) -> LedgerView:
-    return LedgerView(number=of.number, run_id=of.run_id, step_id=of.step_id, topic=of.topic, key=of.key, data=shown(of.data), created_at=iso(of.at))
+    return LedgerView(number=of.number, run_id=of.run_id, step_id=of.step_id, topic=of.topic, key=of.key, data=show(of.data), created_at=iso(of.at))
 
 
 # -- who works, and what on -------------------------------------------------------------------------
@@ -887,7 +887,7 @@ def skill(program: Program, at: cps.Checkpoint | None = None) -> SkillView:
     """A program; with a checkpoint of a run, where that stands in it."""
     due = set() if at is None else {ids.node_of(t.key) for t in at.pending}
     seen = set() if at is None else {ids.node_of(n) for n, versions in at.seen.items() if versions}
-    nodes = [_node(n, "next" if n.name in due else "done" if n.name in seen else "") for n in _ordered(program)]
+    nodes = [_node(n, "next" if n.name in due else "done" if n.name in seen else "") for n in _order(program)]
     return SkillView(
         skill_id=program.id,
         skill_version=program.version,
@@ -902,7 +902,7 @@ def skill(program: Program, at: cps.Checkpoint | None = None) -> SkillView:
     )
 
 
-def _ordered(program: Program) -> list[Node]:
+def _order(program: Program) -> list[Node]:
     """Nodes in the order in which they can first run; ties as declared."""
     left, out, placed = list(program.nodes.values()), [], set[str]()
     while left:
@@ -988,7 +988,7 @@ def schedule(of: Schedule, now: int, *, next_local: str | None = None, last_loca
         grace_seconds=of.grace_us / 1_000_000,
         queue=of.queue,
         tenant_id=of.tenant_id,
-        inputs=shown(of.input),
+        inputs=show(of.input),
         options=dict(of.options),
         paused=of.paused,
         overdue=of.due is not None and now - of.due > of.grace_us,

@@ -96,13 +96,13 @@ def _tree(program: Program, after: dict[str, list[str]], reached: dict[str, list
             yield f"{indent}{lead}↑ {name}"
             continue
         drawn.add(name)
-        yield f"{indent}{lead}{_told(program.nodes[name], reached[name])}"
+        yield f"{indent}{lead}{_tell(program.nodes[name], reached[name])}"
         children = after.get(name, [])
         deeper = indent if len(children) == 1 and alone else indent + ("   " if last else "│  ")
         stack += [(child, deeper, i == len(children) - 1) for i, child in reversed(list(enumerate(children)))]
 
 
-def _told(node: Node, sources: list[Link]) -> str:
+def _tell(node: Node, sources: list[Link]) -> str:
     marks = []
     joined = {how: [s for s, h in sources if h == how] for how in ("all", "any")}
     if joined["all"]:

@@ -99,7 +99,7 @@ def origin(effect: Effect) -> str:
     return effect.source_effect_id or effect.effect_id
 
 
-def settled(records: Sequence[Effect], act: str) -> Effect | None:
+def find_settlement(records: Sequence[Effect], act: str) -> Effect | None:
     """How an act was settled in any run of a lineage: with a result, or given up by decision; None while nobody knows."""
     about = [e for e in records if act in (e.effect_id, e.source_effect_id)]
     done = [e for e in reversed(about) if e.status is EffectStatus.RECORDED]
@@ -108,12 +108,12 @@ def settled(records: Sequence[Effect], act: str) -> Effect | None:
     return next((e for e in reversed(about) if e.status is EffectStatus.ABANDONED and e.detail == BY_DECISION), None)
 
 
-def repeated(records: Sequence[Effect], act: str, run_id: str) -> int:
+def count_repeats(records: Sequence[Effect], act: str, run_id: str) -> int:
     """How many attempts of an act a run has left behind to try it again."""
     return sum(e.run_id == run_id and act in (e.effect_id, e.source_effect_id) and e.status is EffectStatus.ABANDONED and e.detail != BY_DECISION for e in records)
 
 
-def said_by(actor: str, reason: str) -> str:
+def attribute(actor: str, reason: str) -> str:
     """Whose word something is, with the reason that was given."""
     return f"{actor} ({reason})" if reason else actor
 
@@ -294,7 +294,7 @@ def _in_the_gap(last: Effect, asked: Asked, alive: Alive) -> Verdict:
     return Ask(last, OUTCOME_UNKNOWN, closed)
 
 
-def verified(effect: Effect, answer: object, closed: bool) -> Verdict:
+def verify(effect: Effect, answer: object, closed: bool) -> Verdict:
     """What follows from a hook's answer; ``Happened`` is settled by the caller. Absent is believed only of a closed attempt."""
     match answer:
         case Absent() if closed:

@@ -78,7 +78,7 @@ def unwrap(value: bytes | str) -> Envelope:
         raise EventUnreadable(f"an encrypted payload is damaged: {e}") from e
     if not isinstance(found, msgspec.msgpack.Ext) or found.code != CODE or not bytes(found.data).startswith(MARK):
         raise EventUnreadable("an encrypted payload is damaged: it is not an envelope")
-    return opened(bytes(found.data))
+    return open_envelope(bytes(found.data))
 
 
 def header_of(value: bytes | str) -> Header | None:
@@ -89,7 +89,7 @@ def header_of(value: bytes | str) -> Header | None:
         return None
 
 
-def opened(content: bytes) -> Envelope:
+def open_envelope(content: bytes) -> Envelope:
     """The envelope of an extension's content.
 
     Raises:
@@ -113,9 +113,9 @@ def unavailable(header: Header) -> KeyUnavailable:
     return KeyUnavailable(header.key_id, header.run_id, header.place)
 
 
-def shown(header: Header) -> dict[str, str]:
+def show(header: Header) -> dict[str, str]:
     """What a view has in the place of the payload."""
     return {"sealed": header.key_id}
 
 
-__all__ = ["CODE", "MARK", "TEXT", "VERSION", "Envelope", "Header", "as_text", "header_of", "is_sealed", "opened", "shown", "unavailable", "unwrap", "wrap"]
+__all__ = ["CODE", "MARK", "TEXT", "VERSION", "Envelope", "Header", "as_text", "header_of", "is_sealed", "open_envelope", "show", "unavailable", "unwrap", "wrap"]

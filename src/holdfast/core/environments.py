@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.core.bounds import ID_BYTES, Declared, flag, limits, text, texts, unknown
+from holdfast.core.bounds import ID_BYTES, Declared, flag, limits, refuse_unknown, text, texts
 from holdfast.core.effects import ReplayPolicy, as_policy
 from holdfast.core.errors import RestrictedOption
 
@@ -18,7 +18,7 @@ from holdfast.core.errors import RestrictedOption
 OPTIONS = frozenset(
     {"set", "inputs", "reason", "effects", "upgrade", "tags", "priority", "queue", "lane", "job_id", "trace_id", "key", "at", "delay",
      "environment", "policy_snapshot_id", "capabilities", "inherit_approvals", "unattended", "tenant_id", "recovery"}
-)  # fmt: skip
+)
 PRIVILEGED = frozenset({"environment", "policy_snapshot_id", "capabilities", "inherit_approvals", "unattended", "tenant_id", "recovery"})
 INHERIT = "inherit_approvals"
 
@@ -43,7 +43,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared)
         msgspec.structs.force_setattr(self, "replay", as_policy(self.replay, "replay"))
         for option in () if self.options is None else texts(self.options, "options", ID_BYTES):
             if option not in OPTIONS:
-                raise unknown(option, OPTIONS, "a fork")
+                raise refuse_unknown(option, OPTIONS, "a fork")
         limits(self.budgets, "budgets")
 
     def check_options(self, names: Iterable[str]) -> None:
@@ -55,7 +55,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared)
         """
         for name in names:
             if name not in OPTIONS:
-                raise unknown(name, OPTIONS, "a fork")
+                raise refuse_unknown(name, OPTIONS, "a fork")
             listed = (self.options is not None and name in self.options) or (name == INHERIT and self.inherit_approvals)
             if not listed and (name in PRIVILEGED or self.options is not None):
                 raise RestrictedOption(f"{self.name} does not allow the option {name!r} in a fork", hint="allow it in the Environment, or leave it out")

@@ -767,7 +767,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     source: str = ""
 
 
-def coded(code: str, message: str) -> HoldfastError:
+def from_code(code: str, message: str) -> HoldfastError:
     """A refusal on record as the error it was: the class of that code, plain ``Rejected`` where none has it."""
     todo: list[type[HoldfastError]] = [HoldfastError]
     while todo:

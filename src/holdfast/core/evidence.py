@@ -178,4 +178,4 @@ def missing(conditions: tuple[Postcondition, ...], reports: tuple[Report, ...]) 
 __all__ = [
     "KINDS", "Artifact", "Command", "ExitCode", "FileExists", "FileHash", "HttpStatus", "JsonPathEquals", "Nowhere", "Postcondition", "Report", "Unseen", "at", "judge", "kind_of",
     "missing",
-]  # fmt: skip
+]

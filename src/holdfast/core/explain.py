@@ -20,7 +20,7 @@ from holdfast.core.run import Run
 from holdfast.core.status import LIVE, Condition, Status
 from holdfast.core.toolcalls import place_of
 from holdfast.core.waits import APPROVE, Wait, WaitKind
-from holdfast.core.wording import EDIT, answering, meant, offered, target_of
+from holdfast.core.wording import EDIT, answering, describe_action, meant, target_of
 
 MOST_LINES = 10
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -82,12 +82,12 @@ def explain(run: Run, condition: Condition, events: Sequence[ev.Event], blocked:
         blocked: what keeps it from being driven, if it is due.
     """
     why, advice = _REASONS[condition](run, events, blocked)
-    return Explanation(run.run_id, _happened(run, condition, events, blocked), why, advice)
+    return Explanation(run.run_id, _tell_happened(run, condition, events, blocked), why, advice)
 
 
-def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocked: Blocked) -> tuple[str, ...]:
+def _tell_happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocked: Blocked) -> tuple[str, ...]:
     steps: list[str] = []
-    said: list[str] = [_begun(run)]
+    said: list[str] = [_tell_begun(run)]
     under_way, failed = "", False
     calls: list[str] = []
     caught: dict[str, str] = {}
@@ -106,7 +106,7 @@ def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocke
                 calls.append(path)
                 continue
             case ev.StepFailed(path=path, error=error, call=call) if path:
-                caught[path] = f"{call or 'call ' + path}: {_failed(error)}"
+                caught[path] = f"{call or 'call ' + path}: {_tell_failure(error)}"
                 continue  # the step fails with it, or its code has handled it
             case ev.StepStarted(task=task):
                 under_way = task
@@ -116,8 +116,8 @@ def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocke
             case fact:
                 if isinstance(fact, ev.StepFailed):
                     caught.clear()
-                _doubted(fact, doubts)
-                line = _sentence(fact, event.actor) or _cleared(fact, doubts, blocked.effects)
+                _note_doubt(fact, doubts)
+                line = _sentence(fact, event.actor) or _clear_doubt(fact, doubts, blocked.effects)
                 failed = isinstance(fact, ev.StepFailed)
         if line:
             said += _steps(steps)
@@ -130,7 +130,7 @@ def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocke
         said.append(f"In the step {under_way} {'one call completed; its result is' if kept == 1 else f'{kept:,} calls completed; their results are'} kept.")
     if run.status in LIVE:
         records = {} if condition in (Condition.RUNNING, Condition.REPLAYING) else {e.effect_id: e for e in blocked.effects}
-        said += [f"{_named(e)} was attempted, and its outcome is not recorded.{_then(records.get(e.effect_id))}" for e in _open_effects(events)]
+        said += [f"{_name(e)} was attempted, and its outcome is not recorded.{_tell_resume(records.get(e.effect_id))}" for e in _open_effects(events)]
     if len(said) > MOST_LINES:
         left = len(said) - MOST_LINES + 1
         said = [*said[:3], f"… {left} more things happened.", *said[3 + left :]]
@@ -143,7 +143,7 @@ def _caught(task: str, failures: dict[str, str]) -> str:
     return f"In the step {task} {'one call' if len(found) == 1 else f'{len(found):,} calls'} failed, and the code of the step handled that: {found[-1]}"
 
 
-def _doubted(fact: ev.Fact | ev.Unknown, doubts: dict[str, str]) -> None:
+def _note_doubt(fact: ev.Fact | ev.Unknown, doubts: dict[str, str]) -> None:
     """Keeps the effects of which nobody knew the outcome, and what was done to find it: its hook was asked, a person, or the receiver by its key."""
     match fact:
         case ev.SideEffectUnknown(effect_id=effect_id):
@@ -165,7 +165,7 @@ _AGAIN = {
 }
 
 
-def _cleared(fact: ev.Fact | ev.Unknown, doubts: dict[str, str], records: Sequence[Effect]) -> str:
+def _clear_doubt(fact: ev.Fact | ev.Unknown, doubts: dict[str, str], records: Sequence[Effect]) -> str:
     """How an effect came out of which nobody knew the outcome; nothing of any other."""
     match fact:
         case ev.SideEffectRecorded(effect_id=effect_id, task=task) if effect_id in doubts:
@@ -201,12 +201,12 @@ def _open_effects(events: Sequence[ev.Event]) -> list[ev.SideEffectAttempted]:
     return list(found.values())
 
 
-def _named(effect: ev.SideEffectAttempted) -> str:
+def _name(effect: ev.SideEffectAttempted) -> str:
     detail = f" ({effect.detail})" if effect.detail else ""
     return f"The effect {effect.task}.{effect.path}{detail}"
 
 
-def _then(effect: Effect | None) -> str:
+def _tell_resume(effect: Effect | None) -> str:
     """What a resume does about an effect of which nobody knows the outcome."""
     if effect is None:
         return ""
@@ -219,7 +219,7 @@ def _then(effect: Effect | None) -> str:
     return f" Its key is {effect.key}; {does}."
 
 
-def _begun(run: Run) -> str:
+def _tell_begun(run: Run) -> str:
     origin = f", {run.origin} from {run.source_run_id}" if run.source_run_id else ""
     return f"A run of {run.skill_id} (version {run.skill_version}) was submitted{origin}."
 
@@ -240,14 +240,14 @@ def _sentence(fact: ev.Fact | ev.Unknown, actor: str) -> str:
         case ev.RunRecovered(previous_owner=owner) if owner:
             return "Its worker died or lost its lease, and another one took the run over."
         case ev.StepFailed(task=task, error=error, attempt=attempt):
-            return f"The step {task} failed in attempt {attempt}: {_failed(error)}"
+            return f"The step {task} failed in attempt {attempt}: {_tell_failure(error)}"
         case ev.StepRetryScheduled(task=task, attempt=attempt, call=call):
             which = f"The step {task}" if call is None else f"In the step {task} the call {call}"
             return f"{which} is tried again after attempt {attempt}."
         case ev.WaitRequested(wait=wait) if wait.kind is WaitKind.EFFECT:
             return f"The step {wait.task} asked a person what happened."
         case ev.WaitRequested(wait=wait):
-            return f"The step {wait.task} asked: {_asked(wait)}."
+            return f"The step {wait.task} asked: {_tell_question(wait)}."
         case ev.WaitDecided(decision=decision):
             return f"{decision.actor or 'Somebody'} answered: {decision.action}."
         case ev.WaitTimedOut():
@@ -263,7 +263,7 @@ def _sentence(fact: ev.Fact | ev.Unknown, actor: str) -> str:
         case ev.RunInterrupted(cause=cause):
             return f"It was interrupted: {cause}."
         case ev.RunFailed(error=error):
-            return f"The run failed: {_failed(error)}"
+            return f"The run failed: {_tell_failure(error)}"
         case ev.RunCanceled():
             return "The run was canceled."
         case ev.RunCompleted():
@@ -274,14 +274,14 @@ def _sentence(fact: ev.Fact | ev.Unknown, actor: str) -> str:
             return ""
 
 
-def _failed(error: ErrorValue) -> str:
+def _tell_failure(error: ErrorValue) -> str:
     at = error.frames[-1] if error.frames else None
     place = f" ({at.file}:{at.line} in {at.function})" if at is not None else ""
     kind = error.type.rpartition(".")[2]
     return f"{kind}: {' '.join(error.message.split())[:200]}{place}."
 
 
-def _asked(wait: Wait) -> str:
+def _tell_question(wait: Wait) -> str:
     text = " ".join((wait.prompt or wait.name or wait.kind.value).split())[:160].rstrip(".")
     return text if wait.kind is WaitKind.EFFECT else f"{text} ({wait.kind.value})"
 
@@ -290,7 +290,7 @@ def _resume(run: Run, *more: str) -> str:
     return " ".join(["holdfast resume", run.run_id, target_of(run.target), *more])
 
 
-def _queued(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+def _explain_queued(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     if blocked.lane:
         return _Why(f"It waits for its turn: {blocked.lane}.", (Advice("See which run has the lane (runs of one lane execute one after another).", "holdfast lanes"),))
     start = Advice("Start a worker that has the skill.", f"holdfast worker {target_of(run.target)}")
@@ -329,7 +329,7 @@ def _asking(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     if not waits:
         return _Why("It is answered and due to resume.", (Advice("Resume it here, or start a worker.", _resume(run)),))
     advice = [a for wait in waits for a in _answers(run, wait, alone=len(waits) == 1)]
-    named = "; ".join(_asked(w) for w in waits)
+    named = "; ".join(_tell_question(w) for w in waits)
     decided = {d.wait_id for d in run.decisions}
     if all(w.wait_id in decided for w in waits):
         return _Why(f"The question is decided, and the run has not resumed: {named}.", (Advice("Resume it here, or start a worker.", _resume(run)),))
@@ -340,14 +340,14 @@ def _asking(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
 
 def _answers(run: Run, wait: Wait, *, alone: bool) -> list[Advice]:
     which = None if alone else wait.wait_id
-    said = [Advice(meant(offered(wait.kind, action)), shlex.join(["holdfast", *answering(run.run_id, which, action)])) for action in wait.available_actions]
+    said = [Advice(meant(describe_action(wait.kind, action)), shlex.join(["holdfast", *answering(run.run_id, which, action)])) for action in wait.available_actions]
     return [*said, Advice(f"{EDIT}.", shlex.join(["holdfast", *answering(run.run_id, which, APPROVE, edited=True)]))] if wait.editable else said
 
 
-def _signalled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+def _explain_signal(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     tools = [w for w in run.waits if place_of(w.name) is not None]
     if tools:
-        asked = "; ".join([*(_asked(w).removesuffix(f" ({w.kind.value})") for w in tools), *blocked.requests])
+        asked = "; ".join([*(_tell_question(w).removesuffix(f" ({w.kind.value})") for w in tools), *blocked.requests])
         start = Advice("Start a tool runner where that workspace is.", "holdfast tool-runner --workspace PATH --tools TARGET")
         return _Why(f"It waits for a tool runner: {asked}.", (start, Advice("If no runner can answer, say what came of the call, or give it up.", f"holdfast outbox {run.run_id}")))
     names = sorted({w.name for w in run.waits if w.name and not w.human})
@@ -360,13 +360,13 @@ def _done(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     return _Why("It is done.", (Advice("Start a new run from it, with changes.", f"holdfast fork {run.run_id} {target_of(run.target)} --set CHANNEL=JSON"),))
 
 
-def _halted(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+def _explain_halted(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     if not run.settled:
         return _Why(f"It ended because it ran unattended and needed a person ({run.stop_reason}).", (Advice("Resume it: the question is asked again.", _resume(run)),))
     fork = Advice("Start a new run from its state.", f"holdfast fork {run.run_id} {target_of(run.target)}")
     match next((e for e in reversed(events) if isinstance(e.fact, _ENDINGS)), None):
         case ev.Event(fact=ev.WaitTimedOut()):
-            asked = next((f": {_asked(e.fact.wait)}" for e in reversed(events) if isinstance(e.fact, ev.WaitRequested)), "")
+            asked = next((f": {_tell_question(e.fact.wait)}" for e in reversed(events) if isinstance(e.fact, ev.WaitRequested)), "")
             later = Advice("For later runs: give the question more time with timeout=, or set on_timeout= to choose what happens instead.")
             return _Why(f"Nobody answered by the deadline ({run.stop_reason}){asked}. This run cannot be resumed.", (fork, later))
         case ev.Event(fact=ev.PolicyEvaluated(subject=subject, reason=reason)):
@@ -381,14 +381,14 @@ def _halted(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
 _ENDINGS = (ev.WaitTimedOut, ev.PolicyEvaluated, ev.WaitDecided)
 
 
-def _cancelled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+def _explain_cancelled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     return _Why(f"It was canceled on request ({run.stop_reason}).", (Advice("Resume it where it stopped.", _resume(run)),))
 
 
-def _broken(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+def _explain_broken(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     error = run.error
     hint = f" {error.hint[:1].upper()}{error.hint[1:]}." if error is not None and error.hint else ""
-    why = f"It failed ({run.stop_reason}).{f' {_failed(error)}' if error is not None else ''}{hint}"
+    why = f"It failed ({run.stop_reason}).{f' {_tell_failure(error)}' if error is not None else ''}{hint}"
     again = Advice("After you have fixed the cause, resume it where it stopped.", _resume(run, "--acknowledge", run.stop_reason or ""))
     fork = Advice("Or start a new run from its latest checkpoint.", f"holdfast fork {run.run_id} {target_of(run.target)}{_from(run)}")
     return _Why(why, (again, fork, Advice("To start from an earlier checkpoint, list them.", f"holdfast checkpoints {run.run_id}")))
@@ -398,7 +398,7 @@ def _from(run: Run) -> str:
     return f" --from {run.checkpoint_head.rpartition('.')[2]}" if run.checkpoint_head else ""
 
 
-def _torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+def _explain_torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     take = Advice("Resume it here." if blocked.nobody else "Resume it here, or leave it to a running worker that has the skill.", _resume(run))
     start = Advice("Or start a worker: it takes the run over.", f"holdfast worker {target_of(run.target)}")
     check = Advice("Check its stored data for problems.", f"holdfast check {run.run_id}")
@@ -414,24 +414,24 @@ def _torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     return _Why(why, (take, check))
 
 
-def _unknown(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+def _explain_unknown(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     return _Why("Its stored record is damaged.", (Advice("Check its stored data for problems.", f"holdfast check {run.run_id}"),))
 
 
 _REASONS: dict[Condition, Callable[[Run, Sequence[ev.Event], Blocked], _Why]] = {
-    Condition.QUEUED: _queued,
+    Condition.QUEUED: _explain_queued,
     Condition.RUNNING: _running,
     Condition.REPLAYING: _running,
     Condition.AWAITING_PHASE_HANDOFF: _asking,
     Condition.AWAITING_GATE_DECISION: _asking,
     Condition.AWAITING_HUMAN_REVIEW: _asking,
-    Condition.AWAITING_SIGNAL: _signalled,
+    Condition.AWAITING_SIGNAL: _explain_signal,
     Condition.DONE: _done,
-    Condition.HALTED: _halted,
-    Condition.CANCELLED: _cancelled,
-    Condition.FAILED: _broken,
-    Condition.INTERRUPTED: _torn,
-    Condition.UNKNOWN: _unknown,
+    Condition.HALTED: _explain_halted,
+    Condition.CANCELLED: _explain_cancelled,
+    Condition.FAILED: _explain_broken,
+    Condition.INTERRUPTED: _explain_torn,
+    Condition.UNKNOWN: _explain_unknown,
 }
 
 __all__ = ["Advice", "Blocked", "Explanation", "explain"]

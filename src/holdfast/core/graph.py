@@ -181,7 +181,7 @@ def compile(
     if redo is not None and redo not in nodes:
         faults.append(f"redo names {redo!r}, which is not a node{meant(redo, nodes)}")
     if faults:
-        raise refused(id, faults)
+        raise refuse(id, faults)
     listeners: dict[str, list[str]] = {}
     for node in nodes.values():
         for trigger in node.triggers:
@@ -257,7 +257,7 @@ def _shape(node: Node) -> list[Any]:
 # -- faults, in words a newcomer understands --------------------------------------------------------
 
 
-def refused(id: str, faults: list[str]) -> InvalidGraph:
+def refuse(id: str, faults: list[str]) -> InvalidGraph:
     """The error that tells all faults, one a line."""
     return InvalidGraph(f"the graph {id!r} cannot run:\n" + "\n".join(f"  - {f}" for f in faults), hint="graph.validate() repeats this check")
 
@@ -275,7 +275,7 @@ def _faults(channels: Mapping[str, Channel], nodes: Mapping[str, Node]) -> list[
     loose = [n for n in nodes.values() if not n.triggers]
     if len(loose) == len(nodes):
         faults.append("no node is wired to anything")
-    return faults or _unreached(nodes)
+    return faults or _find_unreached(nodes)
 
 
 def _of_node(node: Node, channels: Mapping[str, Channel], nodes: Mapping[str, Node]) -> list[str]:
@@ -314,7 +314,7 @@ def _of_child(node: Node, child: Program, channels: Mapping[str, Channel]) -> li
     return faults
 
 
-def _unreached(nodes: Mapping[str, Node]) -> list[str]:
+def _find_unreached(nodes: Mapping[str, Node]) -> list[str]:
     """Nodes nothing leads to. Where a node or a router may name any other as the next, nothing can be said."""
     if any(n.routers or n.routes for n in nodes.values()):
         return []
@@ -338,7 +338,7 @@ def _fires(trigger: Trigger, reached: set[str]) -> bool:
     return all(there) if trigger.mode == "all" else any(there)
 
 
-def unwritten(program: Program) -> list[str]:
+def find_unwritten(program: Program) -> list[str]:
     """Channels that contracts read and nothing writes: neither a node, as far as all declare ``writes=``, nor a required input (§4.2)."""
     nodes = program.nodes.values()
     if any(n.writes is None and n.shape != "subgraph" for n in nodes):

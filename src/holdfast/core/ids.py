@@ -21,7 +21,7 @@ LONGEST = 512
 _FORBIDDEN = frozenset("/\\\x7f")
 
 
-def wellformed(name: str) -> bool:
+def is_wellformed(name: str) -> bool:
     """Whether a text may be an id: not empty, not long, printable, and nothing that a path would follow."""
     return 0 < len(name.encode("utf-8", "surrogatepass")) <= LONGEST and name.isprintable() and not _FORBIDDEN & set(name) and not name.startswith(".")
 
@@ -63,10 +63,10 @@ def run_id(at_us: int, entropy: int, tenant: str = "", session: str = "", beside
     """A new run's id. With no session of its own the run is its session; ``beside`` another session it gets one of its own, named
     after both (§7.8). Either way the id names the bucket of its lane."""
     head = stamp(at_us, entropy)
-    return head + bucket(tenant, session or _own(head, beside))
+    return head + bucket(tenant, session or _make_own(head, beside))
 
 
-def _own(head: str, beside: str = "") -> str:
+def _make_own(head: str, beside: str = "") -> str:
     """The session of a run that has one of its own, from the first part of its id: what stands for the last two characters does not count."""
     return f"{beside}~{head}00" if beside else f"{head}00"
 
@@ -124,4 +124,4 @@ def child_run_id(parent: str, step: int, task: str, path: str, round: int = 0, *
     """The run a ``ctx.child`` at this place makes: the same after a crash. It sorts after its parent, and lies in the bucket of its lane."""
     h = hashlib.sha256(wait_id(parent, step, task, path, round).encode()).digest()
     head = parent[:10] + _base32(int.from_bytes(h[:9], "big"), 14)
-    return head + bucket(tenant, session or _own(head))
+    return head + bucket(tenant, session or _make_own(head))

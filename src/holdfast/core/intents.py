@@ -247,7 +247,7 @@ def answer_lost(intent: Intent, owner: str, held: Collection[str], *, doubt: boo
     return doubt and intent.state is IntentState.SENDING and intent.owner == owner and intent.intent_id not in held
 
 
-def claimed(intent: Intent, owner: str, now: int, until: int, *, lost: bool = False, dead: bool = False, answer_lost: bool = False) -> Intent:
+def start_sending(intent: Intent, owner: str, now: int, until: int, *, lost: bool = False, dead: bool = False, answer_lost: bool = False) -> Intent:
     """The intent as its sender holds it. ``lost``: it is taken from a sender that is gone; ``dead``: of which there is proof; ``answer_lost``: it is
     its own, by a claim whose answer was lost."""
     tries = intent.tries
@@ -255,24 +255,24 @@ def claimed(intent: Intent, owner: str, now: int, until: int, *, lost: bool = Fa
         before = [t for t in tries[:-1] if t.outcome is not Ended.LATE]
         tries = (*before, replace(tries[-1], ended_at=now, outcome=Ended.LATE, closed=True))
     elif lost:
-        tries = _lost(intent, now, dead)
+        tries = _note_lost(intent, now, dead)
     number = intent.attempts + 1
     return replace(
         intent, state=IntentState.SENDING, owner=owner, lease_until=until, attempts=number, tries=(*tries, Delivery(number, owner, now)),
         detail=SENDER_LOST if lost and not answer_lost else intent.detail,
-    )  # fmt: skip
+    )
 
 
-def found_lost(intent: Intent, now: int, alive: Alive) -> Intent:
+def find_lost(intent: Intent, now: int, alive: Alive) -> Intent:
     """The intent as a person may say something about it: an attempt is lost whose sender is proven dead, or has let its lease expire, and nobody
     knows what became of it."""
     if intent.state is not IntentState.SENDING or (alive is not Alive.NO and (intent.lease_until or 0) > now):
         return intent
-    tries = _lost(intent, now, alive is Alive.NO)
+    tries = _note_lost(intent, now, alive is Alive.NO)
     return replace(intent, state=IntentState.UNKNOWN, owner=None, lease_until=None, tries=tries, detail=SENDER_LOST)
 
 
-def _lost(intent: Intent, now: int, dead: bool) -> tuple[Delivery, ...]:
+def _note_lost(intent: Intent, now: int, dead: bool) -> tuple[Delivery, ...]:
     """Its attempts, once the sender of the last one is gone. ``dead``: of which there is proof."""
     if not intent.tries and intent.attempts:  # begun under the first release, which kept no attempts
         return (Delivery(intent.attempts, intent.owner or "", intent.created_at, now, Ended.LOST, closed=dead),)
@@ -337,7 +337,7 @@ def after(intent: Intent, outcome: Outcome, how: Sending, now: int) -> Intent:
     return replace(_rest(intent, IntentState.QUEUED, Ended.FAILED, now, detail=error.message, error=error), due=now + pause)
 
 
-def asked(intent: Intent, why: str, now: int) -> Intent:
+def ask(intent: Intent, why: str, now: int) -> Intent:
     """An intent that a person has to say something about: nothing was sent by this attempt."""
     return _rest(intent, IntentState.UNKNOWN, Ended.LATE, _no_earlier(intent, now), detail=why)
 
@@ -348,7 +348,7 @@ def _no_earlier(intent: Intent, now: int) -> int:
     return max(now, intent.tries[-1].began_at)
 
 
-def absent(intent: Intent) -> Intent:
+def note_absent(intent: Intent) -> Intent:
     """The intent, still claimed, once its transport has said that no earlier attempt has happened."""
     return replace(intent, tries=tuple(replace(t, outcome=Ended.ABSENT) if t.outcome in DOUBTFUL else t for t in intent.tries))
 
@@ -374,7 +374,7 @@ def may_live(intent: Intent, alive: Mapping[str, Alive]) -> Delivery | None:
     return next((t for t in intent.doubts if not t.closed and alive.get(t.owner, Alive.UNKNOWN) is not Alive.NO), None)
 
 
-def redriven(intent: Intent, *, actor: str, reason: str, forced: bool, now: int) -> Intent:
+def redrive(intent: Intent, *, actor: str, reason: str, forced: bool, now: int) -> Intent:
     """The intent, to be sent again because a person says so.
 
     Raises:
@@ -392,7 +392,7 @@ def redriven(intent: Intent, *, actor: str, reason: str, forced: bool, now: int)
     return replace(intent, state=IntentState.QUEUED, due=at_once(now), detail="", settled_at=None, rulings=(*intent.rulings, ruling))
 
 
-def ruled(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) -> Intent:
+def rule(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) -> Intent:
     """The intent, settled because a person says how it stands; the same again changes nothing.
 
     Raises:
@@ -412,7 +412,7 @@ def ruled(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) ->
     return replace(intent, state=IntentState(outcome), settled_at=now, detail=reason, rulings=(*intent.rulings, ruling))
 
 
-def dropped(intent: Intent) -> Intent:
+def drop_payload(intent: Intent) -> Intent:
     """The intent without what it carried and what was answered (§9.7)."""
     return replace(intent, payload=b"", answer=b"")
 
@@ -447,19 +447,19 @@ __all__ = [
     "Send",
     "Sending",
     "Sent",
-    "absent",
     "after",
     "answer_lost",
-    "asked",
-    "claimed",
+    "ask",
     "digest",
-    "dropped",
-    "found_lost",
+    "drop_payload",
+    "find_lost",
     "may_live",
     "next_move",
-    "redriven",
-    "ruled",
+    "note_absent",
+    "redrive",
+    "rule",
     "same",
     "stands",
+    "start_sending",
     "target",
-]  # fmt: skip
+]

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.bounds import shown
+from holdfast.core.bounds import show
 
 Fit = Callable[[Any, str], Any]
 JSON_TEXTS = (dt.datetime, dt.date, dt.time, dt.timedelta, uuid.UUID, decimal.Decimal)
@@ -44,7 +44,7 @@ class Misfit(Exception):
         self.given = given
 
 
-def _unknown(cls: Any, what: str, path: str, given: str) -> Misfit:
+def _refuse_unknown(cls: Any, what: str, path: str, given: str) -> Misfit:
     return Misfit(path, "absent", given, f"{path} is not a {what} of {cls.__name__} (given: {given})")
 
 
@@ -55,7 +55,7 @@ class Kind(msgspec.Struct, frozen=True):
     exact: type | None = None
 
 
-def compiled(annotation: Any) -> Kind | None:
+def compile_kind(annotation: Any) -> Kind | None:
     """The kind of an annotation; None if it accepts everything."""
     fit = _fit(annotation)
     return None if fit is None else Kind(fit, annotation if annotation in FAST and isinstance(annotation, type) else None)
@@ -72,7 +72,7 @@ def _fit(kind: Any) -> Fit | None:
         return _fit(supertype)
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _annotated(inner[0], [m for m in inner[1:] if isinstance(m, msgspec.Meta)])
+        return _fit_annotated(inner[0], [m for m in inner[1:] if isinstance(m, msgspec.Meta)])
     if origin is Literal:
         return _literal(inner)
     if origin is typing.Union or origin is types.UnionType:
@@ -95,7 +95,7 @@ def _fit(kind: Any) -> Fit | None:
 
 def _of_class(cls: Any) -> Fit | None:
     if cls is object or typing.is_typeddict(cls):
-        return _typed_dict(cls) if cls is not object else None
+        return _fit_typed_dict(cls) if cls is not object else None
     if cls in JSON_TEXTS:
         return _json_text(cls)
     if issubclass(cls, enum.Enum):
@@ -110,7 +110,7 @@ def _of_class(cls: Any) -> Fit | None:
     if hasattr(cls, "model_validate"):
         return _model(cls)
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return _named_tuple(cls)
+        return _fit_named_tuple(cls)
     if getattr(cls, "_is_protocol", False):
         return None
     return _instance(cls)
@@ -121,31 +121,31 @@ def _of_class(cls: Any) -> Fit | None:
 
 def _none(value: Any, path: str) -> Any:
     if value is not None:
-        raise Misfit(path, "None", shown(value))
+        raise Misfit(path, "None", show(value))
     return value
 
 
 def _text(value: Any, path: str) -> Any:
     if not isinstance(value, str):
-        raise Misfit(path, "str", shown(value))
+        raise Misfit(path, "str", show(value))
     return str.__str__(value)
 
 
 def _int(value: Any, path: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Misfit(path, "int", shown(value))
+        raise Misfit(path, "int", show(value))
     return int(value)
 
 
 def _bool(value: Any, path: str) -> Any:
     if not isinstance(value, bool):
-        raise Misfit(path, "bool", shown(value))
+        raise Misfit(path, "bool", show(value))
     return value
 
 
 def _bytes(value: Any, path: str) -> Any:
     if not isinstance(value, bytes):
-        raise Misfit(path, "bytes", shown(value))
+        raise Misfit(path, "bytes", show(value))
     return value
 
 
@@ -153,11 +153,11 @@ def _float(value: Any, path: str) -> Any:
     if isinstance(value, float):
         return value
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Misfit(path, "float", shown(value))
+        raise Misfit(path, "float", show(value))
     try:
         return float(value)
     except OverflowError:
-        raise Misfit(path, "float", shown(value)) from None
+        raise Misfit(path, "float", show(value)) from None
 
 
 def _literal(known: tuple[Any, ...]) -> Fit:
@@ -165,7 +165,7 @@ def _literal(known: tuple[Any, ...]) -> Fit:
         for each in known:
             if each == value and type(each) is type(value):
                 return each
-        raise Misfit(path, "one of " + ", ".join(map(repr, known)), shown(value))
+        raise Misfit(path, "one of " + ", ".join(map(repr, known)), show(value))
 
     return fit
 
@@ -178,8 +178,8 @@ def _json_text(cls: Any) -> Fit:
             try:
                 return msgspec.convert(value, cls)
             except msgspec.ValidationError as e:
-                raise Misfit(path, cls.__name__, f"{shown(value)} ({e})") from None
-        raise Misfit(path, cls.__name__, shown(value))
+                raise Misfit(path, cls.__name__, f"{show(value)} ({e})") from None
+        raise Misfit(path, cls.__name__, show(value))
 
     return fit
 
@@ -191,7 +191,7 @@ def _enum(cls: Any) -> Fit:
         for member in cls:
             if member.value == value and type(member.value) is type(value):
                 return member
-        raise Misfit(path, f"{cls.__name__}: one of {', '.join(repr(m.value) for m in cls)}", shown(value))
+        raise Misfit(path, f"{cls.__name__}: one of {', '.join(repr(m.value) for m in cls)}", show(value))
 
     return fit
 
@@ -201,7 +201,7 @@ def _path(cls: Any) -> Fit:
         if isinstance(value, cls):
             return value
         if not isinstance(value, str):
-            raise Misfit(path, cls.__name__, shown(value))
+            raise Misfit(path, cls.__name__, show(value))
         return cls(value)
 
     return fit
@@ -210,7 +210,7 @@ def _path(cls: Any) -> Fit:
 def _instance(cls: Any) -> Fit:
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, cls):
-            raise Misfit(path, cls.__name__, shown(value))
+            raise Misfit(path, cls.__name__, show(value))
         return value
 
     return fit
@@ -235,13 +235,13 @@ def _union(kind: Any, fits: list[Fit | None]) -> Fit | None:
                 return made  # it fits as it is, which goes before whatever it could be taken for
             found.append(made)
         if not found:
-            raise Misfit(path, wanted, shown(value))
+            raise Misfit(path, wanted, show(value))
         return found[0]
 
     return fit
 
 
-def _annotated(kind: Any, metas: list[msgspec.Meta]) -> Fit | None:
+def _fit_annotated(kind: Any, metas: list[msgspec.Meta]) -> Fit | None:
     inner = _fit(kind)
     if not metas:
         return inner
@@ -255,7 +255,7 @@ def _annotated(kind: Any, metas: list[msgspec.Meta]) -> Fit | None:
         try:
             msgspec.convert(made, bounded)
         except msgspec.ValidationError as e:
-            raise Misfit(path, str(e).removeprefix("Expected ").partition(" - at ")[0], shown(value)) from None
+            raise Misfit(path, str(e).removeprefix("Expected ").partition(" - at ")[0], show(value)) from None
         return made
 
     return fit
@@ -281,7 +281,7 @@ def _list(inner: tuple[Any, ...]) -> Fit:
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, list | tuple):
-            raise Misfit(path, "a list", shown(value))
+            raise Misfit(path, "a list", show(value))
         made = _items(value, each, path)
         return made if made is not None else value if isinstance(value, list) else list(value)
 
@@ -293,7 +293,7 @@ def _set(make: Any, inner: tuple[Any, ...]) -> Fit:
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, set | frozenset | list | tuple):
-            raise Misfit(path, "a set", shown(value))
+            raise Misfit(path, "a set", show(value))
         found = list(value)
         made = _items(found, each, path)
         if made is None and isinstance(value, set | frozenset):
@@ -312,7 +312,7 @@ def _tuple(inner: tuple[Any, ...]) -> Fit:
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, list | tuple) or (inner and not endless and len(value) != len(inner)):
-            raise Misfit(path, f"a tuple of {len(inner)}" if inner and not endless else "a tuple", shown(value))
+            raise Misfit(path, f"a tuple of {len(inner)}" if inner and not endless else "a tuple", show(value))
         if not inner:
             return tuple(value)
         each = fits * len(value) if endless else fits
@@ -326,7 +326,7 @@ def _dict(inner: tuple[Any, ...]) -> Fit:
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, Mapping):
-            raise Misfit(path, "a dict", shown(value))
+            raise Misfit(path, "a dict", show(value))
         if names is None and values is None:
             return value
         made = {
@@ -338,7 +338,7 @@ def _dict(inner: tuple[Any, ...]) -> Fit:
     return fit
 
 
-def _typed_dict(cls: Any) -> Fit:
+def _fit_typed_dict(cls: Any) -> Fit:
     hints = typing.get_type_hints(cls, include_extras=True)
     kinds = {n: _fit(k) for n, k in hints.items()}
     # Where annotations are texts, the class itself has not seen which of them say NotRequired.
@@ -346,10 +346,10 @@ def _typed_dict(cls: Any) -> Fit:
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, Mapping):
-            raise Misfit(path, cls.__name__, shown(value))
+            raise Misfit(path, cls.__name__, show(value))
         for name in value:
             if name not in kinds:
-                raise _unknown(cls, "key", f"{path}.{name}", shown(value[name]))
+                raise _refuse_unknown(cls, "key", f"{path}.{name}", show(value[name]))
         for name in sorted(required):
             if name not in value:
                 raise Misfit(f"{path}.{name}", "there", "missing", f"{path}.{name} is missing: {cls.__name__} requires it")
@@ -387,11 +387,11 @@ def _fields(cls: Any, named: list[tuple[str, bool]], make: Callable[[dict[str, A
                     changed[name] = made
             return replace(canon.thaw(value), **changed) if changed else value
         if not isinstance(value, Mapping):
-            raise Misfit(path, cls.__name__, shown(value))
+            raise Misfit(path, cls.__name__, show(value))
         if not issubclass(cls, msgspec.Struct):
             for name in value:
                 if (name, True) not in named:
-                    raise _unknown(cls, "field", f"{path}.{name}", shown(value[name]))
+                    raise _refuse_unknown(cls, "field", f"{path}.{name}", show(value[name]))
             value = {n: v if (f := kinds()[n]) is None else f(v, f"{path}.{n}") for n, v in value.items()}
         try:
             return make(canon.thaw(dict(value)))
@@ -401,13 +401,13 @@ def _fields(cls: Any, named: list[tuple[str, bool]], make: Callable[[dict[str, A
     return fit
 
 
-def _named_tuple(cls: Any) -> Fit:
+def _fit_named_tuple(cls: Any) -> Fit:
     hints = typing.get_type_hints(cls, include_extras=True)
     fits = [_fit(hints.get(name, Any)) for name in cls._fields]
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(fits):
-            raise Misfit(path, f"{cls.__name__}: {len(fits)} items", shown(value))
+            raise Misfit(path, f"{cls.__name__}: {len(fits)} items", show(value))
         return cls(*[item if f is None else f(item, f"{path}.{n}") for n, item, f in zip(cls._fields, value, fits, strict=True)])
 
     return fit
@@ -420,7 +420,7 @@ def _model(cls: Any) -> Fit:
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
-            raise Misfit(path, cls.__name__, shown(value))
+            raise Misfit(path, cls.__name__, show(value))
         try:
             return cls.model_validate(canon.thaw(dict(value)))
         except ValueError as e:
@@ -434,7 +434,7 @@ def _model(cls: Any) -> Fit:
 
 def of_value(annotation: Any, default: Any) -> Kind | None:
     """What the value of a channel may be. One whose default is None may be None, whatever it says."""
-    return compiled(annotation | None if default is None and isinstance(annotation, type) else annotation)
+    return compile_kind(annotation | None if default is None and isinstance(annotation, type) else annotation)
 
 
 def of_write(annotation: Any, tag: str, default: Any, takes: Any = Any) -> Kind | None:
@@ -445,7 +445,7 @@ def of_write(annotation: Any, tag: str, default: Any, takes: Any = Any) -> Kind 
             each = _item(annotation)
             return None if each is None else Kind(_growing(each))
         case "custom":
-            return compiled(takes)
+            return compile_kind(takes)
     return of_value(annotation, default)
 
 
@@ -471,4 +471,4 @@ def _growing(each: Fit) -> Fit:
     return fit
 
 
-__all__ = ["Kind", "Misfit", "compiled", "of_value", "of_write"]
+__all__ = ["Kind", "Misfit", "compile_kind", "of_value", "of_write"]

@@ -139,7 +139,7 @@ def in_force(declared: Mapping[str, Limit], stored: Iterable[Rule]) -> Rules:
     return Rules(limits, frozenset(r.name.removeprefix(QUEUE) for r in kept if r.paused))
 
 
-def admitted(given: Mapping[Any, Any]) -> dict[str, Limit]:
+def admit(given: Mapping[Any, Any]) -> dict[str, Limit]:
     """Limits as somebody declared them.
 
     Raises:
@@ -162,7 +162,7 @@ def name(given: object) -> str:
     return plain
 
 
-def own_name(given: object, field: str = "limit") -> str:
+def check_name(given: object, field: str = "limit") -> str:
     """The name of a limit that a node, a tool or a transport uses.
 
     Raises:
@@ -185,7 +185,7 @@ def next_token(limit: Limit, full_at: int, now: int) -> int:
     return max(now, full_at - (limit.held - 1) * limit.every)
 
 
-def taken(limit: Limit, full_at: int, now: int) -> int:
+def take_token(limit: Limit, full_at: int, now: int) -> int:
     """When the bucket is full again once a token has been taken from it."""
     return max(now, min(full_at, now + limit.held * limit.every)) + limit.every
 
@@ -265,14 +265,14 @@ class Use:
         """One more run of this queue and tenant."""
         for (name, limit), _ in self._asked(queue, tenant):
             if limit.every:
-                self.buckets[name] = taken(limit, self._full_at(name), self._now)
+                self.buckets[name] = take_token(limit, self._full_at(name), self._now)
         self.queues[queue] += 1
         self.tenants[tenant] += 1
         self.shares[queue, tenant] += 1
         self._mine += 1
 
 
-def chosen(waiting: Iterable[Due], use: Use, room: int) -> Chosen:
+def choose(waiting: Iterable[Due], use: Use, room: int) -> Chosen:
     """The most urgent first; among the equally urgent the run of the tenant that holds least in its queue; then by age (§10.11)."""
     lines: dict[tuple[int, str, str], deque[Due]] = {}
     for run in sorted(waiting, key=lambda r: (-r.priority, r.due, r.turn)):
@@ -332,7 +332,7 @@ def may_enter(needs: Sequence[tuple[str, Limit | None, int]], buckets: Mapping[s
             later = Later(why, at, name)
     if later is not None:
         return later
-    return {name: taken(limit, buckets.get(name, 0), now) for name, limit, _ in needs if limit is not None and limit.every}
+    return {name: take_token(limit, buckets.get(name, 0), now) for name, limit, _ in needs if limit is not None and limit.every}
 
 
 def soon(later: Later, waited: float, now: int) -> bool:
@@ -404,11 +404,32 @@ def queues(backlog: Sequence[Backlog], held: Sequence[Held], rules: Rules, bucke
                 queue=queue, depth=sum(b.due for b in mine), oldest_at=min((b.oldest for b in mine), default=None), in_flight=use.queues[queue],
                 paused=queue in rules.paused, blocked=dict(sorted(blocked.items())),
             )
-        )  # fmt: skip
+        )
     return out
 
 
 __all__ = [
-    "Backlog", "Bounded", "Change", "Chosen", "Due", "Held", "Later", "Limit", "QueueState", "Rule", "Rules", "Use", "admitted", "chosen", "come_back", "in_force", "may_enter", "name",
-    "next_token", "own_name", "queues", "soon", "taken",
-]  # fmt: skip
+    "Backlog",
+    "Bounded",
+    "Change",
+    "Chosen",
+    "Due",
+    "Held",
+    "Later",
+    "Limit",
+    "QueueState",
+    "Rule",
+    "Rules",
+    "Use",
+    "admit",
+    "check_name",
+    "choose",
+    "come_back",
+    "in_force",
+    "may_enter",
+    "name",
+    "next_token",
+    "queues",
+    "soon",
+    "take_token",
+]

@@ -31,13 +31,13 @@ import msgspec
 
 from holdfast.core import canon, codec, ids
 from holdfast.core import events as ev
-from holdfast.core.channels import MISSING, ROOM, copied, grow, reduce
+from holdfast.core.channels import MISSING, ROOM, grow, must_copy, reduce
 from holdfast.core.checkpoint import ENDED, STEPPED, Checkpoint, Delta, Source, Task, TaskResult
 from holdfast.core.commit import Commit, Step, Tip, whole_due
 from holdfast.core.graph import Program, Straight
 from holdfast.core.lease import RELEASE, counter
 from holdfast.core.outcomes import OK
-from holdfast.core.run import Run, fold_all, stepped
+from holdfast.core.run import Run, apply_steps, fold_all
 from holdfast.core.superstep import Turns, plan
 
 NO_KINDS: dict[str, str] = {}
@@ -85,9 +85,9 @@ class Line:
     __slots__ = (
         "_before", "_checkpoint", "_counted", "_decided", "_fence", "_last", "_number", "_program", "_run", "_sole", "_straight", "_tip", "hash", "pending", "seen", "skipped", "step",
         "values", "version", "versions",
-    )  # fmt: skip
+    )
 
-    def __init__(self, program: Program, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint, sole: Callable[[Mapping[str, Any], str], bool] = copied) -> None:
+    def __init__(self, program: Program, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint, sole: Callable[[Mapping[str, Any], str], bool] = must_copy) -> None:
         self._program = program
         self._sole = sole
         self._run = run
@@ -162,7 +162,7 @@ class Line:
         decided = Step(
             run_id, self._fence, tip, tip.seq + count, canon.chain(tip.hash, row), row, since, self.version + count,
             ids.step_id(run_id, step + 1, pending[-1].node), ids.checkpoint_id(run_id, vouched),
-        )  # fmt: skip
+        )
         self._decided = _Next(decided, at, task, upto, writes, done, hash, vouched, pending, kinds, after, straight)
         return decided
 
@@ -254,7 +254,7 @@ class Line:
         last = self._last
         if last is None:
             return self._run
-        return stepped(self._run, ev.StepStarted(self.step + 1, last.pending[-1].node), last.vouched, self.version - self._run.version)
+        return apply_steps(self._run, ev.StepStarted(self.step + 1, last.pending[-1].node), last.vouched, self.version - self._run.version)
 
     @property
     def checkpoint(self) -> Checkpoint:

@@ -32,7 +32,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9]*")
 _NAMED = {
     "\n": r"\\+n", "\r": r"\\+r", "\t": r"\\+t", "\b": r"\\+b", "\f": r"\\+f", "\x0b": r"\\+v", "\a": r"\\+a", "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&apos;",
     " ": r"\+",
-}  # fmt: skip
+}
 
 VALUES = frozenset({"input", "payload", "result", "value", "values", "show", "default", "writes", "pending_writes"})
 """Fields of what is shown that hold values of the program's, not our own."""
@@ -49,7 +49,7 @@ class Mask(msgspec.Struct, frozen=True):
     def text(self, shown: str) -> str:
         for part, pattern in self.quoted:
             if part in shown:
-                shown = _compiled(pattern).sub(HIDDEN, shown)
+                shown = _compile(pattern).sub(HIDDEN, shown)
         for text in self.texts:
             shown = shown.replace(text, HIDDEN)
         return shown if len(shown) < CUT else self._whole(shown)
@@ -130,7 +130,7 @@ def _sign(c: str) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 

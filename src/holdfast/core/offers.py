@@ -79,10 +79,10 @@ def lacking(run: Run, lease: Lease, living: Iterable[Offer], now: int) -> NoWork
     return NoWorker(run.skill_id, run.skill_version, run.fingerprint, tuple(offered), run.workspace, run.target)
 
 
-def sent(here: Iterable[str], living: Iterable[Offer]) -> frozenset[str] | None:
+def find_sent(here: Iterable[str], living: Iterable[Offer]) -> frozenset[str] | None:
     """The types of intents that this process or one that is up sends; None where one of them does not tell."""
     every = [o.sends for o in living]
     return None if None in every else frozenset(here).union(*(types for types in every if types is not None))
 
 
-__all__ = ["NoWorker", "Offer", "Shape", "lacking", "sent"]
+__all__ = ["NoWorker", "Offer", "Shape", "find_sent", "lacking"]

@@ -86,10 +86,10 @@ PAYLOAD: dict[type, tuple[str, ...]] = {
 }
 
 
-def mapped(value: Any, place: str, change: Change) -> Any:
+def change_each(value: Any, place: str, change: Change) -> Any:
     """The record with each of its payloads changed; the same object where none is."""
     if isinstance(value, tuple):
-        items = tuple([mapped(v, f"{place}/{n}", change) if isinstance(v, msgspec.Struct) else v for n, v in enumerate(value)])
+        items = tuple([change_each(v, f"{place}/{n}", change) if isinstance(v, msgspec.Struct) else v for n, v in enumerate(value)])
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
     kind = type(value)
     wanted, base = PAYLOAD.get(kind, ()), _anchor(value) or place
@@ -98,11 +98,11 @@ def mapped(value: Any, place: str, change: Change) -> Any:
     for name in kind.__struct_fields__:
         old = getattr(value, name)
         if name in wanted:
-            new = change(old, f"{base}.{name}") if old and _covered(value, name) else old
+            new = change(old, f"{base}.{name}") if old and _is_covered(value, name) else old
         elif isinstance(old, msgspec.Struct | tuple):
-            new = mapped(old, f"{base}.{name}", change)
+            new = change_each(old, f"{base}.{name}", change)
         elif isinstance(old, dict) and any(isinstance(v, msgspec.Struct) for v in old.values()):
-            each = {k: mapped(v, f"{base}.{name}:{k}", change) for k, v in old.items()}
+            each = {k: change_each(v, f"{base}.{name}:{k}", change) for k, v in old.items()}
             new = each if any(each[k] is not v for k, v in old.items()) else old
         else:
             continue
@@ -135,7 +135,7 @@ def _anchor(value: Any) -> str:
     return ""
 
 
-def _covered(value: Any, name: str) -> bool:
+def _is_covered(value: Any, name: str) -> bool:
     """Whether a field is payload here: what a fold or a store must read is not, nor is a reference to what is kept elsewhere."""
     match value:
         case Wait():
@@ -143,9 +143,9 @@ def _covered(value: Any, name: str) -> bool:
         case Decision():
             return name != "asked" or not value.key
         case StepRecord():
-            return value.kind.startswith("wait") if name == "name" else blobs.referred(value.value) is None
+            return value.kind.startswith("wait") if name == "name" else blobs.reference_in(value.value) is None
         case Effect():
-            return name != "result" or blobs.referred(value.result) is None
+            return name != "result" or blobs.reference_in(value.result) is None
     return True
 
 
@@ -162,7 +162,7 @@ def may_be_plain(value: bytes | str, place: str) -> bool:
     return isinstance(said, int | float) or (isinstance(said, FrozenDict) and set(said) == {"extend"} and isinstance(said["extend"], int | float))
 
 
-def sealed_in(value: Any) -> bool:
+def has_sealed(value: Any) -> bool:
     """Whether a record holds a payload that is still sealed."""
     return bool(keys_of(value))
 
@@ -190,13 +190,13 @@ def _headers(value: Any) -> list[envelopes.Header]:
             found.append(header)
         return data
 
-    mapped(value, "", note)
+    change_each(value, "", note)
     return found
 
 
 def blank(value: Any) -> Any:
     """The record with all sealed payloads alike, so that the rest can be compared without their keys."""
-    return mapped(value, "", lambda data, place: (b"" if isinstance(data, bytes) else "") if envelopes.is_sealed(data) else data)
+    return change_each(value, "", lambda data, place: (b"" if isinstance(data, bytes) else "") if envelopes.is_sealed(data) else data)
 
 
-__all__ = ["PAYLOAD", "Change", "blank", "hold_open", "keys_of", "mapped", "may_be_plain", "sealed_in"]
+__all__ = ["PAYLOAD", "Change", "blank", "change_each", "has_sealed", "hold_open", "keys_of", "may_be_plain"]

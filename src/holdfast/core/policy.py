@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.core import bounds, canon
 from holdfast.core.bounds import Declared, verb
-from holdfast.core.bounds import checked as admits
+from holdfast.core.bounds import check_arguments as admits
 from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Node
 from holdfast.core.run import Run
@@ -156,13 +156,13 @@ def verdict(answer: Any, on_fail: str = OnFail.BLOCK) -> Verdict:
         case None | True:
             return ALLOW
         case False:
-            return _failed("the gate refused", on_fail)
+            return _fail("the gate refused", on_fail)
         case str():
-            return _failed(answer, on_fail)
+            return _fail(answer, on_fail)
     raise InvalidInput(f"a gate must return a Verdict, a bool or a reason, not {type(answer).__name__}")
 
 
-def _failed(reason: str, on_fail: str) -> Verdict:
+def _fail(reason: str, on_fail: str) -> Verdict:
     kind = {OnFail.BLOCK: Kind.DENY, OnFail.WARN: Kind.WARN, OnFail.DEGRADE: Kind.DEGRADE}.get(OnFail(on_fail), Kind.REQUIRE_HUMAN)
     return Verdict(kind, reason, reason if kind is Kind.REQUIRE_HUMAN else "", at_gate((), AFTER_STEP))
 
@@ -182,22 +182,22 @@ def judge(policy: Policy | None, node: Node, request: Request) -> Verdict:
     if policy is not None:
         found.append(policy.ask(request))
     for each in found:
-        offered(each, BEFORE_STEP)
+        check_offer(each, BEFORE_STEP)
     return max(found, key=lambda v: _STRICT.index(v.kind), default=ALLOW)
 
 
-def checked(node: Node, request: Request) -> Verdict:
+def check_result(node: Node, request: Request) -> Verdict:
     """What the node's own gate says of its result, after it ran (§8.2).
 
     Raises:
         InvalidInput: it offers an action that has no meaning there (§5.5).
     """
     found = verdict(node.check(request), node.on_fail)
-    offered(found, AFTER_STEP)
+    check_offer(found, AFTER_STEP)
     return found
 
 
-def offered(found: Verdict, gate: Mapping[str, Passage]) -> None:
+def check_offer(found: Verdict, gate: Mapping[str, Passage]) -> None:
     """Refuses a verdict that offers what this gate cannot do, whoever made it."""
     if found.actions:
         at_gate(found.actions, gate)

@@ -14,7 +14,7 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import compensation, payloads
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, Result, StepRecord, TaskResult, Tried, Unfinished
-from holdfast.core.codec import Record, Row, opened
+from holdfast.core.codec import Record, Row, open_rows
 from holdfast.core.errors import ChainBroken, ErrorValue, StoreCorrupt
 from holdfast.core.waits import Wait
 
@@ -51,7 +51,7 @@ class Progress:
 
     __slots__ = (
         "_first", "_names", "asked", "attempts", "checkpoint", "cuts", "failed", "fence", "hash", "late", "news", "older", "questions", "records", "results", "sends", "seq", "takeovers", "waits",
-    )  # fmt: skip
+    )
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
         self.checkpoint: Checkpoint = cps.empty(run_id)
@@ -225,7 +225,7 @@ class Progress:
             self.record(result)
         self._note(record.events)
         if record.delta is not None:
-            vouched = cps.vouched(self.checkpoint, record.events, record.delta_bytes)
+            vouched = cps.find_voucher(self.checkpoint, record.events, record.delta_bytes)
             if vouched is None:
                 payloads.hold_open(record.delta)
                 raise ChainBroken(f"the checkpoint saved with event {record.seq} is not recorded by any event", hint="find the damage: holdfast check")
@@ -236,7 +236,7 @@ class Progress:
                 raise StoreCorrupt(
                     f"{', '.join(lacking)} of {self.checkpoint.run_id} came from {record.delta.carries[0].run_id}, whose log is missing",
                     hint="restore a backup that has both runs", code="checkpoint_head_missing",
-                )  # fmt: skip
+                )
             before = self.checkpoint.step
             seq, hash = vouched
             kept = cps.boundaries(record.events, advanced=record.delta.step > max(before, 0))
@@ -295,6 +295,6 @@ class Progress:
 
     def walk(self, rows: Sequence[Row]) -> Progress:
         """Applies rows, held against the chain."""
-        for record in opened(rows, self.hash):
+        for record in open_rows(rows, self.hash):
             self.step(record)
         return self

@@ -90,7 +90,7 @@ def backoff(attempt_id: str, attempt: int, base_us: int = SECOND, retry_after_us
     return max(int(_middle(attempt, base_us) * (0.5 + u)), retry_after_us or 0)
 
 
-def left(due: int, now: int, attempt: int, base_us: int = SECOND) -> int:
+def time_left(due: int, now: int, attempt: int, base_us: int = SECOND) -> int:
     """Microseconds that are left of the pause after failure number ``attempt``: never more than such a pause may last, whatever the
     wall clock was set to since it began (§10.3)."""
     return max(0, min(due - now, int(_middle(attempt, base_us) * 1.5)))

@@ -38,7 +38,7 @@ class Buffered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     actor: str = ""
 
 
-def shaped(fingerprint: str, workspace: str | None) -> str:
+def shape_in(fingerprint: str, workspace: str | None) -> str:
     """A program's shape, in one folder if a run is bound to it."""
     return fingerprint if workspace is None else f"{fingerprint}@{workspace}"
 
@@ -49,7 +49,7 @@ ANY = "*"
 
 def of_any(shape: str) -> str:
     """What a claimer of any program's shape names for a run of this shape."""
-    return shaped(ANY, shape.partition("@")[2] or None)
+    return shape_in(ANY, shape.partition("@")[2] or None)
 
 
 class Later(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -154,7 +154,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     @property
     def shape(self) -> str:
         """What a worker must have to claim it: the program's shape, and the folder in which the run's tools have worked (§11.2)."""
-        return shaped(self.fingerprint, self.workspace)
+        return shape_in(self.fingerprint, self.workspace)
 
     @property
     def begins_at(self) -> int | None:
@@ -166,11 +166,11 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
         return wake_at(self.waits) if self.waits else None
 
 
-def _moved(run: Run, wanted: Status, **changes: Any) -> Run:
+def _move(run: Run, wanted: Status, **changes: Any) -> Run:
     return replace(run, status=move(run.status, wanted), **changes)
 
 
-def _submitted(e: ev.Event, f: ev.RunSubmitted) -> Run:
+def _on_submitted(e: ev.Event, f: ev.RunSubmitted) -> Run:
     return Run(
         run_id=f.run_id,
         thread_id=f.thread_id,
@@ -213,11 +213,11 @@ def _submitted(e: ev.Event, f: ev.RunSubmitted) -> Run:
     )
 
 
-def _started(run: Run, e: ev.Event, f: ev.RunStarted) -> Run:
-    return _moved(run, Status.RUNNING, started_at=run.started_at if run.started_at is not None else e.at, blocked_by=None)
+def _on_started(run: Run, e: ev.Event, f: ev.RunStarted) -> Run:
+    return _move(run, Status.RUNNING, started_at=run.started_at if run.started_at is not None else e.at, blocked_by=None)
 
 
-def _resumed(run: Run, e: ev.Event, f: ev.RunResumed) -> Run:
+def _on_resumed(run: Run, e: ev.Event, f: ev.RunResumed) -> Run:
     # RESUMABLE is consulted by the resume operation alone; here its outcome is only written down (§2.3).
     status = Status.RUNNING if run.terminal else move(run.status, Status.RUNNING)
     return replace(
@@ -238,23 +238,23 @@ def _resumed(run: Run, e: ev.Event, f: ev.RunResumed) -> Run:
     )
 
 
-def _ended(run: Run, e: ev.Event, status: Status, **changes: Any) -> Run:
+def _end(run: Run, e: ev.Event, status: Status, **changes: Any) -> Run:
     for step in path(run.status, status):
-        run = _moved(run, step)
+        run = _move(run, step)
     return replace(run, finished_at=e.at, **changes)
 
 
-def _completed(run: Run, e: ev.Event, f: ev.RunCompleted) -> Run:
-    return replace(_moved(run, Status.COMPLETED), finished_at=e.at, result=f.result, waits=(), active_handoff=None, decisions=())
+def _on_completed(run: Run, e: ev.Event, f: ev.RunCompleted) -> Run:
+    return replace(_move(run, Status.COMPLETED), finished_at=e.at, result=f.result, waits=(), active_handoff=None, decisions=())
 
 
-def _failed(run: Run, e: ev.Event, f: ev.RunFailed) -> Run:
-    return _ended(run, e, Status.FAILED, stop_reason=f.stop_reason, error=f.error)
+def _on_failed(run: Run, e: ev.Event, f: ev.RunFailed) -> Run:
+    return _end(run, e, Status.FAILED, stop_reason=f.stop_reason, error=f.error)
 
 
-def _canceled(run: Run, e: ev.Event, f: ev.RunCanceled) -> Run:
+def _on_canceled(run: Run, e: ev.Event, f: ev.RunCanceled) -> Run:
     rearm = tuple(w for w in run.waits if w.wait_id in f.rearms)
-    return _ended(
+    return _end(
         run, e, Status.CANCELED, stop_reason=f.stop_reason, settled=f.settled, waits=(), active_handoff=None, decisions=(), rearm=rearm
     )
 
@@ -273,19 +273,19 @@ def _without(run: Run, wait_id: str) -> dict[str, Any]:
     }
 
 
-def _decided(run: Run, e: ev.Event, f: ev.WaitDecided | ev.WaitTimedOut) -> Run:
+def _on_decided(run: Run, e: ev.Event, f: ev.WaitDecided | ev.WaitTimedOut) -> Run:
     """A decision closes the wait; what was decided stays until a step consumes it."""
     if run.status in (Status.COMPLETED, Status.CANCELED):
         return run  # a late answer must not revive what has ended (T-08)
     waived = (*run.waivers, f.decision) if f.decision.action == "continue_with_waiver" else run.waivers
-    signals, later = _asked_for(run, f.decision) if f.decision.key else (run.signals, run.later)
+    signals, later = _use_signal(run, f.decision) if f.decision.key else (run.signals, run.later)
     # The owner of a live run records the answer in this very commit; at rest it stays until the run is resumed.
     kept = run.decisions if run.status in LIVE else (*run.decisions, f.decision)
-    extended = {**run.budgets, **_extended(run, f.decision)} if run.budgets else run.budgets
+    extended = {**run.budgets, **_extend_budget(run, f.decision)} if run.budgets else run.budgets
     return replace(run, decisions=kept, waivers=waived, signals=signals, later=later, budgets=extended, **_without(run, f.decision.wait_id))
 
 
-def _asked_for(run: Run, decision: Decision) -> tuple[tuple[Buffered, ...], tuple[Later, ...]]:
+def _use_signal(run: Run, decision: Decision) -> tuple[tuple[Buffered, ...], tuple[Later, ...]]:
     """What is left of the signals once one has answered a wait: it was in the record, or else the oldest in the log after those."""
     name = decision.asked.partition(":")[2]
     left = tuple(s for s in run.signals if (s.name, s.key) != (name, decision.key))
@@ -295,7 +295,7 @@ def _asked_for(run: Run, decision: Decision) -> tuple[tuple[Buffered, ...], tupl
     return left, tuple([x for x in moved if x.count > 0])
 
 
-def _extended(run: Run, decision: Decision) -> dict[str, float]:
+def _extend_budget(run: Run, decision: Decision) -> dict[str, float]:
     """The budget that an approval extends, once, by what it or else the wait states (§8.5)."""
     wait = next((w for w in run.waits if w.wait_id == decision.wait_id), None)
     if wait is None or wait.kind is not WaitKind.BUDGET or decision.action != APPROVE or wait.name not in run.budgets:
@@ -310,7 +310,7 @@ def _wait_closed(run: Run, e: ev.Event, f: ev.WaitClosed) -> Run:
     return replace(run, **_without(run, f.wait_id), decisions=tuple(d for d in run.decisions if d.wait_id != f.wait_id))
 
 
-def _signalled(run: Run, e: ev.Event, f: ev.SignalReceived) -> Run:
+def _on_signal(run: Run, e: ev.Event, f: ev.SignalReceived) -> Run:
     if run.status in (Status.COMPLETED, Status.CANCELED):
         return run
     if run.at_hand(f.name):
@@ -327,11 +327,11 @@ def _step_ended(run: Run, e: ev.Event, f: ev.StepEnded) -> Run:
     return replace(run, checkpoint_head=ids.checkpoint_id(run.run_id, e.seq)) if f.hash else run
 
 
-def _saved(run: Run, e: ev.Event, f: ev.CheckpointSaved | ev.StatePatched) -> Run:
+def _on_saved(run: Run, e: ev.Event, f: ev.CheckpointSaved | ev.StatePatched) -> Run:
     return replace(run, checkpoint_head=ids.checkpoint_id(run.run_id, e.seq)) if f.hash else run
 
 
-def _patched(run: Run, e: ev.Event, f: ev.RunPatched) -> Run:
+def _on_patched(run: Run, e: ev.Event, f: ev.RunPatched) -> Run:
     return replace(
         run,
         tags=run.tags if f.tags is None else f.tags,
@@ -341,7 +341,7 @@ def _patched(run: Run, e: ev.Event, f: ev.RunPatched) -> Run:
     )
 
 
-def _judged(run: Run, e: ev.Event, f: ev.PolicyEvaluated) -> Run:
+def _on_judged(run: Run, e: ev.Event, f: ev.PolicyEvaluated) -> Run:
     return replace(run, waived=(*run.waived, f.subject)) if f.verdict == ev.WAIVED and f.subject not in run.waived else run
 
 
@@ -353,11 +353,11 @@ def _same(run: Run, e: ev.Event, f: ev.Fact) -> Run:
     return run
 
 
-def _spent(run: Run, e: ev.Event, f: ev.BudgetSpent) -> Run:
+def _on_spent(run: Run, e: ev.Event, f: ev.BudgetSpent) -> Run:
     return replace(run, spent={**run.spent, **{n: run.spent.get(n, 0.0) + amount for n, amount in f.amounts.items()}})
 
 
-def _timed(function: Callable[[Run, ev.Event, Any], Run]) -> Callable[[Run, ev.Event, Any], Run]:
+def _count_time(function: Callable[[Run, ev.Event, Any], Run]) -> Callable[[Run, ev.Event, Any], Run]:
     """Counts the time in which a run is driven; waits do not count (T-95)."""
 
     def timed(run: Run, e: ev.Event, f: Any) -> Run:
@@ -374,20 +374,20 @@ def _timed(function: Callable[[Run, ev.Event, Any], Run]) -> Callable[[Run, ev.E
 _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
     ev.RunSubmitted: _again,
     ev.RunQueued: lambda run, e, f: replace(run, blocked_by=f.blocked_by),
-    ev.RunStarted: _started,
-    ev.RunResumed: _resumed,
+    ev.RunStarted: _on_started,
+    ev.RunResumed: _on_resumed,
     ev.RunRecovered: lambda run, e, f: replace(run, interrupted_at=None),
     ev.RunInterrupted: lambda run, e, f: replace(run, interrupted_at=e.at),
-    ev.RunWaitingForHuman: lambda run, e, f: _moved(run, Status.WAITING_FOR_HUMAN),
-    ev.RunWaitingForSignal: lambda run, e, f: _moved(run, Status.WAITING_FOR_SIGNAL),
-    ev.RunReplaying: lambda run, e, f: _moved(run, Status.REPLAYING),
-    ev.RunCompleted: _completed,
-    ev.RunFailed: _failed,
-    ev.RunCanceled: _canceled,
+    ev.RunWaitingForHuman: lambda run, e, f: _move(run, Status.WAITING_FOR_HUMAN),
+    ev.RunWaitingForSignal: lambda run, e, f: _move(run, Status.WAITING_FOR_SIGNAL),
+    ev.RunReplaying: lambda run, e, f: _move(run, Status.REPLAYING),
+    ev.RunCompleted: _on_completed,
+    ev.RunFailed: _on_failed,
+    ev.RunCanceled: _on_canceled,
     ev.RunCancelRequested: lambda run, e, f: replace(run, cancel_requested_at=e.at),
-    ev.RunPatched: _patched,
-    ev.PolicyEvaluated: _judged,
-    ev.BudgetSpent: _spent,
+    ev.RunPatched: _on_patched,
+    ev.PolicyEvaluated: _on_judged,
+    ev.BudgetSpent: _on_spent,
     ev.RunForked: lambda run, e, f: replace(run, origin="fork", replay_effects=f.effects, inherits=f.approvals),
     ev.RunReplayed: lambda run, e, f: replace(run, origin="replay", replay_effects=f.effects, inherits=f.approvals),
     ev.StepStarted: _step_started,
@@ -395,18 +395,18 @@ _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
     ev.StepDegraded: _step_ended,
     ev.StepSkipped: _step_ended,
     ev.AttemptTakenOver: lambda run, e, f: replace(run, takeovers=f.takeovers),
-    ev.CheckpointSaved: _saved,
-    ev.StatePatched: _saved,
+    ev.CheckpointSaved: _on_saved,
+    ev.StatePatched: _on_saved,
     ev.WaitRequested: _wait_requested,
-    ev.WaitDecided: _decided,
-    ev.WaitTimedOut: _decided,
+    ev.WaitDecided: _on_decided,
+    ev.WaitTimedOut: _on_decided,
     ev.WaitClosed: _wait_closed,
-    ev.SignalReceived: _signalled,
+    ev.SignalReceived: _on_signal,
 }
 
 
 for _kind in (ev.RunStarted, ev.RunResumed, ev.RunWaitingForHuman, ev.RunWaitingForSignal, ev.RunCompleted, ev.RunFailed, ev.RunCanceled):
-    _FOLD[_kind] = _timed(_FOLD[_kind])
+    _FOLD[_kind] = _count_time(_FOLD[_kind])
 
 
 def fold(run: Run | None, event: ev.Event) -> Run | None:
@@ -422,12 +422,12 @@ def fold(run: Run | None, event: ev.Event) -> Run | None:
     if run is None:
         if type(fact) is not ev.RunSubmitted:
             raise EventUnreadable(f"a run begins with run.submitted, not {fact.wire}")
-        return _submitted(event, fact)
+        return _on_submitted(event, fact)
     changed = _FOLD.get(type(fact), _same)(run, event, fact)
     return replace(changed, version=run.version + 1)
 
 
-def stepped(run: Run, started: ev.StepStarted | None, head: int, count: int) -> Run:
+def apply_steps(run: Run, started: ev.StepStarted | None, head: int, count: int) -> Run:
     """The run after ``count`` events of steps; ``started`` is the last that began, ``head`` the number of the last that saved a
     checkpoint, 0 if none did."""
     return replace(
@@ -459,10 +459,10 @@ def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
                 hot += 1
                 continue
             if hot:
-                run, step, head, hot = stepped(run, step, head, hot), None, 0, 0
+                run, step, head, hot = apply_steps(run, step, head, hot), None, 0, 0
         run = fold(run, event)
     if hot and run is not None:
-        return stepped(run, step, head, hot)
+        return apply_steps(run, step, head, hot)
     if run is None:
         raise EventUnreadable("no events, no run")
     return run

@@ -29,7 +29,7 @@ LOOK = 500
 NICKNAMES = {
     "@hourly": "0 * * * *", "@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@weekly": "0 0 * * 0", "@monthly": "0 0 1 * *",
     "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *",
-}  # fmt: skip
+}
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _MINUTE = dt.timedelta(minutes=1)
@@ -86,7 +86,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 _SAID = (
     "skill_id", "input", "cron", "every_us", "zone", "overlap", "missed", "catch_up", "grace_us", "tenant_id", "queue", "options",
-)  # fmt: skip
+)
 _RULE = frozenset({"cron", "every_us", "zone"})
 
 
@@ -200,12 +200,12 @@ def check(s: Schedule, times: Times) -> None:
         raise InvalidInput(f"the cron line {s.cron!r} names no time in the next 50 years", hint="look at its day and month")
 
 
-def changed(old: Schedule, new: Schedule) -> tuple[str, ...]:
+def compare(old: Schedule, new: Schedule) -> tuple[str, ...]:
     """What a schedule says otherwise than another one."""
     return tuple(name for name in _SAID if getattr(old, name) != getattr(new, name))
 
 
-def revised(old: Schedule | None, new: Schedule, now: int, actor: str, times: Times) -> Schedule:
+def revise(old: Schedule | None, new: Schedule, now: int, actor: str, times: Times) -> Schedule:
     """How a schedule stands after somebody has asked for ``new``; it stays as it is if it says that already.
 
     What has fired is not forgotten. Another rule begins with its first slot after ``now``; else the slots that are due stay due.
@@ -216,29 +216,29 @@ def revised(old: Schedule | None, new: Schedule, now: int, actor: str, times: Ti
     check(new, times)
     if old is None:
         return replace(new, due=next_slot(new, now, times), changes=(Change(now, actor, "added"),))
-    differs = changed(old, new)
+    differs = compare(old, new)
     if not differs:
         return old
     said = {name: getattr(new, name) for name in differs}
-    s = _noted(replace(old, error="", **said), now, actor, "changed " + ", ".join(differs))
-    return _restarted(s, now, times) if _RULE & set(differs) and not s.paused else s
+    s = _note(replace(old, error="", **said), now, actor, "changed " + ", ".join(differs))
+    return _restart(s, now, times) if _RULE & set(differs) and not s.paused else s
 
 
-def paused(s: Schedule, now: int, actor: str) -> Schedule:
+def pause(s: Schedule, now: int, actor: str) -> Schedule:
     """It fires nothing until it is unpaused."""
-    return s if s.paused else _noted(replace(s, due=None, paused=True), now, actor, "paused")
+    return s if s.paused else _note(replace(s, due=None, paused=True), now, actor, "paused")
 
 
-def unpaused(s: Schedule, now: int, actor: str, times: Times) -> Schedule:
+def unpause(s: Schedule, now: int, actor: str, times: Times) -> Schedule:
     """It goes on with its first slot after ``now``: what passed meanwhile was not missed."""
-    return _restarted(_noted(replace(s, paused=False), now, actor, "unpaused"), now, times) if s.paused else s
+    return _restart(_note(replace(s, paused=False), now, actor, "unpaused"), now, times) if s.paused else s
 
 
-def _noted(s: Schedule, now: int, actor: str, what: str) -> Schedule:
+def _note(s: Schedule, now: int, actor: str, what: str) -> Schedule:
     return replace(s, changes=(*s.changes, Change(now, actor, what))[-MAX_CHANGES:])
 
 
-def _restarted(s: Schedule, now: int, times: Times) -> Schedule:
+def _restart(s: Schedule, now: int, times: Times) -> Schedule:
     """Due at its next slot; never before one that has fired, even if the clock was put back meanwhile (X-13)."""
     return replace(s, due=next_slot(s, now if s.last_slot is None else max(now, s.last_slot), times))
 
@@ -275,13 +275,13 @@ def firing(s: Schedule, now: int, times: Times) -> Firing:
     return Firing(None, replace(s, due=at))
 
 
-def fired(f: Firing, run_id: str) -> Schedule:
+def fire(f: Firing, run_id: str) -> Schedule:
     """Where a schedule stands once the slot has its run."""
     assert f.slot is not None
     return replace(f.moved, last_slot=f.slot, last_run=run_id, fired=f.moved.fired + 1, error="")
 
 
-def overlapped(f: Firing) -> Schedule:
+def skip_overlap(f: Firing) -> Schedule:
     """Where it stands if the slot is skipped because the run before has not ended."""
     return replace(f.moved, skipped_overlap=f.moved.skipped_overlap + 1, error="")
 

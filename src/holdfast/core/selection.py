@@ -56,7 +56,7 @@ def where(given: Any) -> Where:
         UnknownOption: a key that there is none of, with the nearest. InvalidInput, TooLarge: a value, by its key; or nothing at all is
             asked for, which would mean every wait there is.
     """
-    found = Where(**bounds.admitted(bounds.mapping(given, "where"), CONVERTS, "where"))
+    found = Where(**bounds.admit(bounds.mapping(given, "where"), CONVERTS, "where"))
     if found == Where():
         raise InvalidInput("where is empty: it selects no waits", field="where", hint=f"give one or more of {', '.join(Where.__struct_fields__)}")
     return found

@@ -24,8 +24,8 @@ from holdfast.core.checkpoint import (
     Task,
     TaskResult,
     advance,
-    advanced,
-    written,
+    advance_with_news,
+    decode_writes,
 )
 from holdfast.core.errors import (
     BadReturn,
@@ -133,7 +133,7 @@ def check_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> Non
             raise BadReturn(f"{node.name} wrote a {type(writes[name]).__name__} to {name!r}, which merges dicts")
 
 
-def fitted(program: Program, node: Node, writes: Mapping[str, Any]) -> Mapping[str, Any]:
+def fit_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> Mapping[str, Any]:
     """A node's admitted writes as their annotations have them (§3.7); the very same where nothing had to be converted.
 
     Raises:
@@ -145,13 +145,13 @@ def fitted(program: Program, node: Node, writes: Mapping[str, Any]) -> Mapping[s
             try:
                 made = kind.fit(value, name)
             except Misfit as e:
-                raise InvalidWrite(f"{node.name} wrote a value that does not fit: {e}", field=e.path, hint=f"{name} is declared {_named(program.channels[name])}") from None
+                raise InvalidWrite(f"{node.name} wrote a value that does not fit: {e}", field=e.path, hint=f"{name} is declared {_name(program.channels[name])}") from None
             if made is not value:
                 found = {**found, name: made}
     return found
 
 
-def _named(channel: Channel) -> str:
+def _name(channel: Channel) -> str:
     """An annotation as its author wrote it, nearly."""
     return channel.type.__name__ if isinstance(channel.type, type) else str(channel.type).replace("typing.", "")
 
@@ -169,11 +169,11 @@ def check_values(program: Program, values: Mapping[str, Any], field: str, fits: 
             try:
                 found[name] = kind.fit(value, f"{field}.{name}")
             except Misfit as e:
-                raise InvalidInput(str(e), field=e.path.partition(".")[2] or e.path, hint=f"{name} is declared {_named(program.channels[name])}") from None
+                raise InvalidInput(str(e), field=e.path.partition(".")[2] or e.path, hint=f"{name} is declared {_name(program.channels[name])}") from None
     return found
 
 
-def reduced(name: str, reducer: Reducer, old: Any, value: Any, kind: Kind | None = None) -> Any:
+def reduce_write(name: str, reducer: Reducer, old: Any, value: Any, kind: Kind | None = None) -> Any:
     """One write through a channel's reducer; the first write to a custom one without a default stands as it is. ``kind`` is what the
     channel's value may be, which a function of the author's is held against.
 
@@ -227,7 +227,7 @@ def barrier(
         if shorter is not None:
             return shorter
     group = parent.pending if taken is None else taken
-    waiting = () if taken is None else _carried(parent, taken)
+    waiting = () if taken is None else _carry(parent, taken)
     done = [results[t.key] for t in group]
     if signals:
         done += signals
@@ -241,7 +241,7 @@ def barrier(
         task = result.task
         outside = task[0] == "@"
         entries.append(result if outside or task in inline else task)
-        for name, value in (decoded[task] if task in decoded else written(result)).items():
+        for name, value in (decoded[task] if task in decoded else decode_writes(result)).items():
             channel = program.channels.get(name)
             reducer = last if channel is None else channel.reducer
             tag = reducer.tag
@@ -256,9 +256,9 @@ def barrier(
             kinds[name] = tag
             if reducer.function is not None:
                 old = custom.get(name, parent.values.get(name, MISSING))
-                custom[name] = reduced(name, reducer, old, value, program.values.get(name))
+                custom[name] = reduce_write(name, reducer, old, value, program.values.get(name))
         if result.sends:
-            sent += _expected(program, result)
+            sent += _expect(program, result)
         if result.feedback is not None:
             told.update(dict.fromkeys(result.goto or (), result.feedback))
     if waiting:
@@ -272,21 +272,21 @@ def barrier(
         values=canon.encode(canon.FrozenDict(custom)) if custom else None,
         pending=waiting,
     )
-    moved, news = advanced(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
+    moved, news = advance_with_news(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
     if waiting or parent.held:
         told = {t.node: t.owed for t in group if t.owed is not None} | told
-        tasks = plan(program, _consumed(moved, waiting), news, _late(program, moved, group), frozenset([t.node for t in waiting if _busy(t, results)]))
+        tasks = plan(program, _consume(moved, waiting), news, _late(program, moved, group), frozenset([t.node for t in waiting if _busy(t, results)]))
         tasks = _apart(tasks, waiting)
     else:
         tasks = plan(program, moved, news)
     if told:
         tasks = tuple([msgspec.structs.replace(t, feedback=told[t.node]) if t.node in told else t for t in tasks])
     if sent:
-        tasks += _numbered(sent, (*waiting, *tasks))
+        tasks += _number(sent, (*waiting, *tasks))
     return _with_pending(delta, moved, (*waiting, *tasks))
 
 
-def _carried(parent: Checkpoint, taken: tuple[Task, ...]) -> tuple[Task, ...]:
+def _carry(parent: Checkpoint, taken: tuple[Task, ...]) -> tuple[Task, ...]:
     """The pending tasks that are not taken; each says from now on of which super-step it is."""
     keys = {t.key for t in taken}
     return tuple([t if t.began else msgspec.structs.replace(t, began=parent.step + 1) for t in parent.pending if t.key not in keys])
@@ -297,7 +297,7 @@ def _busy(task: Task, results: Collection[str]) -> bool:
     return task.payload is None and task.key not in results
 
 
-def _consumed(moved: Checkpoint, waiting: tuple[Task, ...]) -> Checkpoint:
+def _consume(moved: Checkpoint, waiting: tuple[Task, ...]) -> Checkpoint:
     """A checkpoint as it is planned from: what a finished turn has seen is seen, though its super-step has not come to its end."""
     seen = dict(moved.seen)
     for task in waiting:
@@ -336,7 +336,7 @@ def whole(checkpoint: Checkpoint, results: Collection[str]) -> tuple[Task, ...] 
     return next((tuple(steps[s]) for s in sorted(steps) if all(t.key in results for t in steps[s])), None)
 
 
-def signalled(program: Program, news: Iterable[tuple[str, bytes]]) -> tuple[TaskResult, ...]:
+def write_signals(program: Program, news: Iterable[tuple[str, bytes]]) -> tuple[TaskResult, ...]:
     """Signals whose names are channels of the state, as writes to these (§5.11). What does not fit is left out: whoever sent it had not
     this code, and ``ctx.wait`` still gives it as it came."""
     out: list[TaskResult] = []
@@ -358,7 +358,7 @@ def wakes(program: Program, checkpoint: Checkpoint, signals: tuple[TaskResult, .
     Raises:
         StepFailure, Unserializable: a custom reducer refuses one of them.
     """
-    if not any(name in program.listeners for s in signals for name in written(s)):
+    if not any(name in program.listeners for s in signals for name in decode_writes(s)):
         return False
     _, moved = barrier(program, checkpoint, results, inline=frozenset(), decoded={}, signals=signals, taken=())
     return len(moved.pending) > len(checkpoint.pending)
@@ -372,7 +372,7 @@ def _line(program: Program, parent: Checkpoint, result: TaskResult, inline: bool
     if result.outcome != OK or result.goto is not None or result.chosen or result.sends or result.unsent or parent.topics or parent.skipped:
         return None
     if writes is None:
-        writes = written(result)
+        writes = decode_writes(result)
     if not writes.keys() <= program.lasting:
         return None
     task, step = parent.pending[0], parent.step + 1
@@ -399,14 +399,14 @@ def _line(program: Program, parent: Checkpoint, result: TaskResult, inline: bool
     return Delta(step, Source.LOOP, (result if inline else result.task,), pending=tasks), moved
 
 
-def _expected(program: Program, result: TaskResult) -> tuple[SendTo, ...]:
+def _expect(program: Program, result: TaskResult) -> tuple[SendTo, ...]:
     for send in result.sends:
         if send.node not in program.nodes:
             raise NodeMissing(f"{result.task} sent to {send.node!r}, which is not a node")
     return result.sends
 
 
-def _numbered(sent: Iterable[SendTo], beside: tuple[Task, ...]) -> tuple[Task, ...]:
+def _number(sent: Iterable[SendTo], beside: tuple[Task, ...]) -> tuple[Task, ...]:
     """A task for each ``Send``, numbered by its node, after those that are there."""
     counts: dict[str, int] = {}
     for task in beside:
@@ -426,7 +426,7 @@ def delivery(program: Program, results: Iterable[TaskResult]) -> str | None:
     return NO_CHANGE if UNCHANGED in mine else None
 
 
-def settled(delta: Delta, moved: Checkpoint) -> tuple[Delta, Checkpoint]:
+def settle(delta: Delta, moved: Checkpoint) -> tuple[Delta, Checkpoint]:
     """The same barrier with nothing after it: all that was left to do was to skip."""
     return _with_pending(delta, moved, ())
 
@@ -459,7 +459,7 @@ def first(
     ``carries`` says where the ``carried`` values are on record: they are not stored again, but for what a custom reducer makes of
     them, and not named if the input takes their place.
     """
-    writes = written(given)
+    writes = decode_writes(given)
     base: dict[str, Any] = {}
     for channel in program.channels.values():
         value = (carried or {}).get(channel.name, MISSING) if channel.thread else MISSING
@@ -476,7 +476,7 @@ def first(
         # in its one checkpoint already: that is not reduced upon.
         if tag == CUSTOM or name in start.values or (name not in lent and tag not in _REPLACING and old is not MISSING and old):
             reducer = program.channels[name].reducer
-            explicit[name] = reduced(name, reducer, old, writes[name], program.values.get(name))
+            explicit[name] = reduce_write(name, reducer, old, writes[name], program.values.get(name))
             kinds[name] = CUSTOM
     values = canon.encode(canon.FrozenDict(explicit)) if explicit else None
     lent = {n: v for n, v in lent.items() if n not in explicit}
@@ -530,6 +530,22 @@ def expect(program: Program, pending: tuple[Task, ...]) -> None:
 
 
 __all__ = [
-    "INTENTS", "REVIEW_TASK", "Turns", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect", "first",
-    "fitted", "plan", "settled", "signalled", "wakes", "whole",
-]  # fmt: skip
+    "INTENTS",
+    "REVIEW_TASK",
+    "Turns",
+    "Unserializable",
+    "again",
+    "barrier",
+    "check_input",
+    "check_values",
+    "check_writes",
+    "delivery",
+    "expect",
+    "first",
+    "fit_writes",
+    "plan",
+    "settle",
+    "wakes",
+    "whole",
+    "write_signals",
+]

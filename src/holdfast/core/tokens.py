@@ -40,5 +40,5 @@ class Token(msgspec.Struct, frozen=True):
             raise TokenRefused("the link has expired", hint="ask for another")
 
 
-def hashed(secret: str) -> bytes:
+def hash_secret(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

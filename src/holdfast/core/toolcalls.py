@@ -82,7 +82,7 @@ def plain(value: Asked | Answer) -> dict[str, Any]:
     return found
 
 
-def asked(payload: Any) -> Asked:
+def read_request(payload: Any) -> Asked:
     """The request in an intent's payload.
 
     Raises:
@@ -91,7 +91,7 @@ def asked(payload: Any) -> Asked:
     return _read(payload, Asked, "the request of a tool's call")
 
 
-def answered(payload: bytes | None) -> Answer:
+def read_answer(payload: bytes | None) -> Answer:
     """The answer in a signal's payload.
 
     Raises:
@@ -107,4 +107,4 @@ def _read(value: Any, kind: type[T], what: str) -> T:
         raise InvalidInput(f"{what} cannot be read: {e}") from None
 
 
-__all__ = ["INLINE", "TYPE", "Answer", "Asked", "Word", "answered", "asked", "owner_of", "place_in", "place_of", "plain", "type_of"]
+__all__ = ["INLINE", "TYPE", "Answer", "Asked", "Word", "owner_of", "place_in", "place_of", "plain", "read_answer", "read_request", "type_of"]

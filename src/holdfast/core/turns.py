@@ -17,7 +17,7 @@ from holdfast.core.describe import AttemptView, StepView, error
 from holdfast.core.errors import ErrorValue
 from holdfast.core.lease import Lease
 from holdfast.core.run import Run
-from holdfast.core.views import NO_NAMES, Place, called, iso
+from holdfast.core.views import NO_NAMES, Place, iso, name_call
 
 LOST = "lost"
 """Of a try whose owner's lease ran out before it had said how it ended."""
@@ -51,7 +51,7 @@ class Turns:
     def _note(self, event: ev.Event) -> None:
         at, fact = event.at, event.fact
         match fact:
-            case ev.StepEnded() | ev.StepFailed() | ev.StepRetryScheduled() | ev.AttemptStarted() if told := called(fact):
+            case ev.StepEnded() | ev.StepFailed() | ev.StepRetryScheduled() | ev.AttemptStarted() if told := name_call(fact):
                 self._calls[fact.step, fact.task, fact.path] = told
         match fact:
             case ev.RunClaimed(owner=owner):

@@ -187,7 +187,7 @@ def _where(fact: ev.Fact | ev.Unknown) -> str:
     return f"{task}.{path}" if path else task
 
 
-def called(fact: ev.Fact | ev.Unknown, names: Mapping[Place, str] = NO_NAMES) -> str:
+def name_call(fact: ev.Fact | ev.Unknown, names: Mapping[Place, str] = NO_NAMES) -> str:
     """What tells the step of a fact apart from others: of a call its name and its item, of a task that was sent what it was sent."""
     match fact:
         case ev.StepEnded() | ev.StepFailed() | ev.StepRetryScheduled() | ev.AttemptStarted():
@@ -197,7 +197,7 @@ def called(fact: ev.Fact | ev.Unknown, names: Mapping[Place, str] = NO_NAMES) ->
 
 def _detail(event: ev.Event, names: Mapping[Place, str]) -> str:
     """What is worth saying of a fact in one line."""
-    told = called(event.fact, names)
+    told = name_call(event.fact, names)
     match event.fact:
         case ev.Unknown(tag=tag):
             return f"a kind this release does not know ({tag})"

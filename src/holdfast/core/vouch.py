@@ -29,7 +29,7 @@ from holdfast.core.tokens import Token
 Kind = Literal["effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned", "meta", "limit", "bucket", "call"]
 KINDS: tuple[Kind, ...] = (
     "effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned", "meta", "limit", "bucket", "call",
-)  # fmt: skip
+)
 OWN = ""
 """The run of a record that belongs to the store itself."""
 
@@ -225,4 +225,4 @@ __all__ = [
     "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "call_id", "claim_id", "damage", "hold", "ledger_id", "of_bucket", "of_call", "of_claim", "of_effect",
     "of_effect_row", "of_inbox", "of_intent", "of_intent_row", "of_ledger", "of_limit", "of_meta", "of_offer", "of_pruned", "of_schedule", "of_schedule_row", "of_shelf",
     "of_token", "of_worker", "seal", "shelf_id", "standing",
-]  # fmt: skip
+]

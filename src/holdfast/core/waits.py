@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.bounds import unknown, wrong
+from holdfast.core.bounds import refuse_unknown, wrong
 from holdfast.core.errors import ActionUnavailable, EventUnreadable, InvalidInput, NotDecidable
 from holdfast.core.masks import HIDDEN, mask
 from holdfast.core.status import Status
@@ -113,21 +113,21 @@ def at_gate(actions: Iterable[str], gate: Mapping[str, Passage] = BEFORE_STEP) -
     for n, action in enumerate(offered):
         if not isinstance(action, str):
             raise wrong(f"actions[{n}]", "an action", action)
-        known_action(action)
+        check_action(action)
         if action not in gate:
             where = "at a gate" if action not in AFTER_STEP else "at a gate before its step: nothing has been made yet"
             raise InvalidInput(f"{action!r} cannot be offered {where}", hint="a gate may offer " + ", ".join(gate))
     return offered
 
 
-def known_action(action: object) -> None:
+def check_action(action: object) -> None:
     """Refuses an action that nobody knows.
 
     Raises:
         UnknownOption: it is none of those there are; names the nearest.
     """
     if action not in KNOWN:
-        raise unknown(action, KNOWN, "the offer of actions")
+        raise refuse_unknown(action, KNOWN, "the offer of actions")
 
 
 class OnTimeout(StrEnum):
@@ -227,7 +227,7 @@ def decidable(status: Status, waits: tuple[Wait, ...], wait_id: str) -> bool:
     return open_now and status in (Status.WAITING_FOR_HUMAN, Status.RUNNING, Status.REPLAYING, Status.FAILED)
 
 
-def allowed(wait: Wait, action: str, feedback: str | None) -> None:
+def check_allowed(wait: Wait, action: str, feedback: str | None) -> None:
     """Refuses an action the wait does not publish, or one that lacks its feedback (§5.5).
 
     Raises:
@@ -243,7 +243,7 @@ def allowed(wait: Wait, action: str, feedback: str | None) -> None:
         raise InvalidInput(f"{action} needs feedback", hint="say what should change: --feedback TEXT")
 
 
-def carried(wait: Wait, action: str) -> None:
+def check_payload(wait: Wait, action: str) -> None:
     """Refuses a payload that nothing would read.
 
     Raises:
@@ -301,7 +301,7 @@ class Subject(msgspec.Struct, frozen=True):
     reads: Mapping[str, Any] | None = None
 
 
-def shown(show: Any, verdict: str = "") -> Subject:
+def subject_of(show: Any, verdict: str = "") -> Subject:
     """A question that shows something: that is what it is about."""
     return Subject("show:" + canon.fingerprint([show, verdict]), show)
 
@@ -317,11 +317,11 @@ def _excerpt(value: Any, secret: bool) -> Any:
     return f"{HIDDEN if secret else '…'}{canon.fingerprint(value)[:8]}"
 
 
-def packed(subject: Subject) -> bytes | None:
+def pack(subject: Subject) -> bytes | None:
     return None if subject.reads is None else canon.pack(dict(subject.reads), "reads")[1]
 
 
-def changed(before: Wait, prompt: str, now: Subject, secret: Collection[str] = ()) -> str | None:
+def compare(before: Wait, prompt: str, now: Subject, secret: Collection[str] = ()) -> str | None:
     """How what is asked about differs from what a consent covered; None if it does not.
 
     A wait of a release that kept no digest is compared by what it showed.

@@ -64,7 +64,7 @@ def meant(offer: Offered) -> str:
     return f"{offer.label}. {offer.does}"
 
 
-def offered(kind: str, action: str) -> Offered:
+def describe_action(kind: str, action: str) -> Offered:
     """What an action means at a wait of this kind."""
     found = _OWN.get((kind, action)) or _GENERAL.get(action)
     return found or Offered(action.replace("_", " ").capitalize(), _UNKNOWN.does)
@@ -97,4 +97,4 @@ def target_of(target: str | None) -> str:
     return shlex.quote(target) if target else YOUR_FILE
 
 
-__all__ = ["EDIT", "FORCED", "YOUR_FILE", "Offered", "answering", "meant", "offered", "target_of"]
+__all__ = ["EDIT", "FORCED", "YOUR_FILE", "Offered", "answering", "describe_action", "meant", "target_of"]

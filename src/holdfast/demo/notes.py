@@ -41,7 +41,7 @@ async def collect(state: Notes, ctx: Context) -> dict[str, Any]:
 @graph.node(after="collect")
 def group(state: Notes) -> dict[str, Any]:
     """Sorts them by the kind of change."""
-    return {"groups": writing.grouped(list(state.commits))}
+    return {"groups": writing.group(list(state.commits))}
 
 
 @graph.node(after="group", timeout=180)

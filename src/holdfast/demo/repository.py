@@ -61,7 +61,7 @@ def top(path: Path) -> Path | None:
         return None
 
 
-def named(path: Path) -> Path:
+def open_named(path: Path) -> Path:
     """The repository somebody named.
 
     Raises:

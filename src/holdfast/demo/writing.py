@@ -26,7 +26,7 @@ _PREFIXES = {
     "feat": "Added", "feature": "Added", "fix": "Fixed", "bugfix": "Fixed", "perf": "Faster", "docs": "Documentation", "doc": "Documentation",
     "test": "Tests and tooling", "tests": "Tests and tooling", "ci": "Tests and tooling", "build": "Tests and tooling", "chore": "Tests and tooling",
     "style": "Changed", "refactor": "Changed", "revert": "Removed",
-}  # fmt: skip
+}
 _WORDS = (
     ("Fixed", r"fix(e[sd])?|correct|repair|handle|avoid|prevent|stop|resolve|bug"),
     ("Removed", r"remove|drop|delete|revert|deprecate"),
@@ -64,7 +64,7 @@ def section(subject: str) -> tuple[str, str]:
     return "Changed", subject
 
 
-def grouped(commits: Sequence[Commit]) -> dict[str, list[dict[str, Any]]]:
+def group(commits: Sequence[Commit]) -> dict[str, list[dict[str, Any]]]:
     """Commits by section, in the order in which notes tell them; empty sections are left out."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ORDER}
     for commit in commits:

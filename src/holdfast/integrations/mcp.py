@@ -138,7 +138,7 @@ async def mcp_tool(session: Any, name: str, /, arguments: Mapping[str, Any] | No
         raise UsageError("mcp_tool was called outside a node", hint="call it in a node or a flow, or use the client itself")
 
     async def annotations() -> dict[str, bool]:
-        async with _opened(session) as client:
+        async with _open(session) as client:
             tool = next((t for t in (await client.list_tools()).tools if t.name == name), None)
         if tool is None:
             raise StepFailure(f"the server has no tool {name!r}", code="mcp_tool_missing")
@@ -146,7 +146,7 @@ async def mcp_tool(session: Any, name: str, /, arguments: Mapping[str, Any] | No
         return {"read": bool(known and known.read_only_hint), "idempotent": bool(known and known.idempotent_hint)}
 
     async def call(text: str) -> list[Any]:
-        async with _opened(session) as client:
+        async with _open(session) as client:
             answer = await client.call_tool(name, json.loads(text))
         if answer.is_error:
             raise StepFailure(f"the tool {name!r} reported an error: {_text(answer)}", code="mcp_tool_failed")
@@ -174,7 +174,7 @@ class _Borrowed(AbstractAsyncContextManager[Any]):
         return None
 
 
-def _opened(session: Any) -> AbstractAsyncContextManager[Any]:
+def _open(session: Any) -> AbstractAsyncContextManager[Any]:
     return _Borrowed(session) if hasattr(session, "call_tool") and not isinstance(session, MCPServer) else Client(session)
 
 

@@ -141,7 +141,7 @@ class _Recorded(ModelProvider):
         return RecordedModel(self._inner.get_model(model_name), self._requests)
 
 
-def _kept(tool: FunctionTool, value: Any) -> Any:
+def _keep(tool: FunctionTool, value: Any) -> Any:
     """A tool's answer as it goes on record: plain values as they are, content parts and declared outputs as JSON, any other object as the text that the model is told."""
     if tool.output_json_schema is not None:
         return _any.dump_python(value, mode="json")
@@ -176,7 +176,7 @@ class RecordedCalls:
         async def call(text: str) -> Any:
             token = _within.set(True)
             try:
-                return _kept(self.tool, await self.tool.on_invoke_tool(given, text))
+                return _keep(self.tool, await self.tool.on_invoke_tool(given, text))
             finally:
                 _within.reset(token)
 
@@ -201,7 +201,7 @@ def durable(tool: FunctionTool, *, read: bool = False, idempotent: bool = False,
     return made
 
 
-def recorded(agent: Agent[Any], *, reads: Collection[str] = (), idempotent: Collection[str] = (), requests: Requests | None = None) -> Agent[Any]:
+def record(agent: Agent[Any], *, reads: Collection[str] = (), idempotent: Collection[str] = (), requests: Requests | None = None) -> Agent[Any]:
     """The agent, and those it hands over to, with models and function tools on record. An agent that has them already gets them anew.
 
     Raises:
@@ -251,7 +251,7 @@ class _Recorder:
         return dataclasses.replace(plain, on_invoke_handoff=RecordedHandoff(plain, self))
 
 
-def _configured(given: RunConfig | dict[str, Any] | None, requests: Requests) -> RunConfig:
+def _configure(given: RunConfig | dict[str, Any] | None, requests: Requests) -> RunConfig:
     """The config with its models on record."""
     config = RunConfig(tracing_disabled=True) if given is None else RunConfig(**given) if isinstance(given, dict) else given
     if config.sandbox is not None:
@@ -297,19 +297,19 @@ async def run_agent(
         UsageError: the agent has a tool, or the config a sandbox, that acts here and that no record could be made of.
     """
     requests = Requests(str(ctx.uuid()))
-    config = _configured(run_config, requests)
-    kept = recorded(agent, reads=reads, idempotent=idempotent, requests=requests)
+    config = _configure(run_config, requests)
+    kept = record(agent, reads=reads, idempotent=idempotent, requests=requests)
 
     async def stretch(given: Any) -> RunResult | RunResultStreaming:
         if not emit:
             return await Runner.run(
                 kept, given, context=context, max_turns=max_turns, hooks=hooks, run_config=config, error_handlers=error_handlers,
                 previous_response_id=previous_response_id, conversation_id=conversation_id,
-            )  # fmt: skip
+            )
         streamed = Runner.run_streamed(
             kept, given, context=context, max_turns=max_turns, hooks=hooks, run_config=config, error_handlers=error_handlers,
             previous_response_id=previous_response_id, conversation_id=conversation_id,
-        )  # fmt: skip
+        )
         async for _ in streamed.stream_events():
             continue  # what is told is told where the model is asked
         return streamed
@@ -330,4 +330,4 @@ async def run_agent(
     return result
 
 
-__all__ = ["RecordedModel", "durable", "recorded", "run_agent"]
+__all__ = ["RecordedModel", "durable", "record", "run_agent"]

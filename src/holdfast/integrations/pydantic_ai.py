@@ -91,7 +91,7 @@ class HoldfastDurability(durable_exec.BaseDurabilityCapability[D]):
 
         async def tell(run: RunContext[D], events: AsyncIterable[AgentStreamEvent]) -> None:
             """Gives events out where they happen: those of a model while it answers, within the recorded call."""
-            passed = _passed(events) if _emitting.get() else events
+            passed = _pass_on(events) if _emitting.get() else events
             if event_stream_handler is not None:
                 await event_stream_handler(run, passed)
             async for _ in passed:
@@ -122,7 +122,7 @@ class HoldfastDurability(durable_exec.BaseDurabilityCapability[D]):
         declared = self._build_resolve_tool_config(UNDECLARED)
 
         def resolve(operation_id: Any, tool: Any, tool_name: str) -> Any:
-            return _checked(tool_name, declared(tool, tool_name))
+            return _check(tool_name, declared(tool, tool_name))
 
         config: Any = durable_exec.RoleBasedOperationConfig(model={}, event={}, capability={}, tool=UNDECLARED, resolve_tool=resolve)
         return _Calls(agent_name=self.name, default_model_id=self.default_model_id, config=config)
@@ -131,7 +131,7 @@ class HoldfastDurability(durable_exec.BaseDurabilityCapability[D]):
         return UNDECLARED
 
 
-def _checked(tool: str, config: Any) -> Any:
+def _check(tool: str, config: Any) -> Any:
     if isinstance(config, dict) and (odd := config.keys() - _OPTIONS):
         raise UsageError(f"the metadata of the tool {tool!r} has the unknown option {min(odd)!r}", hint="options: " + ", ".join(sorted(_OPTIONS)))
     return config
@@ -175,7 +175,7 @@ async def _run(ctx: Context, agent: Agent[Any, Any], prompt: str, options: dict[
     return result
 
 
-async def _passed(events: AsyncIterable[AgentStreamEvent]) -> AsyncIterator[AgentStreamEvent]:
+async def _pass_on(events: AsyncIterable[AgentStreamEvent]) -> AsyncIterator[AgentStreamEvent]:
     """The events, given out as chunks of the step that they happen in."""
     async for event in events:
         if (ctx := current()) is not None:

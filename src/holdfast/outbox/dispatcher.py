@@ -33,7 +33,7 @@ from holdfast.core.limits import Later, Limit, soon
 from holdfast.handle import IntentView
 from holdfast.outbox.hands import Hands, NotReached
 from holdfast.outbox.pace import Lane, Pace
-from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row, Signal, asynchronous, given
+from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row, Signal, asynchronous, read_given
 from holdfast.ports import NO_LIMITS, Clock, News, Store
 
 POLL_SECONDS = 0.5
@@ -311,7 +311,7 @@ class Dispatcher:
                     await self._ended(before, intent, settled, route, answer)
                     return
             elif isinstance(move, Ask):
-                self._done.append(Settlement(before, intents.asked(intent, move.why, self._store.now())))
+                self._done.append(Settlement(before, intents.ask(intent, move.why, self._store.now())))
                 return
             intent, outcome, answer = await self._sent(intent, route, began)
         except StoreError:
@@ -341,13 +341,13 @@ class Dispatcher:
         now = self._store.now()
         match answer:
             case fx.Happened(result):
-                return intent, intents.after(intent, Sent(_packed(result), "verified: it had been sent"), route.how, now), result
+                return intent, intents.after(intent, Sent(_pack(result), "verified: it had been sent"), route.how, now), result
             case fx.Absent() if move.closed:
-                return intents.absent(intent), None, None
+                return intents.note_absent(intent), None, None
             case fx.Absent():
-                return intent, intents.asked(intent, intents.MAY_LIVE, now), None
+                return intent, intents.ask(intent, intents.MAY_LIVE, now), None
             case fx.Unknown(why):
-                return intent, intents.asked(intent, why or intents.SENDER_LOST, now), None
+                return intent, intents.ask(intent, why or intents.SENDER_LOST, now), None
 
     async def _sent(self, intent: Intent, route: Route, began: float) -> tuple[Intent, Outcome, Any]:
         """One sending. Gives the intent as it was sent, what came of it, and what the receiver answered."""
@@ -358,7 +358,7 @@ class Dispatcher:
                 limit = await route.admit(self._store, intent)
             elif intents.WAIT_LINK.encode() in intent.payload:
                 intent, link = await self._link(intent)
-                payload = _filled(payload, link)
+                payload = _fill(payload, link)
             if limit is None:
                 answer = await self._act(route, intent.lane, payload, intent.key, began)
             elif (later := await self._entered(intent, limit)) is not None:
@@ -393,7 +393,7 @@ class Dispatcher:
         except (Exception, SystemExit) as e:  # a transport is the author's code and may raise anything
             tried_again = isinstance(e, (*route.on, SystemExit))
             return intent, Failed(ErrorValue.of(e)) if tried_again else Refused(ErrorValue.of(e)), None
-        return intent, Sent(_packed(answer)), answer
+        return intent, Sent(_pack(answer)), answer
 
     async def _entered(self, intent: Intent, limit: str) -> Later | None:
         """Holds a limit for one sending, or says when to come back; what has room within a second is waited for (§10.11)."""
@@ -453,7 +453,7 @@ class Dispatcher:
         assert route.on_response is not None
         try:
             async with asyncio.timeout(route.timeout):
-                values = given(await self._called(intent.lane, route.on_response, IntentView.of(after), answer))
+                values = read_given(await self._called(intent.lane, route.on_response, IntentView.of(after), answer))
             return self._beside(intent, after, values)
         except Exception as e:  # the hook is the author's code and may raise anything
             return Settlement(intent, replace(after, detail=f"sent; on_response failed: {type(e).__name__}: {e}"[:1000]))
@@ -482,11 +482,11 @@ class Dispatcher:
                             intent_id=f"{intent.intent_id}:{n}", run_id=intent.run_id, type=type_, payload=data, key=key, order_key=order, created_at=now,
                             due=at_once(now), tenant_id=intent.tenant_id, target=intents.target(payload), digest=intents.digest(type_, data),
                         )
-                    )  # fmt: skip
+                    )
         return Settlement(intent, after, tuple(ledger), tuple(puts), tuple(more), tuple(kept))
 
 
-def _packed(answer: Any) -> bytes:
+def _pack(answer: Any) -> bytes:
     """An answer as it is kept; of what cannot be kept, its description."""
     if answer is None:
         return b""
@@ -497,14 +497,14 @@ def _packed(answer: Any) -> bytes:
         return canon.pack(text, "answer")[1]
 
 
-def _filled(value: Any, link: str) -> Any:
+def _fill(value: Any, link: str) -> Any:
     """The value with the link in the place of ``{wait_link}``."""
     if isinstance(value, str):
         return value.replace(intents.WAIT_LINK, link)
     if isinstance(value, Mapping):
-        return {_filled(k, link): _filled(v, link) for k, v in value.items()}
+        return {_fill(k, link): _fill(v, link) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_filled(v, link) for v in value]
+        return [_fill(v, link) for v in value]
     return value
 
 

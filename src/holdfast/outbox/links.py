@@ -21,7 +21,7 @@ from holdfast.core.commit import Settlement
 from holdfast.core.errors import UsageError
 from holdfast.core.intents import Intent
 from holdfast.core.run import Run
-from holdfast.core.tokens import Token, hashed
+from holdfast.core.tokens import Token, hash_secret
 from holdfast.core.waits import DEFAULT_DEADLINE_US, Wait
 from holdfast.outbox.dispatcher import NotBegun, Shut
 from holdfast.outbox.transports import NotConfigured
@@ -61,11 +61,11 @@ class Links:
             intent = await self._bound(intent, run)
         digest = hmac.new(secret, f"{intent.intent_id}\0{intent.wait_id}".encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
         token = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-        if await self._store.token(hashed(token)) is None:
+        if await self._store.token(hash_secret(token)) is None:
             now = self._store.now()
             wait = next((w for w in run.waits if w.wait_id == intent.wait_id), None)
             until = wait.deadline if wait is not None and wait.deadline is not None else now + DEFAULT_DEADLINE_US
-            await self._store.issue_token(Token(hashed(token), run.run_id, intent.wait_id, run.tenant_id, _actor(intent, wait), now, until))
+            await self._store.issue_token(Token(hash_secret(token), run.run_id, intent.wait_id, run.tenant_id, _actor(intent, wait), now, until))
         return intent, f"{(self._base_url() or '').rstrip('/')}/w/{token}"
 
     async def _bound(self, intent: Intent, run: Run) -> Intent:

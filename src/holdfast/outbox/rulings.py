@@ -17,7 +17,7 @@ from holdfast.core.blobs import Blob, blob_of
 from holdfast.core.commands import Signal
 from holdfast.core.commit import InboxItem, Settlement
 from holdfast.core.errors import AttemptMayLive, IntentInFlight, IntentNotFound, IntentSettled, InvalidInput
-from holdfast.core.intents import ABANDON, MARK_SENT, REDRIVE, Intent, IntentState, found_lost, may_live, redriven, ruled
+from holdfast.core.intents import ABANDON, MARK_SENT, REDRIVE, Intent, IntentState, find_lost, may_live, redrive, rule
 from holdfast.core.lease import Alive
 from holdfast.core.run import Run
 from holdfast.core.toolcalls import Answer, Word
@@ -58,7 +58,7 @@ class Rulings:
         before = await self._intent(intent_id)
         alive = await self._alive()
         known = self._known(before, alive)
-        after = redriven(known, actor=actor, reason=reason, forced=force, now=self._store.now())
+        after = redrive(known, actor=actor, reason=reason, forced=force, now=self._store.now())
         if not force and (attempt := may_live(known, alive)) is not None:
             raise AttemptMayLive(
                 f"attempt {attempt.number} of {intent_id} was begun by {attempt.owner}, which may still be alive; sent again now, it could arrive twice",
@@ -83,7 +83,7 @@ class Rulings:
             raise InvalidInput("a result is that of a tool's call that happened", field="result", hint=f"only a request of the type {toolcalls.TYPE}… has one, settled as {MARK_SENT}")
         found = ToolOutcome() if result is ... else outcome_told(result, "result")
         known = self._known(before, await self._alive())
-        after = ruled(known, outcome, actor=actor, reason=reason, now=self._store.now())
+        after = rule(known, outcome, actor=actor, reason=reason, now=self._store.now())
         if after is known:
             if result is not ... and before.answer and _outcome(before.answer) != _fields(found)[0]:
                 raise IntentSettled(f"{intent_id} is {before.state} with another result", hint="look at it: holdfast outbox")
@@ -117,7 +117,7 @@ class Rulings:
         return {w.owner: Alive(w.alive) for w in await self._store.workers(counted=False)} | dict.fromkeys(self._closed, Alive.NO)
 
     def _known(self, intent: Intent, alive: dict[str, Alive]) -> Intent:
-        return found_lost(intent, self._store.now(), alive.get(intent.owner or "", Alive.UNKNOWN))
+        return find_lost(intent, self._store.now(), alive.get(intent.owner or "", Alive.UNKNOWN))
 
     async def _intent(self, intent_id: str) -> Intent:
         found = await self._store.intent(intent_id)
@@ -142,7 +142,7 @@ def _fields(outcome: ToolOutcome) -> tuple[dict[str, Any], tuple[Blob, ...]]:
 
 def _outcome(answer: bytes) -> dict[str, Any]:
     """The outcome in an answer that is on record, in the terms of ``_fields``."""
-    found = toolcalls.answered(answer)
+    found = toolcalls.read_answer(answer)
     return {"blob": found.blob} if found.blob else {"outcome": found.outcome}
 
 

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.core.blobs import Blob
-from holdfast.core.bounds import amount, checked, function, texts
+from holdfast.core.bounds import amount, check_arguments, function, texts
 from holdfast.core.errors import HoldfastError, InvalidInput, MaybeSent, PermanentError, UsageError
 from holdfast.core.intents import Sending
-from holdfast.core.limits import own_name
+from holdfast.core.limits import check_name
 from holdfast.core.retry import Retry, coerce
 
 TIMEOUT_SECONDS = 60.0
@@ -117,7 +117,7 @@ def route(type: str, transport: Any) -> Route:
     how = Sending(bool(getattr(transport, "dedupes", False)), verify is not None, retry.max_attempts, retry.base_us)
     return Route(
         type, send, how, TIMEOUT_SECONDS if timeout is None else float(timeout), not asynchronous(send), verify, getattr(transport, "on_response", None),
-        None if limit is None else own_name(limit, f"the limit of the transport of {type!r}"), retry.on, getattr(transport, "admit", None), getattr(transport, "late", None),
+        None if limit is None else check_name(limit, f"the limit of the transport of {type!r}"), retry.on, getattr(transport, "admit", None), getattr(transport, "late", None),
     )
 
 
@@ -132,7 +132,7 @@ def asynchronous(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
 
 
-def given(answer: Any) -> list[Given]:
+def read_given(answer: Any) -> list[Given]:
     """What a hook returned, as values; a mapping stands for the value whose fields it has.
 
     Raises:
@@ -171,7 +171,7 @@ class Function:
             or a list of them.
     """
 
-    @checked(send=function, verify=function, on_response=function, timeout=amount, limit=own_name, retry=coerce)
+    @check_arguments(send=function, verify=function, on_response=function, timeout=amount, limit=check_name, retry=coerce)
     def __init__(
         self,
         send: Callable[[Any, str], Any],
@@ -199,7 +199,7 @@ class Subprocess:
     Exit code 0 means sent, 65 permanently refused, any other a temporary failure. The text on standard output is kept as the answer.
     """
 
-    @checked(argv=texts, timeout=amount, env=texts)
+    @check_arguments(argv=texts, timeout=amount, env=texts)
     def __init__(self, argv: Sequence[str], *, dedupes: bool = False, timeout: float = TIMEOUT_SECONDS, env: Sequence[str] = ()) -> None:
         if not argv:
             raise InvalidInput("argv is empty", field="argv", hint='Subprocess(["sendmail", "-t"])')
@@ -257,4 +257,4 @@ async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
         return  # a command need not read what it is given
 
 
-__all__ = ["Function", "Further", "Given", "NotConfigured", "Route", "Row", "Signal", "Subprocess", "asynchronous", "given", "route", "routes"]
+__all__ = ["Function", "Further", "Given", "NotConfigured", "Route", "Row", "Signal", "Subprocess", "asynchronous", "read_given", "route", "routes"]

@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from holdfast.core.bounds import NOTE_BYTES, amount, checked, text, texts, wrong
+from holdfast.core.bounds import NOTE_BYTES, amount, check_arguments, text, texts, wrong
 from holdfast.core.errors import MaybeSent, PermanentError, RetryAfter
 from holdfast.outbox.lookups import Lookups, Place
 
@@ -87,7 +87,7 @@ class Webhook:
             unknown.
     """
 
-    @checked(secret=secret, allow=hosts, timeout=amount)
+    @check_arguments(secret=secret, allow=hosts, timeout=amount)
     def __init__(self, secret: str | bytes | None = None, allow: str | Sequence[str] = (), timeout: float = 10, *, dedupes: bool = True) -> None:
         self._secret = secret.encode() if isinstance(secret, str) else secret
         self._allow = tuple(allow)
@@ -111,7 +111,7 @@ class Webhook:
             raise MaybeSent(f"{asked.host} closed the connection: {e or type(e).__name__}") from e
         finally:
             writer.transport.abort()  # a receiver that still talks is not listened to
-        return msgspec.structs.asdict(judged(asked.host, *answer))
+        return msgspec.structs.asdict(judge(asked.host, *answer))
 
     async def _reached(self, asked: Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection, in less time than the whole request has: who is not reached has got nothing, which is known.
@@ -139,7 +139,7 @@ class Webhook:
         except UnicodeError:
             raise PermanentError(f"{host!r} is not a host name") from None
         named = (*self._allow, *(w.strip() for w in os.environ.get(ALLOW, "").split(",") if w.strip()))
-        usable = [(family, address) for family, address in found if permitted(host, port, address, named)]
+        usable = [(family, address) for family, address in found if is_permitted(host, port, address, named)]
         if not usable:
             raise PermanentError(
                 f"{host} is a private, loopback or link-local address, and may not be sent to", hint=f"Webhook(allow=({host!r},)), or ${ALLOW}"
@@ -162,7 +162,7 @@ class Webhook:
         raise failed
 
 
-def permitted(host: str, port: int, address: str, allow: Sequence[str]) -> bool:
+def is_permitted(host: str, port: int, address: str, allow: Sequence[str]) -> bool:
     """Whether an address that a host has may be sent to: it is public, or the host or the address is named."""
     place = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(place, ipaddress.IPv6Address):
@@ -256,7 +256,7 @@ async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     writer.write("\r\n".join(head).encode("latin-1") + asked.body)
     await writer.drain()
     while True:
-        status, headers = _parsed(await reader.readuntil(b"\r\n\r\n"))
+        status, headers = _parse(await reader.readuntil(b"\r\n\r\n"))
         if status >= 200:
             break
     if status in (204, 304):
@@ -293,7 +293,7 @@ async def _chunks(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
     return bytes(kept[:ANSWER_CAP]), True
 
 
-def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
+def _parse(head: bytes) -> tuple[int, dict[str, str]]:
     first, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
     if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
@@ -301,7 +301,7 @@ def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
     return int(rest[:3]), {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
 
 
-def judged(host: str, status: int, headers: Mapping[str, str], body: bytes, cut: bool) -> Answer:
+def judge(host: str, status: int, headers: Mapping[str, str], body: bytes, cut: bool) -> Answer:
     """What an answer means.
 
     Raises:
@@ -330,4 +330,4 @@ def retry_after(text: str, now: float) -> float | None:
     return min(max(0.0, seconds), LONGEST_PAUSE)
 
 
-__all__ = ["Answer", "Webhook", "judged", "permitted", "request", "retry_after", "signature"]
+__all__ = ["Answer", "Webhook", "is_permitted", "judge", "request", "retry_after", "signature"]

@@ -10,7 +10,7 @@ HOMES = {
     "holdfast.stores.sealing": ("SealedStore",),
     "holdfast.stores.sqlite.connection": ("schema_number",),
     "holdfast.stores.sqlite.store": ("SqliteStore",),
-    "holdfast.stores.urls": ("SUPPORTED", "open_url", "schema_version", "sealed"),
+    "holdfast.stores.urls": ("SUPPORTED", "open_url", "schema_version", "seal"),
     "holdfast.stores.workspace": ("WorkspaceStore",),
 }
 __all__ = sorted(name for names in HOMES.values() for name in names)  # noqa: PLE0605

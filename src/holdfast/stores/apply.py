@@ -111,7 +111,7 @@ def prepare(commit: Commit) -> Prepared:
     after = commit.after
     if after is None:
         after = _NOWHERE
-    effects = written(commit.effects)
+    effects = order_effects(commit.effects)
     closed = tuple([e.fact.wait_id for e in commit.events if isinstance(e.fact, WaitClosed)])
     creates = tuple(map(prepare, commit.creates))
     sealed = codec.seal(commit, after.hash)
@@ -119,7 +119,7 @@ def prepare(commit: Commit) -> Prepared:
     if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
         since, size = since + commit.behind.since, size + commit.behind.whole
     whole = None
-    saved = commit.stands if commit.checkpoint is None else commit.checkpoint if whole_due(since, size) and _advanced(commit) else None
+    saved = commit.stands if commit.checkpoint is None else commit.checkpoint if whole_due(since, size) and _has_advanced(commit) else None
     if saved is not None:
         whole = codec.encode_whole(saved, sealed.row.hash)
         since, size = 0, len(whole)
@@ -130,14 +130,14 @@ def prepare(commit: Commit) -> Prepared:
     return Prepared(commit, sealed, whole, since, size, plain, creates, step, effects, closed)
 
 
-def written(effects: Sequence[Effect]) -> tuple[Effect, ...]:
+def order_effects(effects: Sequence[Effect]) -> tuple[Effect, ...]:
     """Effects as a commit that names them leaves them, what is settled before what begins."""
     if len(effects) < 2:
         return tuple(effects)
     return tuple(sorted({e.effect_id: e for e in effects}.values(), key=lambda e: e.open))
 
 
-def _advanced(commit: Commit) -> bool:
+def _has_advanced(commit: Commit) -> bool:
     """Whether the checkpoint took in all pending results: loading starts after a whole one and would miss them."""
     if commit.delta is None:
         return False
@@ -171,7 +171,7 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
     due: int | None = None
 
 
-def ruled(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) -> Ruling | HoldfastError:
+def rule(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) -> Ruling | HoldfastError:
     """What a commit makes of a run in this state (None: there is no such run), or why it may not.
 
     Args:
@@ -230,11 +230,11 @@ class Sight(Protocol):
         """How many runs of a tenant wait in a queue and have not begun."""
 
 
-def _unasked() -> bool:
+def _never_asked() -> bool:
     raise AssertionError("a store without ``ports.Untaken`` gives no run that its first commit takes")
 
 
-def admitted(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int, taker: bool, now: int, limited: Callable[[], bool] = _unasked) -> Ruling:
+def admit(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int, taker: bool, now: int, limited: Callable[[], bool] = _never_asked) -> Ruling:
     """What a commit makes of a run in this state, once everything that it touches beside the run's row has been held against it.
 
     It says nothing of the runs that the commit creates: each is admitted by itself. ``limited`` tells whether any limit is stored; it is asked where
@@ -243,7 +243,7 @@ def admitted(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int
     Raises:
         HoldfastError: why it may not be applied, as ``Store.commit`` has it.
     """
-    ruling, c, run = ruled(p, found, incarnation=incarnation, taker=taker), p.commit, p.commit.run
+    ruling, c, run = rule(p, found, incarnation=incarnation, taker=taker), p.commit, p.commit.run
     if isinstance(ruling, RunNotFound):
         raise sight.missing(run.run_id)
     if isinstance(ruling, HoldfastError):
@@ -300,10 +300,10 @@ def _beside(p: Prepared, sight: Sight) -> None:
 
 def refusal(commit: Commit, found: Found) -> HoldfastError | None:
     """Why a commit may not be applied to a run in this state, or None (§10.2)."""
-    return _refused(commit.run.run_id, commit.fence, commit.after, found, taking=isinstance(commit.lease, Take | Touch))
+    return _refuse(commit.run.run_id, commit.fence, commit.after, found, taking=isinstance(commit.lease, Take | Touch))
 
 
-def _refused(run_id: str, under: int, after: Tip | None, found: Found, *, taking: bool = False) -> HoldfastError | None:
+def _refuse(run_id: str, under: int, after: Tip | None, found: Found, *, taking: bool = False) -> HoldfastError | None:
     fence = found.fence
     if fence != (under - 1 if taking else under):
         if fence >> COUNTER_BITS != under >> COUNTER_BITS:
@@ -319,8 +319,8 @@ def _refused(run_id: str, under: int, after: Tip | None, found: Found, *, taking
 
 
 def step_refused(step: Step, found: Found) -> HoldfastError | None:
-    """Why a plain step may not be written to a run in this state, or None: what ``ruled`` says of the same commit (§10.2)."""
-    return _refused(step.run_id, step.fence, step.after, found)
+    """Why a plain step may not be written to a run in this state, or None: what ``rule`` says of the same commit (§10.2)."""
+    return _refuse(step.run_id, step.fence, step.after, found)
 
 
 def unread_at_the_end(run_id: str) -> InboxUnread:
@@ -407,7 +407,7 @@ def due_ranges(now: int) -> tuple[tuple[int, int], ...]:
     return (at_once(now), -1), (2 * AT_ONCE, at_once(now)), (-1, now)
 
 
-def woken(found: Found, due: int | None, now: int) -> int | None:
+def due_when_woken(found: Found, due: int | None, now: int) -> int | None:
     """When a run needs a worker once a command was put into its inbox: at rest now, or earlier (§10.16); else as before.
 
     One that nobody drives in mid-run and that is never due is interrupted: it goes on when a named actor resumes it (§10.6).
@@ -417,7 +417,7 @@ def woken(found: Found, due: int | None, now: int) -> int | None:
     return at_once(now) if due is None else min(at_once(now), due)
 
 
-def unbegun(loaded: Loaded) -> bool:
+def is_unbegun(loaded: Loaded) -> bool:
     """Whether a run that nobody holds stands as its birth left it, so that it begins with its input and nothing else."""
     run, plain = loaded.run, loaded.whole is None and len(loaded.rows) == 1 and not loaded.inbox and not loaded.emitted
     return plain and run.status is Status.PENDING and loaded.lease.owner is None and run.source_run_id is None and not run.origin
@@ -428,14 +428,14 @@ def takeable(found: Found, claimer: str) -> bool:
     return found.status not in TERMINAL and (found.owner is None or found.owner == claimer or not found.live)
 
 
-def taken(run_id: str, fence: int, owner: str | None, claimer: str, lost: str | None) -> Claim:
+def take(run_id: str, fence: int, owner: str | None, claimer: str, lost: str | None) -> Claim:
     """A claim of a run that stood at this fence. ``lost``: why its owner's runs may be taken over, None while that one lives."""
     if owner is None:
         return Claim(run_id, fence + 1)
     return Claim(run_id, fence + 1, owner, lost or (RECLAIMED if owner == claimer else EXPIRED))
 
 
-def lost(expires_in: int | None, alive: Alive) -> str | None:
+def why_lost(expires_in: int | None, alive: Alive) -> str | None:
     """Why an owner's runs may be taken over: it is proven dead, its lease has run out (None: it is not known); None while it lives."""
     if alive is Alive.NO:
         return OWNER_DEAD
@@ -471,14 +471,14 @@ class Candidate(msgspec.Struct, frozen=True):
     due: int | None
 
 
-def chosen(candidates: Iterable[Candidate], wanted: Wanted, sight: Sight, use: Use | None, now: int, limit: int) -> Chosen:
+def choose(candidates: Iterable[Candidate], wanted: Wanted, sight: Sight, use: Use | None, now: int, limit: int) -> Chosen:
     """Which of these runs a claimer takes, and the buckets after that (§10.8, §10.11). What it holds already it holds, whatever is full.
     Without ``use``: it asks for one run by its name, and no limit is in force."""
     fit = [c for c in candidates if wanted.fits(c.run, c.found, c.due, now)]
     free = [c for c in fit if c.found.holds or sight.blocker(c.run, c.found.turn) is None]
     if use is None or (wanted.run_id is not None and free and free[0].found.owner == wanted.claimer):
         return Chosen(tuple([c.key for c in free[:limit]]), {})
-    return limits.chosen([Due(c.key, c.run.queue, c.run.tenant_id, c.run.priority, due_since(c.due or 0, now), c.found.turn) for c in free], use, limit)
+    return limits.choose([Due(c.key, c.run.queue, c.run.tenant_id, c.run.priority, due_since(c.due or 0, now), c.found.turn) for c in free], use, limit)
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -499,7 +499,7 @@ class Entry(msgspec.Struct, frozen=True):
     later: Later | None = None
 
 
-def entered(
+def enter(
     wanted: Call, needs: Mapping[str, Limit | None], there: Call | None, rules: Iterable[Rule], in_use: Mapping[str, int], buckets: Mapping[str, int], *, resting: bool
 ) -> Entry:
     """A call that uses these limits begins, or says when to come back (§10.11). ``there``: the call that is at its place already."""
@@ -593,7 +593,7 @@ class Adopted(msgspec.Struct, frozen=True):
     carries: tuple[str, ...]
 
 
-def adopted(d: Dossier, incarnation: int, now: int) -> Adopted:
+def adopt(d: Dossier, incarnation: int, now: int) -> Adopted:
     """What becomes of a run that is taken over from elsewhere (§12.5)."""
     newest = codec.open_row(d.rows[-1])
     return Adopted(
@@ -603,7 +603,7 @@ def adopted(d: Dossier, incarnation: int, now: int) -> Adopted:
         since=sum(len(r.data) for r in d.rows),
         whole=len(d.origin or b""),
         due=None if d.held else due_at_rest(d.run, now, any(i.taken_seq is None for i in d.inbox)),
-        carries=tuple([c.run_id for c in codec.carried(d.rows)]),
+        carries=tuple([c.run_id for c in codec.read_carried(d.rows)]),
     )
 
 
@@ -621,7 +621,7 @@ def same(d: Dossier, mine: Sequence[codec.Row]) -> bool:
 def tombstones(effects: Iterable[Effect]) -> tuple[list[str], set[str]]:
     """What a pruned run's effects leave: those that go, and the large results that stay for a key which other runs share (§6.10)."""
     kept = [e for e in effects if e.shared]
-    return [e.effect_id for e in effects if not e.shared], set(blobs.named((), kept))
+    return [e.effect_id for e in effects if not e.shared], set(blobs.name_blobs((), kept))
 
 
 class Aged(msgspec.Struct, frozen=True):
@@ -708,7 +708,7 @@ def by_turns(
     return turns[:limit]
 
 
-def broken(run_id: str, rows: Iterable[codec.Row], previous: bytes = b"") -> Problem | None:
+def find_broken(run_id: str, rows: Iterable[codec.Row], previous: bytes = b"") -> Problem | None:
     """What is wrong with a run's log, or a part of it: the first row that does not follow the one before (§1.9)."""
     for row in rows:
         try:
@@ -756,7 +756,53 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 
 __all__ = [
-    "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Aged", "Call", "Candidate", "Entry", "Found", "Keep", "Prepared", "Ruling", "Sight", "Stands", "Wanted", "admitted", "adopted", "backlog", "broken", "by_turns", "chosen", "claim_taken",
-    "due_after", "due_at_rest", "entered", "inbox_taken", "lane_busy", "lender_gone", "lost", "mendable", "next_in_line", "prepare", "prunable", "queue_full", "rebuilt", "ruled",
-    "same", "schedule_moved", "sendable", "step_refused", "still_taken", "takeable", "taken", "thread_moved", "tombstones", "unbegun", "unread_at_the_end", "usable", "woken", "would_hold",
-]  # fmt: skip
+    "LAST_TURN",
+    "WHOLE_FLOOR",
+    "Adopted",
+    "Aged",
+    "Call",
+    "Candidate",
+    "Entry",
+    "Found",
+    "Keep",
+    "Prepared",
+    "Ruling",
+    "Sight",
+    "Stands",
+    "Wanted",
+    "admit",
+    "adopt",
+    "backlog",
+    "by_turns",
+    "choose",
+    "claim_taken",
+    "due_after",
+    "due_at_rest",
+    "due_when_woken",
+    "enter",
+    "find_broken",
+    "inbox_taken",
+    "is_unbegun",
+    "lane_busy",
+    "lender_gone",
+    "mendable",
+    "next_in_line",
+    "prepare",
+    "prunable",
+    "queue_full",
+    "rebuilt",
+    "rule",
+    "same",
+    "schedule_moved",
+    "sendable",
+    "step_refused",
+    "still_taken",
+    "take",
+    "takeable",
+    "thread_moved",
+    "tombstones",
+    "unread_at_the_end",
+    "usable",
+    "why_lost",
+    "would_hold",
+]

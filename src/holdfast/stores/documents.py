@@ -21,19 +21,19 @@ _TIMES = frozenset(
         "created_at", "started_at", "finished_at", "not_before", "slot", "cancel_requested_at", "interrupted_at", "deadline", "requested_at",
         "decided_at",
     }
-)  # fmt: skip
+)
 _INNER: dict[type[msgspec.Struct], dict[str, type[msgspec.Struct]]] = {
     Run: {
         "versions": Versions, "error": ErrorValue, "waits": Wait, "decisions": Decision, "waivers": Decision, "rearm": Wait, "signals": Buffered, "later": Later,
     },
     ErrorValue: {"frames": Frame},
-}  # fmt: skip
+}
 _schedules = msgspec.json.Decoder(list[Schedule])
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def document(struct: msgspec.Struct) -> dict[str, Any]:
-    """A record with its field names, for people and for ``revived``."""
+    """A record with its field names, for people and for ``revive``."""
     return {name: _plain(name, getattr(struct, name)) for name in struct.__struct_fields__}
 
 
@@ -47,7 +47,7 @@ def _plain(name: str, value: Any) -> Any:
     return views.iso(value) if name in _TIMES and isinstance(value, int) else value
 
 
-def revived(kind: type[msgspec.Struct], fields: Any) -> Any:
+def revive(kind: type[msgspec.Struct], fields: Any) -> Any:
     """The record of these fields, checked by type.
 
     Raises:
@@ -85,7 +85,7 @@ def agenda(schedules: Iterable[Schedule]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(list(schedules)), indent=2) + b"\n"
 
 
-def scheduled(text: bytes) -> dict[str, Schedule]:
+def read_schedules(text: bytes) -> dict[str, Schedule]:
     """The schedules of such a text, by id.
 
     Raises:
@@ -97,4 +97,4 @@ def scheduled(text: bytes) -> dict[str, Schedule]:
         raise EventUnreadable(f"schedules.json cannot be read: {e}", hint="restore it from a backup, or remove it and schedule it again") from e
 
 
-__all__ = ["agenda", "document", "revived", "scheduled"]
+__all__ = ["agenda", "document", "read_schedules", "revive"]

@@ -24,7 +24,7 @@ def stands(raw: Mapping[str, Any]) -> bool:
     return bool(raw["seal"] == plain(vouch.standing(raw["run_id"], *[raw[n] for n in STANDING], **before)))
 
 
-def copied(run: Run, column: str) -> Any:
+def copy_of(run: Run, column: str) -> Any:
     """What stands in a column that repeats a part of the run."""
     return run.shape if column == "fingerprint" else getattr(run, column)
 
@@ -58,7 +58,7 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
     run_id = raw["run_id"]
     found = []
     if isinstance(run, Run):
-        differ = [n for n in COPIED if raw[n] != copied(run, n)] + (["run_id"] if run.run_id != run_id else [])
+        differ = [n for n in COPIED if raw[n] != copy_of(run, n)] + (["run_id"] if run.run_id != run_id else [])
         if differ:
             hint = "holdfast repair-state RUN --apply rewrites it from the events"
             found.append(problem("snapshot_field_drift", f"the columns {', '.join(differ)} differ from the row they index", hint, run_id))

@@ -26,7 +26,7 @@ _kept: dict[str, int] = {}
 _all: weakref.WeakSet[Liveness] = weakref.WeakSet()
 
 
-def _forked() -> None:
+def _note_fork() -> None:
     """A child holds no proof of its parent's life: it would keep a dead owner alive."""
     for liveness in list(_all):
         liveness.let_go()
@@ -35,7 +35,7 @@ def _forked() -> None:
     _kept.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_note_fork)
 
 
 class Liveness:

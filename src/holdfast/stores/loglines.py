@@ -63,7 +63,7 @@ class Beside(msgspec.Struct):
     missing: list[str] = []
 
 
-def numbered(records: Iterable[dict[str, Any]], end: End) -> tuple[bytes, End]:
+def number_lines(records: Iterable[dict[str, Any]], end: End) -> tuple[bytes, End]:
     """Records as lines that go on from ``end``: each says its number and the digest of the one before."""
     out = []
     for fields in records:
@@ -160,7 +160,7 @@ def _checkpoint_file(run_id: str, record: codec.Record, delta: Delta, seq: int, 
         "checkpoint_id": ids.checkpoint_id(run_id, seq), "hash": name, "step": delta.step, "source": delta.source.value,
         "created_at": views.iso(record.at), "writes": done, "pending": None if delta.pending is None else [t.key for t in delta.pending],
         "delta": b64(record.delta_bytes),
-    }  # fmt: skip
+    }
     return json.dumps(shown, ensure_ascii=False, indent=2, default=str).encode() + b"\n"
 
 
@@ -240,4 +240,4 @@ def _delta_of(data: bytes | None) -> bytes | None:
         return None
 
 
-__all__ = ["EVENTS", "Beside", "End", "Kept", "b64", "commit_lines", "line", "numbered", "read_beside", "read_log", "unline"]
+__all__ = ["EVENTS", "Beside", "End", "Kept", "b64", "commit_lines", "line", "number_lines", "read_beside", "read_log", "unline"]

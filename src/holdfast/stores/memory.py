@@ -37,7 +37,7 @@ from holdfast.core.errors import (
     LeaseLost,
     RunNotFound,
 )
-from holdfast.core.intents import Intent, IntentState, answer_lost, claimed, dropped, stands
+from holdfast.core.intents import Intent, IntentState, answer_lost, drop_payload, stands, start_sending
 from holdfast.core.jsons import json_of
 from holdfast.core.lease import Alive, Lease, Take, Touch, at_once
 from holdfast.core.limits import Backlog, Chosen, Held, Later, Limit, Rule, Use, in_force
@@ -247,7 +247,7 @@ class Present:
 
     def lost(self, owner: str) -> str | None:
         """Why an owner's runs may be taken over; None while it lives."""
-        return apply.lost(self.left(owner), self.alive(owner))
+        return apply.why_lost(self.left(owner), self.alive(owner))
 
     def lease(self, fence: int, owner: str | None, due: int | None) -> Lease:
         left = self.left(owner)
@@ -350,7 +350,7 @@ class Small:
             previous, after = b"", 0
             while page := await self.log(run_id, after, SLICE_ROWS):
                 await asyncio.sleep(0)
-                if (wrong := apply.broken(run_id, page, previous)) is not None:
+                if (wrong := apply.find_broken(run_id, page, previous)) is not None:
                     found.append(wrong)
                     break
                 previous, after = page[-1].hash, page[-1].seq
@@ -494,7 +494,7 @@ class MemoryStore(Small):
         old = self._runs.get(run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
         found = None if old is None else self._found(old, taking=isinstance(c.lease, Take | Touch))
-        ruling = apply.admitted(p, found, Seen(self, now), incarnation=self.incarnation, taker=taker, now=now, limited=lambda: bool(self._rules))
+        ruling = apply.admit(p, found, Seen(self, now), incarnation=self.incarnation, taker=taker, now=now, limited=lambda: bool(self._rules))
         number = old.number if old else self._next()
         turn = ruling.turn or self._next()
         log = p.sealed.row
@@ -510,7 +510,7 @@ class MemoryStore(Small):
                 step=c.run.current_step_id, head=c.run.checkpoint_head, tip=tip, fence=c.fence, turn=turn, owner=ruling.owner,
                 due=ruling.due, holds=ruling.holds,
             ),
-        )  # fmt: skip
+        )
         self._set(self._log, (run_id, tip.seq), log)
         self._set(self._order, run_id, (*self._order.get(run_id, ()), tip.seq))
         if p.whole is not None:
@@ -570,7 +570,7 @@ class MemoryStore(Small):
         if there is not None:
             return _item(there)
         self._set(self._inbox, (item.run_id, item.key), _Item(item.run_id, item.key, codec.encode_command(item.command), item.put_at, None))
-        self._set(self._runs, item.run_id, msgspec.structs.replace(row, due=apply.woken(self._found(row), row.due, now)))
+        self._set(self._runs, item.run_id, msgspec.structs.replace(row, due=apply.due_when_woken(self._found(row), row.due, now)))
         return msgspec.structs.replace(item, taken_seq=None)
 
     def _emit(self, e: Emitted, now: int) -> None:
@@ -628,7 +628,7 @@ class MemoryStore(Small):
         rows = self._runs.values() if wanted.run_id is None else [self._runs[wanted.run_id]]
         free = wanted.run_id is not None and not limits and not self._rules
         use = None if free else Use(in_force(limits, self._rules.values()), wanted.claimer, self._holders(), self._buckets, now)
-        return apply.chosen([Candidate(r, r.run, self._found(r), r.due) for r in rows], wanted, Seen(self, now), use, now, limit)
+        return apply.choose([Candidate(r, r.run, self._found(r), r.due) for r in rows], wanted, Seen(self, now), use, now, limit)
 
     async def claim_or_load(
         self,
@@ -643,7 +643,7 @@ class MemoryStore(Small):
         self.present.need(owner)
         found = () if limits or self._rules else self._chosen(Wanted(owner, queues, skills, shapes), limits, min(limit, 2), self.now()).keys
         loaded = await self.load(found[0].run.run_id) if len(found) == 1 and found[0].owner is None else None
-        if loaded is not None and apply.unbegun(loaded):
+        if loaded is not None and apply.is_unbegun(loaded):
             return loaded
         return await self.claim(owner, queues, skills, limit=limit, shapes=shapes, limits=limits)
 
@@ -679,7 +679,7 @@ class MemoryStore(Small):
         now = self.now()
         with self._atomic():
             call, there = Call(place, owner, run_id, tuple(needs), now), self._calls.get(place)
-            entry = apply.entered(call, needs, there, self._rules.values(), self._in_use(), self._buckets, resting=resting)
+            entry = apply.enter(call, needs, there, self._rules.values(), self._in_use(), self._buckets, resting=resting)
             for name, full_at in entry.buckets.items():
                 self._set(self._buckets, name, full_at)
             if entry.call is not None:
@@ -706,7 +706,7 @@ class MemoryStore(Small):
         lost = None if row.owner is None else self.present.lost(row.owner)
         due = at_once(now) if row.due is None else min(at_once(now), row.due)
         self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=owner, fence=row.fence + 1, holds=True, due=due))
-        return apply.taken(row.run.run_id, row.fence, row.owner, owner, lost)
+        return apply.take(row.run.run_id, row.fence, row.owner, owner, lost)
 
     async def retire(self, owner: str) -> None:
         now = self.now()
@@ -868,14 +868,14 @@ class MemoryStore(Small):
         lost, due = apply.sendable(
             [i for i in self._intents.values() if i.open], types, run_id, now,
             lambda i: i.owner in self.present.dead or self._over(i, now) or answer_lost(i, owner, held, doubt=doubt),
-        )  # fmt: skip
+        )
         chosen = apply.by_turns(lost, due, limit, each, room or {})
         with self._atomic():
             out = []
             for intent in chosen:
                 gone = intent.state == IntentState.SENDING
                 mine = answer_lost(intent, owner, held, doubt=doubt)
-                taken = claimed(intent, owner, now, now + ttl_us, lost=gone, dead=intent.owner in self.present.dead, answer_lost=mine)
+                taken = start_sending(intent, owner, now, now + ttl_us, lost=gone, dead=intent.owner in self.present.dead, answer_lost=mine)
                 self._set(self._intents, intent.intent_id, taken)
                 self._set(self._leased, intent.intent_id, self._ticks() + ttl_us)
                 out.append(taken)
@@ -918,7 +918,7 @@ class MemoryStore(Small):
         settled = (IntentState.SENT, IntentState.ABANDONED)
         old = [i for i in self._intents.values() if i.state in settled and (i.settled_at or 0) < before and i.payload][:limit]
         for intent in old:
-            self._intents[intent.intent_id] = dropped(intent)
+            self._intents[intent.intent_id] = drop_payload(intent)
         return len(old)
 
     async def ledger(
@@ -1016,7 +1016,7 @@ class MemoryStore(Small):
                 step=run.current_step_id, head=run.checkpoint_head, tip=tip, fence=commits[-1].fence, turn=old.turn if old else self._next(),
                 owner=stands.owner, due=stands.due, holds=stands.holds,
             ),
-        )  # fmt: skip
+        )
         return written
 
     async def claims_of(self, run_id: str) -> list[DedupClaim]:
@@ -1036,7 +1036,7 @@ class MemoryStore(Small):
     def _take_over(self, d: Dossier, owner: str | None) -> None:
         """Puts a run into the tables as it is known from elsewhere."""
         run, run_id, now = d.run, d.run.run_id, self.now()
-        stands = apply.adopted(d, self.incarnation, now)
+        stands = apply.adopt(d, self.incarnation, now)
         for row in d.rows:
             self._set(self._log, (run_id, row.seq), row)
         if d.origin is not None:
@@ -1068,7 +1068,7 @@ class MemoryStore(Small):
                 head=run.checkpoint_head, tip=tip, fence=stands.fence, turn=number, owner=owner,
                 due=at_once(now) if owner is not None else stands.due, holds=owner is not None,
             ),
-        )  # fmt: skip
+        )
 
     async def loans(self) -> list[tuple[str, str]]:
         return [(run_id, lender) for run_id, lenders in self._carries.items() if run_id not in self._origins for lender in lenders if lender in self._runs]
@@ -1117,7 +1117,7 @@ class MemoryStore(Small):
         for table, owned in tables:
             for key in owned:
                 table.pop(key)
-        left = {(e.run_id, digest) for e, _ in self._effects.values() if e.run_id in gone for digest in blobs.named((), [e])}
+        left = {(e.run_id, digest) for e, _ in self._effects.values() if e.run_id in gone for digest in blobs.name_blobs((), [e])}
         for digest, users in list(self._users.items()):
             kept = tuple([u for u in users if u not in gone or (u, digest) in left])
             if kept:

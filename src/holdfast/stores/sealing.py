@@ -28,7 +28,7 @@ from holdfast.core.errors import EventUnreadable, HoldfastError, KeyUnavailable,
 from holdfast.core.events import Event, Unknown, WaitDecided, WaitTimedOut
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Lease
-from holdfast.core.payloads import mapped, may_be_plain
+from holdfast.core.payloads import change_each, may_be_plain
 from holdfast.core.run import Run
 from holdfast.core.schedules import Move, Schedule
 from holdfast.core.waits import WaitKind
@@ -64,7 +64,7 @@ VERBS: Mapping[str, Passes] = {
     "note": Passes.REFUSED,  # a file for people in a run's directory
     **dict.fromkeys(("keep_tail", "take_tail"), Passes.REFUSED),  # lost effects, as they are kept: the store beneath is asked for them
     **dict.fromkeys(("rings", "unmake"), Passes.CLEAR),
-}  # fmt: skip
+}
 """All that stores show, beside what ``SealedStore`` does itself. A test holds it against the ports and against every store, so that whoever
 adds a verb says here what becomes of it; until then an encrypted store has no such verb."""
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class Payloads:
     # -- in -----------------------------------------------------------------------------------------
 
     def seal(self, value: T, place: str = "") -> T:
-        sealed: T = mapped(value, place, self._seal)
+        sealed: T = change_each(value, place, self._seal)
         return sealed
 
     def _seal(self, value: bytes | str, place: str) -> bytes | str:
@@ -138,7 +138,7 @@ class Payloads:
     # -- out ----------------------------------------------------------------------------------------
 
     def open(self, value: T, place: str = "") -> T:
-        opened: T = mapped(value, place, self._open)
+        opened: T = change_each(value, place, self._open)
         return opened
 
     def _open(self, value: Any, place: str) -> Any:
@@ -287,7 +287,7 @@ class SealedStore:
         return replace(
             found, run=run, whole=whole, rows=tuple([of.row(r) for r in found.rows]), inbox=tuple([of.open(i) for i in found.inbox]),
             emitted=tuple([of.opened_batch(b) for b in found.emitted]),
-        )  # fmt: skip
+        )
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
         """None of them where the store beneath cannot load many at once."""
@@ -426,7 +426,7 @@ class SealedStore:
     def _blob(self, blob: Blob, tenant_id: str) -> Blob:
         if blob.data is None or blobs.envelope_of(blob.data) is not None:
             return blob
-        return replace(blob, data=blobs.sealed(self._of("", tenant_id).data(blob.data, blobs.place(blob.digest))))
+        return replace(blob, data=blobs.seal(self._of("", tenant_id).data(blob.data, blobs.place(blob.digest))))
 
     async def blob(self, digest: str) -> bytes:
         kept = await self.as_kept.blob(digest)

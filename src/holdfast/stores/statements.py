@@ -9,7 +9,7 @@ from types import SimpleNamespace
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
-def named(text: str) -> SimpleNamespace:
+def name_statements(text: str) -> SimpleNamespace:
     """The statements of such a text, without their comments, as attributes."""
     parts = _NAME.split(text)
     found = {}
@@ -20,7 +20,7 @@ def named(text: str) -> SimpleNamespace:
     return SimpleNamespace(**found)
 
 
-def numbered(folder: Path) -> list[str]:
+def read_migrations(folder: Path) -> list[str]:
     """The migrations of a folder, in their order."""
     names = sorted(f.name for f in folder.iterdir() if f.name.endswith(".sql"))
     assert names == [f"{i:04}.sql" for i in range(1, len(names) + 1)], "migrations are numbered without a gap"

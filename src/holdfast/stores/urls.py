@@ -42,7 +42,7 @@ def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
     raise UsageError(f"{url!r} is not the URL of a store", hint=f"{meant}supported: {SUPPORTED}")
 
 
-def sealed(store: Store, encryption: Encryption | None) -> Store:
+def seal(store: Store, encryption: Encryption | None) -> Store:
     """The store with its payloads encrypted (§14.5); itself without encryption, so that nothing is paid for what is not asked for.
 
     Raises:
@@ -61,4 +61,4 @@ def schema_version(url: str) -> int | None:
     return stores.schema_number(path) if url.startswith("sqlite:///") and os.path.isfile(path) else None
 
 
-__all__ = ["SUPPORTED", "open_url", "schema_version", "sealed"]
+__all__ = ["SUPPORTED", "open_url", "schema_version", "seal"]

@@ -61,9 +61,9 @@ from holdfast.core.status import TERMINAL
 from holdfast.ports import NO_LIMITS, Claims, Dossier, Evidence, IntentCount, Pruned, RunFilter
 from holdfast.stores import apply, memory
 from holdfast.stores.apply import Prepared
-from holdfast.stores.documents import agenda, document, revived, scheduled
+from holdfast.stores.documents import agenda, document, read_schedules, revive
 from holdfast.stores.files import Identity, disk_told, store_error
-from holdfast.stores.loglines import EVENTS, Beside, End, Kept, b64, commit_lines, line, numbered, read_beside, read_log, unline
+from holdfast.stores.loglines import EVENTS, Beside, End, Kept, b64, commit_lines, line, number_lines, read_beside, read_log, unline
 from holdfast.stores.memory import MemoryStore
 
 FORMAT = 1
@@ -286,7 +286,7 @@ class WorkspaceStore(MemoryStore):
                     house.append(problem("effect_record_altered", f"a line of {TOMBSTONES} cannot be read: {e}", _LOOK))
                     continue
                 self._effects.setdefault(effect.effect_id, (effect, codec.encode_effect(effect)))
-                self._named(TOP, blobs.named((), [effect]))
+                self._named(TOP, blobs.name_blobs((), [effect]))
             left = read_beside(_read(os.path.join(self.folder, PRUNED)) or b"", None)
             house += [problem("pruned_record_altered", f"{where} of {PRUNED} is damaged: its checksum does not match", _LOOK) for where in left.altered]
             self._pruned = {f["run_id"]: Tombstone(f["run_id"], f["at"], f["by"]) for f in left.lines if _is_tombstone(f)}
@@ -294,7 +294,7 @@ class WorkspaceStore(MemoryStore):
         house += [record_problem(error) for error in damaged.values()]
         self._unscheduled = damaged.get(SCHEDULES)
         try:
-            self._schedules = scheduled(_read(os.path.join(self.folder, SCHEDULES)) or b"[]") if self._unscheduled is None else {}
+            self._schedules = read_schedules(_read(os.path.join(self.folder, SCHEDULES)) or b"[]") if self._unscheduled is None else {}
         except EventUnreadable as e:
             self._schedules, self._unscheduled = {}, e
             house.append(problem("schedule_record_altered", e.message, e.hint))
@@ -370,7 +370,7 @@ class WorkspaceStore(MemoryStore):
 
     def _folders(self) -> list[str]:
         """The runs that have a directory here, also one of which the log is gone."""
-        names = [n for n in _listed(self.folder) if not n.startswith(".") and any(_filled(os.path.join(self.folder, n, f)) for f in (EVENTS, META))]
+        names = [n for n in _list(self.folder) if not n.startswith(".") and any(_is_filled(os.path.join(self.folder, n, f)) for f in (EVENTS, META))]
         return sorted(unquote(n) for n in names)
 
     def _kept(self, run_id: str) -> Kept:
@@ -395,7 +395,7 @@ class WorkspaceStore(MemoryStore):
                     run = fold(run, event)
                     if isinstance(event.fact, ev.ArtifactCreated):
                         large.setdefault(event.fact.sha256, event.fact.name)
-                large |= blobs.named(record.results)
+                large |= blobs.name_blobs(record.results)
                 previous = row.hash
             if run is not None and run.run_id != run_id:
                 raise StoreCorrupt(f"the log names the run {run.run_id!r}", code="record_unreadable")
@@ -414,9 +414,9 @@ class WorkspaceStore(MemoryStore):
             self._broken[run_id] = e if isinstance(e, StoreError) else StoreCorrupt(f"{run_id} is damaged: {e}", hint=hint, code="record_unreadable")
             return
         self._take_over(dossier, None)
-        self._named(run_id, large | blobs.named((), dossier.effects))
+        self._named(run_id, large | blobs.name_blobs((), dossier.effects))
         if any(i.type.startswith(toolcalls.TYPE) for i in dossier.intents):  # what a tool runner has answered is there before anything in the log names it
-            self._named(run_id, _listed(self._at(run_id, BLOBS)))
+            self._named(run_id, _list(self._at(run_id, BLOBS)))
         self._broken.pop(run_id, None)
         place, row_ = kept.last, self._runs[run_id]
         lease = self._meta_place(run_id, kept.rows[-1]) or place
@@ -428,7 +428,7 @@ class WorkspaceStore(MemoryStore):
         self._runs[run_id] = replace(
             row_, owner=owner, turn=int(place.get("turn") or row_.turn), holds=bool(place.get("holds")) and not run.terminal,
             fence=self.incarnation << COUNTER_BITS | max(1, fence), due=row_.due if unread or "due" not in place or run.terminal else place["due"],
-        )  # fmt: skip
+        )
         self._count = max(self._count, self._runs[run_id].turn)
         if there := _read(self._at(run_id, CHUNKS)):
             self._rings[run_id], self._ring_sizes[run_id] = memory.ring_read(run_id, there), len(there)
@@ -449,7 +449,7 @@ class WorkspaceStore(MemoryStore):
             run=run, rows=tuple(kept.rows), origin=self._origin(run.run_id), inbox=tuple(inbox.values()), claims=tuple(found["claims"]),
             effects=tuple({e.effect_id: e for e in found["effects"]}.values()),
             intents=tuple({i.intent_id: i for i in found["intents"]}.values()), ledger=tuple(found["ledger"]),
-        )  # fmt: skip
+        )
 
     def _origin(self, run_id: str) -> bytes | None:
         """What the run carries from its thread, where that is kept with it (§4.15)."""
@@ -994,11 +994,11 @@ class WorkspaceStore(MemoryStore):
         return Evidence(run_id=run_id, run=run, lease=lease, tip=tip, raw=raw, problems=tuple(found))
 
     def _files_problems(self, run_id: str, kept: Kept) -> list[Problem]:
-        names = [n.removesuffix(".json") for n in _listed(self._at(run_id, "checkpoints")) if n.endswith(".json")]
+        names = [n.removesuffix(".json") for n in _list(self._at(run_id, "checkpoints")) if n.endswith(".json")]
         loose = sorted(set(names) - kept.checkpoints)
         found = [problem("checkpoint_orphaned", f"checkpoints/{n}.json is not recorded by any event", "it can be deleted", run_id) for n in loose[:20]]
         if run_id in self._runs:
-            wanted, there = {d for d, users in self._users.items() if run_id in users}, set(_listed(self._at(run_id, BLOBS)))
+            wanted, there = {d for d, users in self._users.items() if run_id in users}, set(_list(self._at(run_id, BLOBS)))
             found += [problem("blob_unreadable", f"{BLOBS}/{n} is missing", "restore a backup", run_id) for n in sorted(wanted - there)[:20]]
             found += [problem("blob_orphaned", f"no result refers to {BLOBS}/{n}", "it can be deleted", run_id) for n in sorted(there - wanted)[:20]]
         return found
@@ -1100,7 +1100,7 @@ class WorkspaceStore(MemoryStore):
                     self._replace(os.path.join(folder, "decisions", f"{event.seq}.json"), _json(shown))
         besides: list[tuple[str, Sequence[Any]]] = [
             ("effects", d.effects), ("intents", d.intents), ("ledger", d.ledger), ("claims", d.claims), ("inbox", d.inbox),
-        ]  # fmt: skip
+        ]
         for name, values in besides:
             if values:
                 _note(folder, ends, name, [{"of": "", "by": "", **_ASIDE[name][0](v)} for v in values], self._replace)
@@ -1118,7 +1118,7 @@ class WorkspaceStore(MemoryStore):
         gone = set(found.run_ids)
         with self._disk():
             shared = [e for e, _ in self._effects.values() if e.run_id in gone and e.shared]
-            left = blobs.named((), shared)
+            left = blobs.name_blobs((), shared)
             for digest in left:
                 self._place_blob(TOP, Blob(digest, 0))
             if shared:
@@ -1227,12 +1227,12 @@ def _read(path: str) -> bytes | None:
         return None
 
 
-def _filled(path: str) -> bool:
+def _is_filled(path: str) -> bool:
     """Whether a file is there and holds something: a first commit that failed leaves an empty log, which was never a run."""
     return os.path.isfile(path) and os.path.getsize(path) > 0
 
 
-def _listed(path: str) -> list[str]:
+def _list(path: str) -> list[str]:
     """The names in a folder; none if there is no folder."""
     return os.listdir(path) if os.path.isdir(path) else []
 
@@ -1265,7 +1265,7 @@ def _note(folder: str, ends: dict[str, End], name: str, records: Sequence[dict[s
     """Appends records to a file beside the log, then says where it ends now: what is written first may be ahead, never behind."""
     if not any(e.number for e in ends.values()):  # whoever finds numbered lines and no such file knows that it was lost
         replace_file(os.path.join(folder, RECORDS), line({"ends": {}}), sync=True)
-    text, end = numbered(records, ends.get(name, End()))
+    text, end = number_lines(records, ends.get(name, End()))
     _add(os.path.join(folder, f"{name}.jsonl"), text)
     ends[name] = end
     stated = {n: [e.number, e.sum] for n, e in sorted(ends.items()) if e.number}
@@ -1322,7 +1322,7 @@ def _meta_run(text: bytes | None) -> tuple[Run | HoldfastError | None, dict[str,
     try:
         fields = json_of(text)
         store = fields.get("store") if isinstance(fields, dict) else None
-        return revived(Run, fields), store if isinstance(store, dict) else {}
+        return revive(Run, fields), store if isinstance(store, dict) else {}
     except (ValueError, RecursionError) as e:
         return EventUnreadable(f"{META} is not JSON: {e}"), {}
     except HoldfastError as e:

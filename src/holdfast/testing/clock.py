@@ -145,7 +145,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.turns = 0
         self.idle_jumps = 0
         super().__init__()
-        self.set_task_factory(_owned)
+        self.set_task_factory(_make_owned)
 
     def time(self) -> float:
         """The virtual time of the loop, in seconds."""
@@ -199,7 +199,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         handle._run()
 
 
-def _owned(loop: asyncio.AbstractEventLoop, coro: Any, *, context: contextvars.Context | None = None, **more: Any) -> asyncio.Task[Any]:
+def _make_owned(loop: asyncio.AbstractEventLoop, coro: Any, *, context: contextvars.Context | None = None, **more: Any) -> asyncio.Task[Any]:
     """Makes a task and puts it into the books of the process that starts it."""
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **more)
     process = _process.get()

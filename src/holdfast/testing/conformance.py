@@ -101,7 +101,7 @@ class Script:
         fields = {
             "run_id": self.run_id, "skill_id": "skill", "skill_version": "1", "fingerprint": "f", "input": canon.encode({}),
             "thread_id": self.run_id, "session_key": self.run_id, **self._submitted,
-        }  # fmt: skip
+        }
         return self.commit(ev.RunSubmitted(**fields), *facts, lease=lease, **beside)
 
     def commit(self, *facts: ev.Fact, lease: LeaseAction = KEEP, **beside: Any) -> Commit:
@@ -207,7 +207,7 @@ def effect(run_id: str, number: int, key: str, status: EffectStatus = EffectStat
     return Effect(
         effect_id=f"{run_id}.x{number}", run_id=run_id, lineage_root=run_id, step=1, task="node", path="0", attempt=number, capability="mail",
         effect_class=EffectClass.EXTERNAL, key=key, status=status,
-    )  # fmt: skip
+    )
 
 
 def signal(run_id: str, key: str, at: int) -> InboxItem:
@@ -1269,14 +1269,14 @@ async def case_prune(h: Harness) -> None:
     shared = replace(effect("a1", 1, "all", EffectStatus.RECORDED), lineage_root="a1", shared=True)
     own = replace(effect("a1", 2, "mine", EffectStatus.RECORDED), lineage_root="a1")
     for run_id, effects in (("a1", (shared, own)), ("b1", (replace(effect("b1", 1, "lost"), lineage_root="b1"),))):
-        script = await _scripted(h, run_id)
+        script = await _script(h, run_id)
         claim = DedupClaim("request", "default/notes", run_id, run_id, "d")
         await script.write(script.commit(ev.SideEffectAttempted("x", "k"), effects=effects, claims=(claim,)))
         await script.complete()
     h.clock.forward(SECOND)
     keeper = _keeper(h)
     assert (await keeper.prune(h.store.now())).run_ids == ()
-    await (await _scripted(h, "a2")).complete()
+    await (await _script(h, "a2")).complete()
     assert (await keeper.prune(h.store.now() - SECOND)).run_ids == ()
     h.clock.forward(SECOND)
     planned = await keeper.prune(h.store.now(), dry=True)
@@ -1289,7 +1289,7 @@ async def case_prune(h: Harness) -> None:
     assert await h.store.effects(key="mine") == []
     assert [await h.store.claimed("request", "default/notes", r) is None for r in ("a1", "b1")] == [True, False]
     assert await h.store.verify() == []
-    await (await _scripted(h, "c1")).steps(1)
+    await (await _script(h, "c1")).steps(1)
     assert await h.store.verify() == []
 
 
@@ -1315,7 +1315,7 @@ async def case_whoever_is_late_for_a_pruned_run_is_told(h: Harness) -> None:
     assert await h.store.verify() == []
 
 
-async def _scripted(h: Harness, run_id: str) -> Script:
+async def _script(h: Harness, run_id: str) -> Script:
     loaded = await h.store.load(run_id)
     assert loaded is not None
     return Script.of(h.store, loaded, loaded.lease.fence)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from holdfast.core import canon
 from holdfast.core import events as ev
-from holdfast.core.blobs import LARGE, Blob, blob_of, named
+from holdfast.core.blobs import LARGE, Blob, blob_of, name_blobs
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.codec import open_row
 from holdfast.core.commit import Commit
@@ -43,7 +43,7 @@ async def case_blob_is_kept_once(h: Harness) -> None:
     assert await h.store.blob(blob.digest) == blob.data
     loaded = await h.store.load("r2")
     assert loaded is not None
-    assert list(named(open_row(loaded.rows[-1]).results)) == [blob.digest]
+    assert list(name_blobs(open_row(loaded.rows[-1]).results)) == [blob.digest]
     assert all(len(row.data) < 1_000 for row in loaded.rows), "the log holds the reference alone"
     (done,) = await h.store.effects("r1")
     assert (done.blob, done.result) == (blob.digest, blob.reference)

@@ -15,52 +15,52 @@ HOUR = 3600 * SECOND
 LONG = 100 * HOUR
 
 
-async def _submitted(h: Harness, name: str) -> None:
+async def _submit(h: Harness, name: str) -> None:
     await Script(h.store, name).submit()
 
 
-async def _answered(h: Harness, name: str) -> None:
+async def _answer(h: Harness, name: str) -> None:
     """At rest, then something is put into its inbox."""
     await (await Script(h.store, name).begin("other")).wait()
     await h.store.put(signal(name, "k", h.store.now()))
 
 
-async def _answered_early(h: Harness, name: str) -> None:
+async def _answer_early(h: Harness, name: str) -> None:
     """As before, of a run that has a deadline far away."""
     await (await Script(h.store, name).begin("other")).wait(deadline=h.store.now() + 10 * HOUR)
     await h.store.put(signal(name, "k", h.store.now()))
 
 
-async def _told_by_a_child(h: Harness, name: str) -> None:
+async def _tell_by_a_child(h: Harness, name: str) -> None:
     """The item rides in another run's commit."""
     await (await Script(h.store, name).begin("other")).wait()
     child = await Script(h.store, f"{name}-child", queue="children").begin("other")
     await child.complete(puts=(signal(name, "k", h.store.now()),))
 
 
-async def _born_by_a_parent(h: Harness, name: str) -> None:
+async def _bear_by_a_parent(h: Harness, name: str) -> None:
     parent = await Script(h.store, f"{name}-parent", queue="parents").begin("other")
     await parent.complete(creates=(Script(h.store, name).first(),))
 
 
-async def _handed_back(h: Harness, name: str) -> None:
+async def _hand_back(h: Harness, name: str) -> None:
     script = await Script(h.store, name).begin("other")
     await script.write(script.commit(ev.RunHandedBack("other"), lease=RELEASE))
 
 
-async def _resumed_at_rest(h: Harness, name: str) -> None:
+async def _resume_at_rest(h: Harness, name: str) -> None:
     """Decided by whoever came, and due by that."""
     script = await (await Script(h.store, name).begin("other")).wait()
     await script.write(script.touching(ev.NoteAdded("go on"), due=AT_ONCE))
 
 
-async def _resumed_after_its_end(h: Harness, name: str) -> None:
+async def _resume_after_its_end(h: Harness, name: str) -> None:
     script = await Script(h.store, name).begin("other")
     await script.write(script.commit(ev.RunCanceled("asked"), lease=RELEASE))
     await script.write(script.touching(ev.RunResumed(cause="operator")))
 
 
-async def _retired(h: Harness, name: str) -> None:
+async def _retire(h: Harness, name: str) -> None:
     """Its worker hands back whatever it holds as it ends."""
     await h.store.register(f"{name}-worker", LONG)
     await Script(h.store, name).begin(f"{name}-worker")
@@ -68,8 +68,8 @@ async def _retired(h: Harness, name: str) -> None:
 
 
 WAYS: tuple[Callable[[Harness, str], Awaitable[None]], ...] = (
-    _submitted, _answered, _answered_early, _told_by_a_child, _born_by_a_parent, _handed_back, _resumed_at_rest, _resumed_after_its_end, _retired,
-)  # fmt: skip
+    _submit, _answer, _answer_early, _tell_by_a_child, _bear_by_a_parent, _hand_back, _resume_at_rest, _resume_after_its_end, _retire,
+)
 
 
 @case

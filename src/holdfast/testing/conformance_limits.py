@@ -15,11 +15,11 @@ from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, ref
 from holdfast.testing.conformance_pairs import ROUNDS, Pair, both, pair
 
 
-async def submitted(store: Store, *run_ids: str, queue: str = "default", tenant_id: str = "default", **options: Any) -> list[Script]:
+async def submit(store: Store, *run_ids: str, queue: str = "default", tenant_id: str = "default", **options: Any) -> list[Script]:
     return [await Script(store, r, queue=queue, tenant_id=tenant_id, **options).submit() for r in run_ids]
 
 
-async def claimed(store: Store, owner: str, limits: dict[str, Limit] | None = None, limit: int = 100) -> list[str]:
+async def claim_all(store: Store, owner: str, limits: dict[str, Limit] | None = None, limit: int = 100) -> list[str]:
     return [c.run_id for c in await store.claim(owner, (), None, limit=limit, limits=limits or {})]
 
 
@@ -37,16 +37,16 @@ async def case_limits_hold_runs_back(h: Harness) -> None:
     """§10.11: no more runs are driven than their queue, their tenant and their worker may; the others stay due."""
     for owner in ("w", "v"):
         await h.store.register(owner, TTL)
-    await submitted(h.store, *(f"a{i}" for i in range(4)), tenant_id="a")
-    await submitted(h.store, *(f"b{i}" for i in range(4)), tenant_id="b")
-    await submitted(h.store, *(f"c{i}" for i in range(4)), tenant_id="c", queue="other")
+    await submit(h.store, *(f"a{i}" for i in range(4)), tenant_id="a")
+    await submit(h.store, *(f"b{i}" for i in range(4)), tenant_id="b")
+    await submit(h.store, *(f"c{i}" for i in range(4)), tenant_id="c", queue="other")
     limits = {"queue:default": Limit(in_flight=3), "tenant:*": Limit(in_flight=2), "worker": Limit(in_flight=4)}
-    first = await claimed(h.store, "w", limits)
+    first = await claim_all(h.store, "w", limits)
     assert Counter(r[0] for r in first) in (Counter(a=2, b=1, c=1), Counter(a=1, b=2, c=1), Counter(a=1, b=1, c=2)), first
-    second = await claimed(h.store, "v", limits)
+    second = await claim_all(h.store, "v", limits)
     assert Counter(r[0] for r in first + second) in (Counter(a=2, b=1, c=2), Counter(a=1, b=2, c=2)), (first, second)
-    assert await claimed(h.store, "w", limits) == [] and await claimed(h.store, "v", limits) == []
-    rest = await claimed(h.store, "v")
+    assert await claim_all(h.store, "w", limits) == [] and await claim_all(h.store, "v", limits) == []
+    rest = await claim_all(h.store, "v")
     assert sorted(first + second + rest) == sorted(f"{t}{i}" for t in "abc" for i in range(4)), "without limits all runs are claimed"
 
 
@@ -55,51 +55,51 @@ async def case_limit_follows_who_holds_what(h: Harness) -> None:
     """§10.11: a run that ends, that rests, that is handed back or whose owner is lost holds nothing; no counter is left behind."""
     for owner in ("w", "v", "u"):
         await h.store.register(owner, TTL)
-    await submitted(h.store, *(f"r{i}" for i in range(8)))
+    await submit(h.store, *(f"r{i}" for i in range(8)))
     limits = {"queue:*": Limit(in_flight=2)}
     got = {c.run_id: c for c in await h.store.claim("w", (), None, limit=9, limits=limits)}
-    assert sorted(got) == ["r0", "r1"] and await claimed(h.store, "v", limits) == []
+    assert sorted(got) == ["r0", "r1"] and await claim_all(h.store, "v", limits) == []
     done, waits = await resting(h.store, "r0", got["r0"]), await resting(h.store, "r1", got["r1"])
     await done.write(done.commit(ev.RunStarted()))
     await done.complete()
-    assert await claimed(h.store, "v", limits) == ["r2"]
+    assert await claim_all(h.store, "v", limits) == ["r2"]
     await waits.write(waits.commit(ev.RunStarted()))
     await waits.wait()
-    assert await claimed(h.store, "v", limits) == ["r3"], "a resting run holds nothing"
-    assert await claimed(h.store, "w", limits) == []
+    assert await claim_all(h.store, "v", limits) == ["r3"], "a resting run holds nothing"
+    assert await claim_all(h.store, "w", limits) == []
     h.kill("v")
-    assert sorted(await claimed(h.store, "w", limits)) == ["r2", "r3"], "what a dead owner had is free at once, and is taken over"
+    assert sorted(await claim_all(h.store, "w", limits)) == ["r2", "r3"], "what a dead owner had is free at once, and is taken over"
     await h.store.retire("w")
-    assert len(await claimed(h.store, "u", limits)) == 2
+    assert len(await claim_all(h.store, "u", limits)) == 2
     h.clock.forward(TTL + 1)
     await h.store.register("t", TTL)
-    assert len(await claimed(h.store, "t", limits)) == 2, "and so is what an owner had whose lease ran out"
+    assert len(await claim_all(h.store, "t", limits)) == 2, "and so is what an owner had whose lease ran out"
 
 
 @case
 async def case_limits_are_taken_together(h: Harness) -> None:
     """T-85: a run that its tenant's limit holds back takes no slot and no token of its queue."""
     await h.store.register("w", TTL)
-    await submitted(h.store, "a0", "a1", tenant_id="a")
+    await submit(h.store, "a0", "a1", tenant_id="a")
     limits = {"queue:default": Limit(in_flight=2, per_second=1, burst=2), "tenant:a": Limit(in_flight=1)}
-    assert await claimed(h.store, "w", limits) == ["a0"]
-    assert await claimed(h.store, "w", limits) == []
-    await submitted(h.store, "b0", tenant_id="b")
-    assert await claimed(h.store, "w", limits) == ["b0"], "slot and token are there"
+    assert await claim_all(h.store, "w", limits) == ["a0"]
+    assert await claim_all(h.store, "w", limits) == []
+    await submit(h.store, "b0", tenant_id="b")
+    assert await claim_all(h.store, "w", limits) == ["b0"], "slot and token are there"
 
 
 @case
 async def case_rate_of_claims(h: Harness) -> None:
     """§10.11: so many runs begin in a second as the bucket lets, by the store's clock."""
     await h.store.register("w", 100 * TTL)
-    await submitted(h.store, *(f"r{i}" for i in range(9)))
+    await submit(h.store, *(f"r{i}" for i in range(9)))
     limits = {"queue:default": Limit(per_second=2, burst=3)}
-    assert len(await claimed(h.store, "w", limits)) == 3
-    assert await claimed(h.store, "w", limits) == []
+    assert len(await claim_all(h.store, "w", limits)) == 3
+    assert await claim_all(h.store, "w", limits) == []
     h.clock.forward(SECOND // 2)
-    assert len(await claimed(h.store, "w", limits)) == 1
+    assert len(await claim_all(h.store, "w", limits)) == 1
     h.clock.forward(10 * SECOND)
-    assert len(await claimed(h.store, "w", limits)) == 3, "the bucket never holds more than its size"
+    assert len(await claim_all(h.store, "w", limits)) == 3, "the bucket never holds more than its size"
     usage = await h.store.usage()
     assert usage.held == (Held("w", "default", "default", 7),) and usage.buckets["queue:default"] > h.clock()
 
@@ -108,13 +108,13 @@ async def case_rate_of_claims(h: Harness) -> None:
 async def case_tenants_take_turns(h: Harness) -> None:
     """§10.11, X-15: among equally urgent runs of a queue the next is of the tenant that holds least, however long the line of another is."""
     await h.store.register("w", TTL)
-    await submitted(h.store, *(f"a{i}" for i in range(9)), tenant_id="a")
+    await submit(h.store, *(f"a{i}" for i in range(9)), tenant_id="a")
     h.clock.forward(SECOND)
-    await submitted(h.store, *(f"b{i}" for i in range(3)), tenant_id="b")
-    await submitted(h.store, "c0", tenant_id="c", priority=1)
-    assert await claimed(h.store, "w", limit=1) == ["c0"], "priority goes before fairness"
-    assert sorted(await claimed(h.store, "w", limit=3)) in (["a0", "a1", "b0"], ["a0", "b0", "b1"])
-    more = await claimed(h.store, "w", limit=3)
+    await submit(h.store, *(f"b{i}" for i in range(3)), tenant_id="b")
+    await submit(h.store, "c0", tenant_id="c", priority=1)
+    assert await claim_all(h.store, "w", limit=1) == ["c0"], "priority goes before fairness"
+    assert sorted(await claim_all(h.store, "w", limit=3)) in (["a0", "a1", "b0"], ["a0", "b0", "b1"])
+    more = await claim_all(h.store, "w", limit=3)
     counts = Counter(h_.tenant for h_ in (await h.store.usage()).held for _ in range(h_.runs))
     assert counts["a"] in (3, 4) and counts["b"] in (3, 4) and counts["a"] + counts["b"] == 6 and len(more) == 3, counts
 
@@ -124,7 +124,7 @@ async def case_claim_by_name_is_limited(h: Harness) -> None:
     """§10.11: a run that is asked for by name is held back too; one that its claimer holds already is not."""
     for owner in ("w", "v"):
         await h.store.register(owner, TTL)
-    await submitted(h.store, "r0", "r1")
+    await submit(h.store, "r0", "r1")
     limits = {"queue:default": Limit(in_flight=1)}
     assert [c.run_id for c in await h.store.claim("w", (), None, limit=1, run_id="r0", limits=limits)] == ["r0"]
     assert await h.store.claim("v", (), None, limit=1, run_id="r1", limits=limits) == []
@@ -138,23 +138,23 @@ async def case_claim_by_name_is_limited(h: Harness) -> None:
 async def case_rules_are_kept(h: Harness) -> None:
     """§10.11: what is stored wins over what is declared, says who changed it, and is changed by whoever has seen it as it is."""
     await h.store.register("w", TTL)
-    await submitted(h.store, *(f"r{i}" for i in range(5)))
+    await submit(h.store, *(f"r{i}" for i in range(5)))
     assert await h.store.rules() == []
     set_, paused = Change(1, "ada", "set", Limit(in_flight=2), "too fast"), Change(2, "bob", "paused")
     rule = Rule("queue:default").changed(set_)
     assert await h.store.put_rule(rule, None)
     assert not await h.store.put_rule(rule.changed(paused), None), "somebody else was first"
     assert await h.store.rules() == [rule]
-    assert len(await claimed(h.store, "w", {"queue:default": Limit(in_flight=4)})) == 2
+    assert len(await claim_all(h.store, "w", {"queue:default": Limit(in_flight=4)})) == 2
     assert await h.store.put_rule(rule.changed(paused), rule)
     shut = rule.changed(paused)
     assert await h.store.put_rule(other := Rule("model").changed(Change(3, "ada", "set", Limit(per_second=0.5))), None)
     assert await h.store.rules() == [other, shut]
     open_again = shut.changed(Change(4, "ada", "unpaused")).changed(Change(5, "ada", "unset"))
-    assert await claimed(h.store, "w") == [], "a paused queue gives nothing"
+    assert await claim_all(h.store, "w") == [], "a paused queue gives nothing"
     assert await h.store.claim("w", (), None, limit=1, run_id="r4") == []
     assert await h.store.put_rule(open_again, shut)
-    assert len(await claimed(h.store, "w")) == 3
+    assert len(await claim_all(h.store, "w")) == 3
 
 
 @case
@@ -171,7 +171,7 @@ async def case_a_queue_is_bounded(h: Harness) -> None:
     await refused(Conflict, h.store.commit(known), "claim_taken")
     await Script(h.store, "r4", queue="other").submit(max_queued=2)
     await Script(h.store, "r5", tenant_id="b").submit(max_queued=2)
-    assert await claimed(h.store, "w", limit=1) == ["r0"]
+    assert await claim_all(h.store, "w", limit=1) == ["r0"]
     await Script(h.store, "r6").submit(max_queued=2)
     await Script(h.store, "r7").submit()
 
@@ -182,14 +182,14 @@ async def case_backlog(h: Harness) -> None:
     await h.store.register("w", TTL)
     assert await h.store.backlog() == []
     since = h.clock()
-    await submitted(h.store, "r0", "r1", session_key="s")
+    await submit(h.store, "r0", "r1", session_key="s")
     h.clock.forward(SECOND)
-    await submitted(h.store, "r2", queue="q", tenant_id="t", skill_id="other", fingerprint="g")
-    await submitted(h.store, "later", not_before=h.clock() + 60 * SECOND)
+    await submit(h.store, "r2", queue="q", tenant_id="t", skill_id="other", fingerprint="g")
+    await submit(h.store, "later", not_before=h.clock() + 60 * SECOND)
     assert await h.store.backlog() == [
         Backlog("default", "default", "skill", "f", 2, 1, since), Backlog("q", "t", "other", "g", 1, 0, since + SECOND),
-    ]  # fmt: skip
-    await claimed(h.store, "w")
+    ]
+    await claim_all(h.store, "w")
     assert await h.store.backlog() == [Backlog("default", "default", "skill", "f", 1, 1, since)]
 
 
@@ -201,7 +201,7 @@ async def case_calls_hold_limits(h: Harness) -> None:
     """§10.11, T-85: a call holds all its limits or none, from its beginning to its end or that of its owner."""
     for owner in ("w", "v"):
         await h.store.register(owner, TTL)
-    await submitted(h.store, "r0", "r1", "r2")
+    await submit(h.store, "r0", "r1", "r2")
     model, gpu = {"model": Limit(in_flight=2, per_second=1, burst=2)}, {"gpu": Limit(in_flight=1)}
     assert await h.store.enter("w", "r0", "r0.a", {**model, **gpu}) is None
     assert await h.store.enter("w", "r0", "r0.a", {**model, **gpu}) is None, "once"
@@ -238,12 +238,12 @@ async def case_a_resting_run_is_woken_by_who_leaves(h: Harness) -> None:
         assert isinstance(await h.store.enter("w", run_id, f"{run_id}.a", dict(gpu), resting=True), Later)
         await script.write(script.commit(ev.RunHandedBack("w"), due=far, lease=RELEASE))
         h.clock.forward(1)
-    assert await claimed(h.store, "w") == []
+    assert await claim_all(h.store, "w") == []
     await h.store.leave("w", ["x"])
-    assert await claimed(h.store, "w") == ["r0"]
+    assert await claim_all(h.store, "w") == ["r0"]
     assert await h.store.enter("w", "r0", "r0.a", dict(gpu)) is None
     await h.store.leave("w", ["r0.a"])
-    assert await claimed(h.store, "w") == ["r1"]
+    assert await claim_all(h.store, "w") == ["r1"]
 
 
 # -- two stores over one database ---------------------------------------------------------------------
@@ -302,4 +302,4 @@ async def pair_births_into_a_bounded_queue(p: Pair) -> None:
         assert any(isinstance(o, QueueFull) for o in outcomes)
 
 
-__all__ = ["claimed", "submitted"]
+__all__ = ["claim_all", "submit"]

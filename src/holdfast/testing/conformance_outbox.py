@@ -202,10 +202,10 @@ async def case_order_keys_are_a_tenants_own(h: Harness) -> None:
     got = await h.store.claim_intents("d", ("mail", "fax"), limit=5, ttl_us=TTL)
     assert set(names(got)) == {"mine", "theirs", "fax"}
     mine = next(i for i in got if i.intent_id == "mine")
-    asked = intents.asked(mine, "nobody knows", now)
+    asked = intents.ask(mine, "nobody knows", now)
     assert await h.store.settle_intents([Settlement(mine, asked)]) == [True]
     assert await h.store.claim_intents("d", MAIL, limit=5, ttl_us=TTL) == [], "unknown holds its key"
-    gone = intents.ruled(asked, "abandoned", actor="ada", reason="", now=now)
+    gone = intents.rule(asked, "abandoned", actor="ada", reason="", now=now)
     assert await h.store.settle_intents([Settlement(asked, gone)]) == [True]
     assert names(await h.store.claim_intents("d", MAIL, limit=5, ttl_us=TTL)) == ["next"]
 
@@ -219,7 +219,7 @@ async def case_dead_frees_its_key(h: Harness) -> None:
     assert await settle(h.store, first, intents.Refused(ErrorValue("E", "no such address")))
     dead = await h.store.intent("a1")
     assert dead is not None and dead.state == IntentState.DEAD
-    again = intents.redriven(dead, actor="ada", reason="fixed", forced=False, now=now)
+    again = intents.redrive(dead, actor="ada", reason="fixed", forced=False, now=now)
     assert await h.store.settle_intents([Settlement(dead, again), Settlement(dead, again)]) == [True, False]
     assert names(await h.store.claim_intents("d", MAIL, limit=5, ttl_us=TTL)) == ["a1"]
 

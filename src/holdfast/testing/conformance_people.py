@@ -16,7 +16,7 @@ from holdfast.core.errors import Conflict, ErrorValue, InboxUnread, RunNotFound,
 from holdfast.core.lease import KEEP, RELEASE
 from holdfast.core.offers import Offer, Shape
 from holdfast.core.schedules import Change, Missed, Move, Schedule
-from holdfast.core.tokens import Token, hashed
+from holdfast.core.tokens import Token, hash_secret
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, refused, signal
 
 # -- news for owners --------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ async def case_puts_and_ends_race(h: Harness) -> None:
 def link(h: Harness, name: str = "secret", **more: Any) -> Token:
     now = h.store.now()
     fields: dict[str, Any] = {"run_id": "r1", "wait_id": "r1.w", "tenant_id": "default", "actor": "ada", "created_at": now, "expires_at": now + SECOND}
-    return Token(hash=hashed(name), **{**fields, **more})
+    return Token(hash=hash_secret(name), **{**fields, **more})
 
 
 def answer(h: Harness, key: str = "decide:r1.w", actor: str = "ada") -> InboxItem:
@@ -137,7 +137,7 @@ async def case_token_answers_once(h: Harness) -> None:
     assert await h.store.token(token.hash) is None
     await h.store.issue_token(token)
     assert await h.store.token(token.hash) == token
-    await refused(TokenRefused, h.store.redeem_token(hashed("another"), answer(h)))
+    await refused(TokenRefused, h.store.redeem_token(hash_secret("another"), answer(h)))
     assert await h.store.inbox("r1") == []
     h.clock.forward(1)
     assert await h.store.redeem_token(token.hash, answer(h)) == answer(h)
@@ -154,11 +154,11 @@ async def case_token_expires(h: Harness) -> None:
     for name in ("early", "late"):
         await h.store.issue_token(link(h, name))
     h.clock.forward(SECOND - 1)
-    await h.store.redeem_token(hashed("early"), answer(h))
+    await h.store.redeem_token(hash_secret("early"), answer(h))
     h.clock.forward(1)
-    await refused(TokenRefused, h.store.redeem_token(hashed("late"), answer(h, "other")))
+    await refused(TokenRefused, h.store.redeem_token(hash_secret("late"), answer(h, "other")))
     assert [i.key for i in await h.store.inbox("r1")] == ["decide:r1.w"]
-    found = await h.store.token(hashed("late"))
+    found = await h.store.token(hash_secret("late"))
     assert found is not None and found.used_at is None
 
 
@@ -169,11 +169,11 @@ async def case_token_of_a_lost_race(h: Harness) -> None:
     await h.store.issue_token(link(h))
     first = answer(h, actor="bob")
     await h.store.put(first)
-    assert await h.store.redeem_token(hashed("secret"), answer(h)) == first
-    found = await h.store.token(hashed("secret"))
+    assert await h.store.redeem_token(hash_secret("secret"), answer(h)) == first
+    found = await h.store.token(hash_secret("secret"))
     assert found is not None and found.used_at is None
-    await refused(RunNotFound, h.store.redeem_token(hashed("secret"), replace(answer(h), run_id="nobody")))
-    found = await h.store.token(hashed("secret"))
+    await refused(RunNotFound, h.store.redeem_token(hash_secret("secret"), replace(answer(h), run_id="nobody")))
+    found = await h.store.token(hash_secret("secret"))
     assert found is not None and found.used_at is None
 
 
@@ -182,7 +182,7 @@ async def case_token_race(h: Harness) -> None:
     """§5.9: of many who use one link at once, one does."""
     await Script(h.store, "r1").submit()
     await h.store.issue_token(link(h))
-    ends = await asyncio.gather(*(h.store.redeem_token(hashed("secret"), answer(h, f"k{n}")) for n in range(8)), return_exceptions=True)
+    ends = await asyncio.gather(*(h.store.redeem_token(hash_secret("secret"), answer(h, f"k{n}")) for n in range(8)), return_exceptions=True)
     assert sum(isinstance(e, InboxItem) for e in ends) == 1
     assert sum(isinstance(e, TokenRefused) for e in ends) == 7
     assert len(await h.store.inbox("r1")) == 1
@@ -196,7 +196,7 @@ def plan(name: str, due: int | None, **more: Any) -> Schedule:
     return Schedule(
         schedule_id=name, skill_id="skill", input=canon.encode({"x": 1}), every_us=SECOND, missed=Missed.CATCH_UP, due=due,
         options={"tags": ["a"], "priority": 3}, changes=(Change(1, "ada", "added"),), **more,
-    )  # fmt: skip
+    )
 
 
 @case

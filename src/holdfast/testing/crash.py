@@ -20,7 +20,7 @@ READS = frozenset(
         "backlog", "blob", "claimed", "close", "counts", "due", "effects", "get", "inbox", "intents", "lanes", "leases", "ledger", "load", "loans", "marked", "now", "open", "open_effects", "owner_alive",
         "rows", "rules", "runs", "schedule", "schedules", "thread_end", "token", "usage", "verify", "wait_for_change", "whole", "workers",
     }
-)  # fmt: skip
+)
 
 
 class SimulatedCrash(ControlFlow):

@@ -72,14 +72,14 @@ class Diary:
         told = [text for text, _ in lines]
         end = min(next((n for n, (_, bad) in enumerate(lines) if bad), len(told)) + AFTER, len(told))
         begin = max(HEAD, end - AFTER - BEFORE)
-        return [*told[:HEAD], *_left_out(begin - HEAD), *told[begin:end], *_left_out(len(told) - end)]
+        return [*told[:HEAD], *_tell_left_out(begin - HEAD), *told[begin:end], *_tell_left_out(len(told) - end)]
 
 
 def _befell(entry: Entry, hands: set[str], others: Sequence[str]) -> bool:
     return (entry.who in hands or not entry.who) and not any(r in entry.what for r in others)
 
 
-def _left_out(count: int) -> list[str]:
+def _tell_left_out(count: int) -> list[str]:
     return [f"  … {count} lines …"] if count > 0 else []
 
 

@@ -34,7 +34,7 @@ def _stands(run: Rested, said: list[str], *, rests: bool) -> None:
     assert list(run.values["said"]) == said, f"said is {run.values['said']}"
 
 
-async def _refused(act: Awaitable[Any], what: str) -> None:
+async def _refuse(act: Awaitable[Any], what: str) -> None:
     said = None
     try:
         await act
@@ -48,12 +48,12 @@ async def executor_suite(make: Make) -> None:
     """invoke and resume, by thread."""
     async with make() as bench:
         kernel = bench.executor
-        await _refused(kernel.resume("a", "x"), "an answer on an unknown thread")
+        await _refuse(kernel.resume("a", "x"), "an answer on an unknown thread")
         _stands(await kernel.invoke("a", {"text": "hello"}), ["hello"], rests=True)
         _stands(await kernel.invoke("b", {"text": "other"}), ["other"], rests=True)
         _stands(await kernel.invoke("a"), ["hello"], rests=True)  # without an input nothing new begins
         _stands(await kernel.resume("a", "yes"), ["hello", "yes"], rests=False)
-        await _refused(kernel.resume("a", "again"), "a second answer to one question")
+        await _refuse(kernel.resume("a", "again"), "a second answer to one question")
         _stands(await kernel.invoke("a"), ["hello", "yes"], rests=False)
         _stands(await kernel.resume("b", "no"), ["other", "no"], rests=False)
 

@@ -173,7 +173,7 @@ async def latecomers(*, commands: int = 60, processes: int = 2, seed: int = 0, b
                 await asyncio.gather(*(asyncio.to_thread(g.wait) for g in givers))
                 report.wrong += [f"a process that gives commands ended with {g.returncode}" for g in givers if g.returncode]
                 said = [msgspec.json.decode(line, type=Said) for f in files if f.exists() for line in f.read_bytes().splitlines()]
-                await _settled(rt, said)
+                await _settle(rt, said)
                 await _judge(rt, said, report)
             finally:
                 for process in (*drivers, *givers):
@@ -188,7 +188,7 @@ def _process(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "holdfast.testing.latecomers", *arguments])
 
 
-async def _settled(rt: Runtime, said: Sequence[Said]) -> None:
+async def _settle(rt: Runtime, said: Sequence[Said]) -> None:
     """Everything that was begun comes to its end."""
     until, left = time.monotonic() + SETTLE_SECONDS, {s.run_id for s in said}
     while left and time.monotonic() < until:
@@ -208,13 +208,13 @@ async def _judge(rt: Runtime, said: Sequence[Said], report: Report) -> None:
             refused[f"{one.kind} {one.refused}"] += 1
             if one.refused not in CODES:
                 report.wrong.append(f"{one.run_id}: a {one.kind} was refused as {one.refused}")
-            if _followed(one, events):
+            if _was_followed(one, events):
                 report.wrong.append(f"{one.run_id}: a {one.kind} was refused, but was carried out all the same")
             continue
         accepted[one.kind] += 1
-        if _noted(events):
+        if _was_noted(events):
             noted[one.kind] += 1
-        elif not _followed(one, events):
+        elif not _was_followed(one, events):
             report.wrong.append(f"{one.run_id}: a {one.kind} was accepted, but the log does not show it: {[e.type for e in events]}")
         elif one.kind == "cancel" and run.status != "canceled":
             report.wrong.append(f"{one.run_id}: a cancel was accepted, and the run ended {run.status}")
@@ -223,7 +223,7 @@ async def _judge(rt: Runtime, said: Sequence[Said], report: Report) -> None:
     report.accepted, report.refused, report.noted, report.ended = dict(accepted), dict(refused), dict(noted), dict(ended)
 
 
-def _followed(one: Said, events: Sequence[EventView]) -> bool:
+def _was_followed(one: Said, events: Sequence[EventView]) -> bool:
     """Whether the log tells that the command was taken."""
     match one.kind:
         case "cancel":
@@ -234,7 +234,7 @@ def _followed(one: Said, events: Sequence[EventView]) -> bool:
             return any(e.type == "wait.decided" and e.payload["decision"]["actor"] == one.key for e in events)
 
 
-def _noted(events: Sequence[EventView]) -> bool:
+def _was_noted(events: Sequence[EventView]) -> bool:
     """Whether the log answers a command as one that came too late."""
     return any(e.type == "note.added" and e.payload.get("refused") and e.payload.get("code") in CODES for e in events)
 

@@ -140,7 +140,7 @@ def _fan() -> Graph[Trail]:
     return graph
 
 
-def _asked() -> Graph[Trail]:
+def _ask() -> Graph[Trail]:
     graph = Graph("asked", Trail)
 
     @graph.node(start=True)
@@ -229,7 +229,7 @@ def _trail(*words: str, **more: Any) -> Callable[[str], Any]:
 PLAYS: Mapping[str, Play] = {
     "line": Play(_line(), _trail("model {name}", "pay {name}", count=3)),
     "fan": Play(_fan(), _trail("lift 0", "lift 1", "lift 2", "steady", "calm", count=5, table={"0": 0, "1": 1, "2": 2, "heard": 5})),
-    "asked": Play(_asked(), _trail("approve", "prepare all", "publish {name}")),
+    "asked": Play(_ask(), _trail("approve", "prepare all", "publish {name}")),
     "loop": Play(_loop(), _trail("turn 0", "turn 1", "turn 2", "turn 3", "rest", count=4)),
     "rounds": Play(_rounds(), _trail(*2 * ("start", "short", "long", "longer", "join"), count=2)),
     "journey": Play(_journey, lambda name: [f"pack {name}", ["walk a", "ride b"], "approve", ["look x"]]),

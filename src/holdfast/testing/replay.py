@@ -19,7 +19,7 @@ import msgspec
 from holdfast.authoring import Skill
 from holdfast.core import canon
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Ended, StepRecord, ended
+from holdfast.core.checkpoint import Ended, StepRecord, note_end
 from holdfast.core.codec import Record, decode_whole, open_row
 from holdfast.core.errors import InvalidInput, RunNotFound
 from holdfast.core.outcomes import ALL_SKIPPED
@@ -122,7 +122,7 @@ async def replay_check(skill: Skill, recorded: str | os.PathLike[str] | Store, r
         RunNotFound: there is no such run.
         StoreCorrupt: the recording is damaged.
     """
-    return await _Replay(await _taken(recorded, run_id), skill, options).replayed()
+    return await _Replay(await _take(recorded, run_id), skill, options).replayed()
 
 
 async def assert_replays(skill: Skill, recorded: str | os.PathLike[str] | Store, run_id: str | None = None, **options: Any) -> Replayed:
@@ -140,7 +140,7 @@ async def assert_replays(skill: Skill, recorded: str | os.PathLike[str] | Store,
 # -- the recording ----------------------------------------------------------------------------------
 
 
-async def _taken(recorded: str | os.PathLike[str] | Store, run_id: str | None) -> Dossier:
+async def _take(recorded: str | os.PathLike[str] | Store, run_id: str | None) -> Dossier:
     """All there is of the recorded run."""
     if not isinstance(recorded, str | os.PathLike):
         return await dossier(recorded, await _only(recorded, run_id), opened=True)
@@ -205,7 +205,7 @@ class _Past:
                     case ev.WaitTimedOut(decision=given) if given.wait_id in waits:
                         wait = waits[given.wait_id]
                         self.late.add((wait.step, wait.task, wait.path))
-            if record.delta is not None and (how := ended(record.delta)) is not None:
+            if record.delta is not None and (how := note_end(record.delta)) is not None:
                 self.barriers[record.delta.step] = how
             progress.step(record)
             if record.delta is not None and not self.cut:
@@ -256,18 +256,18 @@ class _Answers:
             kind = record.kind  # whether a tool only reads is for its declaration to say, and there is none here
         if record is not None and (record.kind, record.name) == (kind, call.name):
             if not _fits(call, record):
-                self._note(call, "arguments", f"{_named(record.kind, record.name)}, with what was given to it then", f"{_named(kind, call.name)}{_given(call.args)}")
+                self._note(call, "arguments", f"{_name(record.kind, record.name)}, with what was given to it then", f"{_name(kind, call.name)}{_spell_given(call.args)}")
             self.served += 1
             return msgspec.structs.replace(record, kind=call.kind)
         if record is not None:
-            self._stop(call, "other_call", _named(record.kind, record.name))
+            self._stop(call, "other_call", _name(record.kind, record.name))
         if kind in _OPENERS:
             return None
         wait = self._past.asked.get(place)
         if kind == "wait" and wait == call.name:
             return None  # it rested there
         if wait is not None:
-            self._stop(call, "other_call", _named("wait", wait))
+            self._stop(call, "other_call", _name("wait", wait))
         if not self._past.whole and call.task not in self._past.ended.get(call.step, {}):
             raise _NotOnRecord  # the recording ends here
         self._stop(call, "new_call", "no call here")
@@ -277,7 +277,7 @@ class _Answers:
         return self._past.barriers.get(step) if run_id == self._past.run.run_id else None
 
     def _stop(self, call: Asked, kind: str, expected: str) -> None:
-        self._note(call, kind, expected, f"{_named(call.kind, call.name)}{_given(call.args)}")
+        self._note(call, kind, expected, f"{_name(call.kind, call.name)}{_spell_given(call.args)}")
         raise _NotOnRecord
 
     def _note(self, call: Asked, kind: str, expected: str, got: str) -> None:
@@ -413,7 +413,7 @@ class _Replay:
                 continue
             if any((step, task) == p[:2] and path.startswith(p[2] + "/") for p in served):
                 continue
-            out.append(Difference("missing_call", _where(step, task, path), _named(record.kind, record.name), "no call here"))
+            out.append(Difference("missing_call", _where(step, task, path), _name(record.kind, record.name), "no call here"))
         return out
 
     def _ends(self, now: Any) -> list[Difference]:
@@ -427,10 +427,10 @@ class _Replay:
         if asked[0] != asked[1]:
             found.append(Difference("waits", "the end", ", ".join(asked[0]) or "none", ", ".join(asked[1]) or "none"))
         if past.result is not None and run.result is not None and past.result != run.result:
-            found.append(Difference("value", "the result", *(_shown(canon.decode(r)) for r in (past.result, run.result))))
+            found.append(Difference("value", "the result", *(_show(canon.decode(r)) for r in (past.result, run.result))))
         values = now.values
         for name in dict.fromkeys([*self._past.values, *values]):
-            one, two = (_shown(v[name]) if name in v else "nothing" for v in (self._past.values, values))
+            one, two = (_show(v[name]) if name in v else "nothing" for v in (self._past.values, values))
             if name not in values or name not in self._past.values or not _equal(self._past.values[name], values[name]):
                 found.append(Difference("value", f"channel {name}", one, two))
         return found
@@ -443,14 +443,14 @@ def _where(step: int, task: str, path: str) -> str:
     return f"step {step} {task}, call {path}"
 
 
-def _named(kind: str, name: str) -> str:
+def _name(kind: str, name: str) -> str:
     if kind == "wait":
         what, _, about = name.partition(":")
         return f"{what} {about!r}"
     return f"{kind} {name}" if kind != name else kind
 
 
-def _given(args: Iterable[Any]) -> str:
+def _spell_given(args: Iterable[Any]) -> str:
     text = ", ".join(map(repr, args))
     return f"({_cut(text)})" if text else ""
 
@@ -465,7 +465,7 @@ def _end(run: Run) -> str:
     return f"{run.status}{why}{error}"
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return value if isinstance(value, str) and "\n" in value else repr(value)
 
 

@@ -101,7 +101,7 @@ def _word(name: str, value: Any, default: Any) -> str:
     if value == default or name in ("hash", "due", "key"):
         return ""
     if isinstance(value, bytes):
-        return f"{name}={_decoded(value)}"
+        return f"{name}={_decode(value)}"
     if isinstance(value, Called):
         return f"{name}={str(value)!r}"
     if isinstance(value, msgspec.Struct):
@@ -109,7 +109,7 @@ def _word(name: str, value: Any, default: Any) -> str:
     return str(value) if default is msgspec.NODEFAULT else f"{name}={value}"
 
 
-def _decoded(value: bytes) -> str:
+def _decode(value: bytes) -> str:
     try:
         return repr(canon.decode(value))
     except HoldfastError:

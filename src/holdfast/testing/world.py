@@ -408,7 +408,7 @@ def crash_everywhere(
             await world.assert_whole()
             return run, first
 
-        with logs.muted():  # every crash here is on purpose
+        with logs.mute():  # every crash here is on purpose
             run, first = world.run(story())
         return run, first, world
 

@@ -37,10 +37,10 @@ Run = Callable[[tuple[str, ...]], Any]
 
 async def reports(conditions: tuple[Postcondition, ...], cwd: str, confined: Callable[[str], str], code: int, run: Run) -> tuple[Report, ...]:
     """One report for each postcondition. ``confined`` gives a path inside the workspace, ``run`` an exit code of a command there."""
-    return tuple([judge(c, await _seen(c, cwd, confined, code, run)) for c in conditions])
+    return tuple([judge(c, await _look_at(c, cwd, confined, code, run)) for c in conditions])
 
 
-async def _seen(condition: Postcondition, cwd: str, confined: Callable[[str], str], code: int, run: Run) -> Any:
+async def _look_at(condition: Postcondition, cwd: str, confined: Callable[[str], str], code: int, run: Run) -> Any:
     try:
         match condition:
             case ExitCode():
@@ -48,7 +48,7 @@ async def _seen(condition: Postcondition, cwd: str, confined: Callable[[str], st
             case FileExists(path):
                 return Path(confined(str(Path(cwd, path)))).is_file()
             case FileHash(path):
-                return await asyncio.to_thread(hashed, confined(str(Path(cwd, path))))
+                return await asyncio.to_thread(hash_file, confined(str(Path(cwd, path))))
             case JsonPathEquals(path, pointer):
                 return await asyncio.to_thread(_json, confined(str(Path(cwd, path))), pointer)
             case HttpStatus(url):
@@ -61,7 +61,7 @@ async def _seen(condition: Postcondition, cwd: str, confined: Callable[[str], st
         return Unseen(f"{type(e).__name__}: {e}")
 
 
-def hashed(path: str) -> str:
+def hash_file(path: str) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -102,10 +102,10 @@ def artifacts(patterns: tuple[str, ...], cwd: str, confined: Callable[[str], str
                 real, name = confined(str(path)), str(path.relative_to(cwd))
                 if (size := path.stat().st_size) > LARGEST:
                     raise TooLarge(f"artifact {name}", size, LARGEST)
-                found[name] = Artifact(name, size, hashed(real))
+                found[name] = Artifact(name, size, hash_file(real))
         if len(found) > MOST:
             raise TooLarge("artifacts", len(found), MOST, unit="files")
     return tuple(found[name] for name in sorted(found))
 
 
-__all__ = ["artifacts", "hashed", "reports"]
+__all__ = ["artifacts", "hash_file", "reports"]

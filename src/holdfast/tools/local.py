@@ -34,10 +34,10 @@ class LocalRunner:
 
     async def run(self, request: ToolRequest) -> ToolOutcome:
         """Runs a tool in its workspace, with limits on time, output and files."""
-        cwd = confined(request.workspace, request.cwd)
+        cwd = confine(request.workspace, request.cwd)
 
         def inside(path: str) -> str:
-            return confined(request.workspace, path)
+            return confine(request.workspace, path)
 
         for path in request.paths:
             inside(path)
@@ -85,8 +85,8 @@ class LocalRunner:
         Raises:
             ToolFailed: the file has changed since.
         """
-        cwd = confined(request.workspace, request.cwd)
-        data = await asyncio.to_thread(Path(confined(request.workspace, str(Path(cwd, artifact.name)))).read_bytes)
+        cwd = confine(request.workspace, request.cwd)
+        data = await asyncio.to_thread(Path(confine(request.workspace, str(Path(cwd, artifact.name)))).read_bytes)
         if hashlib.sha256(data).hexdigest() != artifact.sha256:
             raise ToolFailed(f"{artifact.name} was changed while it was being saved")
         return data
@@ -136,7 +136,7 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
-def confined(workspace: str | None, path: str) -> str:
+def confine(workspace: str | None, path: str) -> str:
     """The absolute path, which is inside the workspace if there is one.
 
     Raises:
@@ -157,4 +157,4 @@ def environment(request: ToolRequest) -> dict[str, str]:
     return {n: os.environ[n] for n in names if n in os.environ} | dict(request.env)
 
 
-__all__ = ["LocalRunner", "confined", "environment"]
+__all__ = ["LocalRunner", "confine", "environment"]

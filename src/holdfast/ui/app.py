@@ -53,7 +53,7 @@ class Pages:
     def __init__(
         self, rt: Runtime, known: Callable[[str], Awaitable[Access | None]], alive: Callable[[Access], Awaitable[bool]], go_on: Callable[[str, dict[str, Any]], Awaitable[None]],
         *, asks: bool, public_url: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._rt = rt
         self._public = public_url
         self._asks = asks
@@ -94,7 +94,7 @@ class Pages:
         return [
             *made, Path("/login", self.login, methods=["GET", "POST"]), Path("/logout", self.logout, methods=["POST"]),
             Path("/w/{token}", self.link, methods=["GET", "POST"]), Path("/zone", self.zone, methods=["POST"]), Path("/static/{name}", self.static, methods=["GET"]),
-        ]  # fmt: skip
+        ]
 
     # -- around every page --------------------------------------------------------------------------
 
@@ -102,16 +102,16 @@ class Pages:
         async def answer(request: Request) -> Response:
             viewer = await self._sessions.viewer(request)
             if viewer is None:
-                return _secured(RedirectResponse(f"/login?next={quote(_place(request))}", 303))
+                return _secure(RedirectResponse(f"/login?next={quote(_place(request))}", 303))
             try:
                 if scope is not None:
                     viewer.access.need(scope)
                 if request.method == "POST":
-                    await _own(request, viewer, self._public)
+                    await _check_own(request, viewer, self._public)
                 response = await page(request, viewer)
             except HoldfastError as e:
                 response = self._said(request, viewer, e)
-            return _secured(response)
+            return _secure(response)
 
         return answer
 
@@ -123,7 +123,7 @@ class Pages:
         given = {
             "viewer": viewer, "store": self._rt.store.url, "open": not self._asks, "now": when(self._rt.store.now()), "base": _base(request),
             "zone": words.zone(request.cookies.get(ZONE)), "here": _place(request), **context,
-        }  # fmt: skip
+        }
         return HTMLResponse(render.page(name, **given), status)
 
     def _secure(self, request: Request) -> bool:
@@ -143,7 +143,7 @@ class Pages:
         wanted = Wanted(
             tenant_id=tenant, condition=q.get("condition"), skill_id=q.get("skill"), thread_id=q.get("thread"), tag=q.get("tag"), text=q.get("q"), limit=PAGE,
             before=q.get("cursor"), since=_time(q.get("since"), "since", zone), until=_time(q.get("until"), "until", zone),
-        )  # fmt: skip
+        )
         found = await self._rt.look.runs(wanted, values=False)
         kept = {n: v for n, v in q.items() if n != "cursor"}
         more = None if len(found) < PAGE else "/runs?" + urlencode({**kept, "cursor": found[-1].run_id})
@@ -152,7 +152,7 @@ class Pages:
         return self._page(
             request, "runs.html", viewer, section="/runs", runs=found, query=q, more=more, conditions=counts.conditions, total=counts.total, others=others,
             live=urlencode(q),
-        )  # fmt: skip
+        )
 
     async def run(self, request: Request, viewer: Viewer) -> Response:
         run_id, tenant, look = request.path_params["run_id"], viewer.access.tenant, self._rt.look
@@ -186,7 +186,7 @@ class Pages:
         return self._page(
             request, "effects.html", viewer, section="/effects", unknown=unknown, effects=newest, asked=asked, intents=intents, counts=counts,
             dead=sum(i.state == "dead" for i in intents), requests=requests,
-        )  # fmt: skip
+        )
 
     async def _doubtful(self, tenant: str | None) -> list[describe.EffectView]:
         """Effects that were attempted by a process that is gone: nobody has taken their runs over yet, so they are not unknown on record."""
@@ -351,23 +351,23 @@ class Pages:
 
     async def login(self, request: Request) -> Response:
         if request.method == "GET":
-            return _secured(self._page(request, "login.html", None, next=_local(request.query_params.get("next", "/")), wrong=False))
+            return _secure(self._page(request, "login.html", None, next=_local(request.query_params.get("next", "/")), wrong=False))
         form = await _form(request)
         secret = await self._sessions.begin(form.get("token", "").strip())
         if secret is None:
-            return _secured(self._page(request, "login.html", None, status=401, next=_local(form.get("next", "/")), wrong=True))
+            return _secure(self._page(request, "login.html", None, status=401, next=_local(form.get("next", "/")), wrong=True))
         response = RedirectResponse(_local(form.get("next", "/")), 303)
         set_cookie(response, secret, secure=self._secure(request), path=_base(request) or "/")
-        return _secured(response)
+        return _secure(response)
 
     async def logout(self, request: Request) -> Response:
         viewer = await self._sessions.viewer(request)
         if viewer is not None:
-            await _own(request, viewer, self._public)
+            await _check_own(request, viewer, self._public)
             await self._sessions.end(viewer.secret)
         response = RedirectResponse("/login", 303)
         response.delete_cookie(COOKIE, path=_base(request) or "/")
-        return _secured(response)
+        return _secure(response)
 
     async def link(self, request: Request) -> Response:
         """A wait for somebody without an account: GET shows it, POST decides (§14.4). The link itself is the authority."""
@@ -375,35 +375,35 @@ class Pages:
         try:
             wait = await self._rt.look.linked(token)
             if request.method == "GET":
-                return _secured(self._page(request, "link.html", None, wait=wait, token=token, done=None))
+                return _secure(self._page(request, "link.html", None, wait=wait, token=token, done=None))
             form = await _form(request)
             action = form.get("action", "")
             payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
             await self._rt.redeem(token, action, feedback=form.get("feedback") or None, note=form.get("note") or None, payload=payload)
-            return _secured(self._page(request, "link.html", None, wait=wait, token=token, done=action))
+            return _secure(self._page(request, "link.html", None, wait=wait, token=token, done=action))
         except HoldfastError as e:
-            return _secured(self._said(request, None, e))
+            return _secure(self._said(request, None, e))
 
     async def zone(self, request: Request) -> Response:
         """Remembers in a cookie in which zone this browser is shown its times; nothing else is changed, so that it takes no session."""
         form, viewer = await _form(request), await self._sessions.viewer(request)
         try:
-            await _own(request, viewer, self._public)
+            await _check_own(request, viewer, self._public)
         except Forbidden as e:
-            return _secured(self._said(request, viewer, e))
+            return _secure(self._said(request, viewer, e))
         response: Response = RedirectResponse(_local(form.get("next", "/")), 303)
         name = form.get("zone", "").strip()
-        if words.known_zone(name):
+        if words.is_known_zone(name):
             response.set_cookie(ZONE, name, max_age=365 * 24 * 3600, samesite="strict", secure=self._secure(request), path=_base(request) or "/")
         else:
             response = self._said(request, viewer, InvalidInput(f"{name!r} is not a known time zone", field="zone", hint="Europe/Berlin, UTC"))
-        return _secured(response)
+        return _secure(response)
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in TYPES:
-            return _secured(Response("not found", 404))
-        response = _secured(Response(render.asset(name), media_type=TYPES[name]))
+            return _secure(Response("not found", 404))
+        response = _secure(Response(render.asset(name), media_type=TYPES[name]))
         response.headers["Cache-Control"] = "public, max-age=3600"
         return response
 
@@ -416,7 +416,7 @@ def _points(seen: Any) -> list[describe.CheckpointView]:
     return every
 
 
-def _secured(response: Response) -> Response:
+def _secure(response: Response) -> Response:
     response.headers.update({n: v for n, v in SECURITY.items() if n not in response.headers})
     return response
 
@@ -443,7 +443,7 @@ def _from_here(request: Request, public: str | None) -> bool:
     return origin in (None, "null") or urlsplit(origin).netloc in (request.headers.get("host"), urlsplit(public or "").netloc or None)
 
 
-async def _own(request: Request, viewer: Viewer | None, public: str | None) -> None:
+async def _check_own(request: Request, viewer: Viewer | None, public: str | None) -> None:
     """Refuses a form that is none of the viewer's.
 
     Raises:
@@ -501,12 +501,12 @@ def _payload(form: Mapping[str, str], wait: describe.WaitView | None) -> Any:
     if wait is not None and wait.editable and form.get("value") == "":
         return ...
     if schema.get("type") != "object" and "value" in form:
-        return _typed(form["value"], schema, "value")
-    found = {n: _typed(form[f"f.{n}"], s, n) for n, s in schema.get("properties", {}).items() if form.get(f"f.{n}", "") != ""}
+        return _parse_typed(form["value"], schema, "value")
+    found = {n: _parse_typed(form[f"f.{n}"], s, n) for n, s in schema.get("properties", {}).items() if form.get(f"f.{n}", "") != ""}
     return found if found else ...
 
 
-def _typed(text: str, schema: Mapping[str, Any], field: str) -> Any:
+def _parse_typed(text: str, schema: Mapping[str, Any], field: str) -> Any:
     if isinstance(schema.get("enum"), list):
         return next((one for one in schema["enum"] if one == text or words.line(one) == text), text)
     match schema.get("type"):

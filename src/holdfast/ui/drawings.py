@@ -48,12 +48,12 @@ class Node(msgspec.Struct, frozen=True):
     after: Sequence[str]
 
 
-def declared(skill: SkillView) -> list[Node]:
+def list_declared(skill: SkillView) -> list[Node]:
     """The nodes of a program, as far as it is known here."""
     return [Node(n.name, n.after) for n in skill.nodes]
 
 
-def taken(steps: Sequence[StepView]) -> list[Node]:
+def list_taken(steps: Sequence[StepView]) -> list[Node]:
     """The way that a run took, where its code is not here: each node after those of the super-step before its first one."""
     levels: dict[int, list[str]] = {}
     for s in steps:
@@ -175,7 +175,7 @@ def timeline(
     tries: dict[str, list[AttemptView]] = {}
     for a in attempts:
         tries.setdefault(a.step_id, []).append(a)
-    lines = [_owned(events, scale, start, end, ended is not None)]
+    lines = [_draw_owner(events, scale, start, end, ended is not None)]
     for step in top[-ROWS:]:
         bars = []
         mine = tries.get(step.step_id, [])
@@ -195,7 +195,7 @@ def timeline(
     return Timeline(
         lines, [(scale(a), scale(b) - scale(a)) for a, b in scale.folded], [(0.0, f"{start:%H:%M:%S}"), (100.0, f"{end:%H:%M:%S}")],
         (end - start).total_seconds(), max(0, len(top) - ROWS), len(top[-ROWS:]),
-    )  # fmt: skip
+    )
 
 
 _INTENT_STATES = {"sent": "done", "dead": "fail", "abandoned": "fail", "unknown": "person"}
@@ -220,7 +220,7 @@ def _sending(intent: IntentView, scale: _Scale, end: dt.datetime) -> Line:
 LEAVES = frozenset({"run.waiting_for_human", "run.waiting_for_signal", "run.completed", "run.failed", "run.canceled", "run.handed_back"})
 
 
-def _owned(events: Sequence[EventView], scale: _Scale, start: dt.datetime, end: dt.datetime, over: bool) -> Line:
+def _draw_owner(events: Sequence[EventView], scale: _Scale, start: dt.datetime, end: dt.datetime, over: bool) -> Line:
     """Who had the run, from when until when; and where a process had gone and nobody had come yet."""
     bars: list[Bar] = []
     since: dt.datetime | None = None

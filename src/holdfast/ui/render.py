@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from holdfast.core import describe
-from holdfast.core.wording import offered
+from holdfast.core.wording import describe_action
 from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import when
 from holdfast.ui import drawings, words
@@ -30,11 +30,11 @@ def _hour(context: jinja2.runtime.Context, text: str | None) -> str:
 
 def _environment() -> jinja2.Environment:
     made = jinja2.Environment(loader=jinja2.PackageLoader("holdfast.ui"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    made.filters.update(shown=words.shown, line=words.line, span=words.span, clock=_clock, hour=_hour, clean=words.clean, label=words.label)
+    made.filters.update(shown=words.show, line=words.line, span=words.span, clock=_clock, hour=_hour, clean=words.clean, label=words.label)
     made.globals.update(
-        signs=words.SIGNS, effect_signs=words.EFFECT_SIGNS, between=words.between, ago=words.ago, count=words.count, command=words.command, offered=offered,
+        signs=words.SIGNS, effect_signs=words.EFFECT_SIGNS, between=words.between, ago=words.ago, count=words.count, command=words.command, offered=describe_action,
         answer_command=words.answer_command, form_of=words.form_of, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"), zone_name=str, ZONES=words.ZONES,
-    )  # fmt: skip
+    )
     return made
 
 
@@ -66,10 +66,10 @@ def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[d
         "run": run, "now": now, "effects": sorted(effects, key=lambda e: e.status != "unknown")[:most], "effects_total": len(effects), "steps": steps,
         "attempts": attempts, "events": [e for e in events if kind in (None, e.event_type)][-most:][::-1], "events_total": run.version, "kind": kind,
         "kinds": sorted({e.event_type for e in events}), "earlier": seen.walked is not None,
-        "finding": words.finding(run, effects), "picture": drawings.graph(drawings.declared(skill) if skill is not None and skill.nodes else drawings.taken(steps), states),
+        "finding": words.finding(run, effects), "picture": drawings.graph(drawings.list_declared(skill) if skill is not None and skill.nodes else drawings.list_taken(steps), states),
         "timeline": drawings.timeline(steps, attempts, events, now, run.finished_at, intents), "family": family, "children": children, "intents": intents[:most],
         "ledger": seen.ledger()[:most], "alone_wait": sum(bool(w.available_actions) for w in run.waits) == 1,
-    }  # fmt: skip
+    }
 
 
 def alone(seen: Snapshot, family: list[describe.RunView], store: str) -> str:

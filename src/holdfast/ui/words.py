@@ -21,11 +21,11 @@ SIGNS = {
     "queued": ("queued", ""), "running": ("running", "live"), "replaying": ("replaying", "live"), "awaiting_phase_handoff": ("person", "person"),
     "awaiting_gate_decision": ("person", "person"), "awaiting_human_review": ("person", "person"), "awaiting_signal": ("signal", ""), "done": ("done", "good"),
     "halted": ("halted", ""), "cancelled": ("cancelled", ""), "failed": ("failed", "bad"), "unknown": ("unknown", "bad"), "interrupted": ("interrupted", "bad"),
-}  # fmt: skip
+}
 EFFECT_SIGNS = {
     "recorded": ("done", "good"), "reused": ("done", "good"), "failed": ("failed", "bad"), "unknown": ("unknown", "bad"), "attempted": ("running", "live"),
     "blocked": ("halted", ""), "abandoned": ("cancelled", ""), "queued": ("queued", ""), "sending": ("running", "live"), "sent": ("done", "good"), "dead": ("failed", "bad"),
-}  # fmt: skip
+}
 
 class Finding(msgspec.Struct, frozen=True):
     """What is the matter, and what to do."""
@@ -89,10 +89,10 @@ def form_of(schema: Any) -> dict[str, Any]:
         return {}
     kinds = schema.get("$defs")
     kinds = kinds if isinstance(kinds, Mapping) else {}
-    top = _followed(schema, kinds)
+    top = _follow(schema, kinds)
     fields = top.get("properties")
     if top.get("type") in ("object", ["object", "null"]) and isinstance(fields, Mapping):
-        made = {n: _followed(s, kinds) for n, s in fields.items() if isinstance(s, Mapping)}
+        made = {n: _follow(s, kinds) for n, s in fields.items() if isinstance(s, Mapping)}
         must = top.get("required")
         return {"type": "object", "properties": made, "required": must if isinstance(must, Sequence) else []} if made else {}
     return top if top.get("type") in PLAIN else {}
@@ -101,7 +101,7 @@ def form_of(schema: Any) -> dict[str, Any]:
 PLAIN = ("string", "integer", "number", "boolean")
 
 
-def _followed(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+def _follow(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
     """A schema in place of the reference to it, with what stands beside the reference."""
     found = dict(schema)
     for _ in range(len(kinds)):
@@ -120,7 +120,7 @@ def clean(text: object) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else c.encode("unicode_escape").decode() for c in str(text))
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """A value as people read it: text as it is, all else as JSON."""
     return clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
@@ -176,16 +176,16 @@ def hour(text: str | None, zone: dt.tzinfo = dt.UTC) -> str:
 ZONES = (
     "UTC", "Europe/London", "Europe/Berlin", "Europe/Athens", "Africa/Lagos", "Asia/Dubai", "Asia/Kolkata", "Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney",
     "America/Sao_Paulo", "America/New_York", "America/Chicago", "America/Denver", "America/Los_Angeles",
-)  # fmt: skip
+)
 """What the field for the zone offers; any that is known here may be typed."""
 
 
 def zone(name: str | None) -> dt.tzinfo:
     """The zone in which a viewer is shown times; UTC where they have chosen none that is known here (§17.9)."""
-    return CALENDAR.zone(name) if known_zone(name) and name != "UTC" and name is not None else dt.UTC
+    return CALENDAR.zone(name) if is_known_zone(name) and name != "UTC" and name is not None else dt.UTC
 
 
-def known_zone(name: str | None) -> bool:
+def is_known_zone(name: str | None) -> bool:
     if not name or len(name) > 64 or not name.isascii():
         return False
     try:

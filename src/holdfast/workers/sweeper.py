@@ -87,7 +87,7 @@ class Sweeper:
             after = next_.moved
             await store.put_schedule(after, s)
         elif not s.overlap and await self._under_way(s.last_run):
-            after = sch.overlapped(next_)
+            after = sch.skip_overlap(next_)
             await store.put_schedule(after, s)
         else:
             after = await self._start(s, next_, next_.slot)
@@ -105,7 +105,7 @@ class Sweeper:
         born.journal.fence = first_fence(store)
         draft = lanes.admit(born, await lanes.ahead(store, born), "scheduled", store.now())
         draft.claims.append(DedupClaim("slot", sch.scope(s), str(slot), born.run_id, "", None))
-        after = sch.fired(next_, born.run_id)
+        after = sch.fire(next_, born.run_id)
         commit = born.journal.unsent(draft, TOUCH, f"schedule:{s.schedule_id}")
         try:
             await store.commit(msgspec.structs.replace(commit, moves=(Move(s, after),)))
@@ -119,7 +119,7 @@ class Sweeper:
     async def _had(self, s: Schedule, next_: Firing, slot: int) -> Schedule:
         """The slot has its run already, of which this schedule does not know: it moves on."""
         taken = await self._services.store.claimed("slot", sch.scope(s), str(slot))
-        after = sch.fired(next_, taken.run_id if taken is not None else s.last_run or "")
+        after = sch.fire(next_, taken.run_id if taken is not None else s.last_run or "")
         await self._services.store.put_schedule(after, s)
         return after
 

@@ -59,7 +59,7 @@ class RemoteTools:
 
     def __init__(self, folder: str | os.PathLike[str], tools: Iterable[Tool], *, at_once: int = AT_ONCE) -> None:
         self._folder = os.path.abspath(bounds.path(folder, "folder"))
-        found = workspaces.named(self._folder) if os.path.isdir(self._folder) else None
+        found = workspaces.find_id(self._folder) if os.path.isdir(self._folder) else None
         if found is None:
             raise UsageError(f"{self._folder} is not a folder in which this process can write", hint="a workspace is a folder with an id in .holdfast/workspace")
         self.workspace = found
@@ -89,12 +89,12 @@ class RemoteTools:
             Shut: the run does not wait for it any more, or it is no request.
         """
         try:
-            asked = _asked(intent)
+            asked = _read_request(intent)
         except InvalidInput as e:
             raise Shut(e.message) from None
         if (tool := self._tools.get(asked.tool)) is None:
             raise NotConfigured(UsageError(f"the tool {asked.tool!r} is not declared at this runner", hint="holdfast tool-runner --tools TARGET"))
-        if not await _wanted(store, intent, asked):
+        if not await _is_wanted(store, intent, asked):
             await _leave(store, intent, asked, EffectStatus.ABANDONED, UNWANTED)
             raise Shut(UNWANTED)
         self._mine[intent.key] = (store, intent)
@@ -103,12 +103,12 @@ class RemoteTools:
     async def send(self, payload: Any, key: str) -> Any:
         """Runs one call; what it gives is the answer, whatever became of the call."""
         store, intent = self._mine.pop(key)
-        asked = toolcalls.asked(payload)
+        asked = toolcalls.read_request(payload)
         tool = self._tools[asked.tool]
         async with contextlib.AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(self._room)
-                await stack.enter_async_context(workspaces.locked(self._folder, writes=EffectClass(tool.side_effects) in LEDGERED))
+                await stack.enter_async_context(workspaces.lock(self._folder, writes=EffectClass(tool.side_effects) in LEDGERED))
             except asyncio.CancelledError:
                 raise NotBegun("its runner was ended before its turn came") from None
             there = await store.intent(intent.intent_id)
@@ -131,7 +131,7 @@ class RemoteTools:
 
     async def late(self, store: Store, intent: Intent) -> None:
         """An outcome that came when another runner had the request: evidence only, and the attempt is over (§10.2)."""
-        asked = _asked(intent)
+        asked = _read_request(intent)
         self._content.pop(intent.intent_id, None)
         last = intent.tries[-1]
         said = f"tool:{asked.tool}: {last.outcome or 'ended'}, too late, at the runner {last.owner}"
@@ -151,12 +151,12 @@ class RemoteTools:
         return ToolRequest(
             tool=tool.name, command=(*tool.command, *asked.argv), step_id=asked.step_id, attempt=asked.attempt, cwd=asked.cwd, workspace=self._folder, paths=asked.paths,
             env=env, allow=tool.env, input=asked.input, timeout_us=asked.timeout_us, postconditions=tool.postconditions, artifacts=tool.artifacts,
-        )  # fmt: skip
+        )
 
     async def _done(self, store: Store, intent: Intent, asked: Asked, request: ToolRequest) -> tuple[Answer, list[Blob]]:
         owner = intent.owner or ""
         act = asyncio.ensure_future(self._ran(request))
-        watch = asyncio.ensure_future(_unwanted(store, intent, asked))
+        watch = asyncio.ensure_future(_wait_until_unwanted(store, intent, asked))
         try:
             await asyncio.wait({act, watch}, return_when=asyncio.FIRST_COMPLETED)
             why = UNWANTED
@@ -186,11 +186,11 @@ class RemoteTools:
         return outcome, [Blob(a.sha256, a.size, await self._runner.content(request, a)) for a in outcome.artifacts]
 
 
-def _asked(intent: Intent) -> Asked:
-    return toolcalls.asked(canon.thaw(canon.decode(intent.payload)))
+def _read_request(intent: Intent) -> Asked:
+    return toolcalls.read_request(canon.thaw(canon.decode(intent.payload)))
 
 
-async def _wanted(store: Store, intent: Intent, asked: Asked) -> bool:
+async def _is_wanted(store: Store, intent: Intent, asked: Asked) -> bool:
     """Whether the run waits for this request."""
     found = await store.get(intent.run_id)
     if found is None or found[0].terminal or found[0].cancel_requested_at is not None:
@@ -199,12 +199,12 @@ async def _wanted(store: Store, intent: Intent, asked: Asked) -> bool:
     return any(w.name == name for w in found[0].waits)
 
 
-async def _unwanted(store: Store, intent: Intent, asked: Asked) -> None:
+async def _wait_until_unwanted(store: Store, intent: Intent, asked: Asked) -> None:
     """Returns when the run does not wait for it any more. A store that fails meanwhile says nothing about that."""
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         try:
-            if not await _wanted(store, intent, asked):
+            if not await _is_wanted(store, intent, asked):
                 return
         except StoreError:
             continue

@@ -22,8 +22,8 @@ from holdfast.engine.base import failures
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.obstacles import Sight, lacking
 from holdfast.engine.base.services import Services, may_be_held_still
-from holdfast.engine.drive.conductor import driven, let_go
-from holdfast.engine.drive.driver import Driver, loaded_driver
+from holdfast.engine.drive.conductor import drive_to_rest, let_go
+from holdfast.engine.drive.driver import Driver, load_driver
 from holdfast.engine.drive.tails import surface
 from holdfast.outbox.dispatcher import Dispatcher
 from holdfast.ports import Claim, Claims, Loaded, News, RunFilter, offers_untaken
@@ -300,7 +300,7 @@ class Worker:
             found = await self._claimed(room) if looks else None
             claims = [] if isinstance(found, Loaded) else await self._begin(found, room)
         if asked_at and looks:
-            meters.claimed(time.perf_counter() - asked_at)
+            meters.meter_claim(time.perf_counter() - asked_at)
         if isinstance(found, Loaded):
             self._refused, begun = True, asyncio.Event()  # until the commit says that it was not
             claim = Claim(found.run.run_id, found.lease.fence + 1)
@@ -475,7 +475,7 @@ class Worker:
             loaded = found or await services.threads.load(claim.run_id)
             assert loaded is not None, "a claimed run is there"
             try:
-                driver = loaded_driver(services, loaded, claim, upgrade=self._upgrade)
+                driver = load_driver(services, loaded, claim, upgrade=self._upgrade)
             except HoldfastError as e:
                 if found is not None:
                     return None
@@ -488,7 +488,7 @@ class Worker:
                     return None
                 if begun is not None:
                     begun.set()
-                run = await driven(services, driver, None if begun is not None else claim, loaded.inbox)
+                run = await drive_to_rest(services, driver, None if begun is not None else claim, loaded.inbox)
             return Report(claim.run_id, run)
         except asyncio.CancelledError as e:
             await asyncio.shield(let_go(services, claim.run_id, claim.fence, e))
@@ -526,10 +526,10 @@ async def _turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def worked(
+async def run_worker(
     made: Callable[[], Worker], sender: Dispatcher | None, sends: Callable[[bool], contextlib.AbstractAsyncContextManager[None]], working: set[Worker],
     *, stop: asyncio.Event | None, until_idle: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Has a worker do its work, with what sends beside it, until ``stop`` is set or with ``until_idle`` nothing is due for either.
 
     ``sends`` says for so long that this process sends; ``working`` holds the worker for so long.

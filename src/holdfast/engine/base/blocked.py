@@ -91,17 +91,17 @@ class Whole:
 # At the first three ``settle`` is called; the others are all within one try of the engine's, with nothing but pure code.
 SETTLING = frozenset({
     "holdfast.engine.calls.functions:Begun.__init__", "holdfast.engine.calls.functions:Begun._step", "holdfast.engine.drive.fused:Fused._go",
-})  # fmt: skip
+})
 GATES = SETTLING | frozenset({
     "holdfast.engine.drive.executor:_attempt", "holdfast.engine.drive.executor:_finish", "holdfast.engine.drive.driver:Driver.begin",
     "holdfast.engine.drive.driver:Driver._barrier", "holdfast.engine.drive.driver:Driver._woken",
-})  # fmt: skip
+})
 # Frames of the engine that only hand through: nothing is lost if what they call raises.
 BETWEEN = frozenset({
     "holdfast.engine.calls.functions:Begun._kept", "holdfast.engine.calls.functions:First.__await__", "holdfast.engine.calls.functions:awaited",
     "holdfast.engine.calls.functions:_in_thread", "holdfast.engine.calls.scopes:_branches.<locals>.branch", "holdfast.engine.drive.executor:_call.<locals>.whole",
     "holdfast.engine.drive.executor:_route", "holdfast.engine.drive.executor:_interpret", "holdfast.engine.calls.effects:Performance._gated.<locals>.act",
-})  # fmt: skip
+})
 PURE = ("holdfast.core.", "holdfast.authoring")  # functions over what nodes give, which may have code of its own
 NODES = ("holdfast.demo", "holdfast.integrations")
 DEBUGGERS = frozenset({"bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy"})
@@ -188,7 +188,7 @@ class _Taken(BaseException):
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """No garbage is collected meanwhile. The interpreter lists the frames of all threads under a lock, and before 3.12 may collect within: a finalizer there can
     hand over to a thread that is ending, which holds the interpreter and waits for that lock, for ever."""
     collects = gc.isenabled()
@@ -211,7 +211,7 @@ def strike(thread: int, held: Held, error: type[Overdue]) -> bool:
         if settled:
             struck[thread] = error
         try:
-            with uncollected():
+            with pause_collection():
                 done = next(act, 0) == 1
         except KeyError:  # the thread has ended
             done = False
@@ -324,7 +324,7 @@ class Watch:
                 pause = BRIEF_SECONDS
                 if held.users and self._strike(held, late) and first is None:
                     first, pause = now, TICK_SECONDS
-                    _say(logging.WARNING, f"{_named(held, late)} has blocked the event loop beyond its timeout, and is being stopped")
+                    _say(logging.WARNING, f"{_name_held(held, late)} has blocked the event loop beyond its timeout, and is being stopped")
                 elif held.frame is held.gate:
                     first = first or now  # it is in C, and was called from the engine
             if first is not None and now - first >= CLEANUP_SECONDS:
@@ -336,7 +336,7 @@ class Watch:
             self._renewing.lapse(None)
 
     def _frame(self) -> FrameType | None:
-        with uncollected():
+        with pause_collection():
             return sys._current_frames().get(self._watched)
 
     def _held(self) -> Held | None:
@@ -351,14 +351,14 @@ class Watch:
         return strike(self._watched, held, type("Overdue", (Overdue,), {"timeout": timeout}))
 
     def _lapse(self, held: Held, late: Region, now: float) -> float:
-        self._renewing.lapse(_named(held, late))
+        self._renewing.lapse(_name_held(held, late))
         ends = f", and ends in {self._renewing.ttl:g} s" if self._ends() else ""
-        _say(logging.ERROR, f"{_named(held, late)} blocks the event loop and cannot be stopped: this process no longer renews its leases{ends}")
+        _say(logging.ERROR, f"{_name_held(held, late)} blocks the event loop and cannot be stopped: this process no longer renews its leases{ends}")
         return now
 
     def _give_up(self, held: Held, late: Region) -> None:
         with contextlib.suppress(OSError):
-            os.write(2, f"holdfast: {_named(held, late)} holds the event loop and cannot be ended: this process ends\n".encode(errors="replace"))
+            os.write(2, f"holdfast: {_name_held(held, late)} holds the event loop and cannot be ended: this process ends\n".encode(errors="replace"))
         self._stop.set()
         self._end(CODE)
 
@@ -368,7 +368,7 @@ def _say(level: int, text: str) -> None:
     threading.Thread(target=log.log, args=(level, "%s", text), name="holdfast-watch-log", daemon=True).start()
 
 
-def _named(held: Held, late: Region) -> str:
+def _name_held(held: Held, late: Region) -> str:
     try:
         return late.what if held.placed is None else f"{late.what} ({held.placed.step_id})"
     except (AttributeError, LookupError):

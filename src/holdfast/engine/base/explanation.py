@@ -12,7 +12,7 @@ from holdfast.core.codec import open_row
 from holdfast.core.explain import Blocked, explain
 from holdfast.core.lease import Alive, Lease, due_time
 from holdfast.core.masks import Mask
-from holdfast.core.payloads import mapped
+from holdfast.core.payloads import change_each
 from holdfast.core.run import Run
 from holdfast.core.status import Condition
 from holdfast.core.toolcalls import TYPE, place_of
@@ -26,7 +26,7 @@ PAGE = 1000
 T = TypeVar("T")
 
 
-async def explained(services: Services, run: Run, lease: Lease, hidden: Mask) -> dict[str, Any]:
+async def explain_run(services: Services, run: Run, lease: Lease, hidden: Mask) -> dict[str, Any]:
     """What happened to a run, why it stands where it stands, and what would move it, as plain values."""
     store = services.store
     events: list[ev.Event] = []
@@ -42,7 +42,7 @@ async def explained(services: Services, run: Run, lease: Lease, hidden: Mask) ->
         events = [e if isinstance(e.fact, ev.Unknown) else replace(e, fact=_hiding(hidden, e.fact)) for e in events]
     no_worker, shape = ("", "") if found is None else (found.said, found.wanted if found.offered and found.wanted not in found.offered else "")
     effects, now = tuple(await store.effects(run.run_id)), store.now()
-    limit = await obstacles.limited(services, run) if condition(run, lease, now) is Condition.QUEUED else None
+    limit = await obstacles.find_limit(services, run) if condition(run, lease, now) is Condition.QUEUED else None
     nobody = not any(o.works and (not o.queues or run.queue in o.queues) for o in await living(store, now))
     due = min(due_time(lease.due), now) if lease.due is not None and lease.due < 0 else lease.due
     blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO, effects, now, "" if limit is None else limit.why, nobody, due, await _requests(store, run))
@@ -68,8 +68,8 @@ async def _requests(store: Store, run: Run) -> tuple[str, ...]:
 
 def _hiding(hidden: Mask, value: T) -> T:
     """The record without what is secret in its texts."""
-    made: T = mapped(value, "", lambda said, place: hidden.text(said) if isinstance(said, str) else said)
+    made: T = change_each(value, "", lambda said, place: hidden.text(said) if isinstance(said, str) else said)
     return made
 
 
-__all__ = ["explained"]
+__all__ = ["explain_run"]

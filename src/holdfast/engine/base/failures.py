@@ -45,7 +45,7 @@ _MACHINERY = (
 )
 
 
-def recorded(error: BaseException, where: str = "") -> ErrorValue:
+def record(error: BaseException, where: str = "") -> ErrorValue:
     """A failure as it is kept, with the frames of the user's code that led to it."""
     return ErrorValue.of(error, where, frames_of(error))
 
@@ -68,9 +68,9 @@ def _source(file: str, line: int, scope: dict[str, Any]) -> str:
     return storable(linecache.getline(file, line, scope).strip())[:LONGEST_SOURCE]
 
 
-def traced(error: ErrorValue) -> Exception:
+def with_traceback(error: ErrorValue) -> Exception:
     """The exception of a recorded failure whose traceback shows the recorded frames."""
-    made = revived(error)
+    made = revive(error)
     tail: types.TracebackType | None = None
     for frame in reversed(error.frames):
         tail = types.TracebackType(tail, _standing(frame), -1, frame.line)  # -1: no instruction, so that the line is taken as given
@@ -104,13 +104,13 @@ def _caller(kept: list[types.FrameType]) -> Callable[[], None]:
     return at
 
 
-def revived(error: ErrorValue) -> Exception:
+def revive(error: ErrorValue) -> Exception:
     """The exception a recorded failure stands for."""
-    made = _made(_loaded(error.type), error)
+    made = _make(_find_loaded(error.type), error)
     return made if made is not None else StepFailure(f"{error.type}: {error.message}", code=error.code, hint=error.hint)
 
 
-def _loaded(name: str) -> type[Exception] | None:
+def _find_loaded(name: str) -> type[Exception] | None:
     """The exception class of this qualified name, if it is loaded."""
     found = getattr(builtins, name, None)
     if isinstance(found, type) and issubclass(found, Exception):
@@ -133,7 +133,7 @@ def _below(cls: type[Exception]) -> Iterator[type[Exception]]:
                 yield inner
 
 
-def _made(cls: type[Exception] | None, error: ErrorValue) -> Exception | None:
+def _make(cls: type[Exception] | None, error: ErrorValue) -> Exception | None:
     """An instance that carries the message, made by the builtin it rests on; None where that needs more than a message."""
     if cls is None:
         return None
@@ -166,7 +166,7 @@ def uncancel(task: asyncio.Task[Any]) -> int:
     return task.uncancel()
 
 
-def cancelled_by_us(task: asyncio.Task[Any]) -> bool:
+def did_we_cancel(task: asyncio.Task[Any]) -> bool:
     """Whether the house has cancelled it."""
     return task in _told
 
@@ -178,7 +178,7 @@ def serve(task: asyncio.Task[Any], root: asyncio.Task[Any] | None = None) -> Non
         _serving[task] = weakref.ref(root)
 
 
-def asked(task: asyncio.Task[Any]) -> bool:
+def was_asked(task: asyncio.Task[Any]) -> bool:
     """Whether a cancel of this task was asked for by somebody who may: the house, or who cancels whom it works for.
 
     A task that the house has not made is its maker's to cancel.
@@ -189,7 +189,7 @@ def asked(task: asyncio.Task[Any]) -> bool:
     if found is None:
         return task.cancelling() > 0
     root = found()
-    return root is None or root.done() or asked(root)
+    return root is None or root.done() or was_asked(root)
 
 
 class ControlFlow(BaseException):
@@ -200,7 +200,7 @@ class ControlFlow(BaseException):
         return self
 
 
-def contained(error: BaseException, what: str) -> Exception:
+def contain(error: BaseException, what: str) -> Exception:
     """What a BaseException out of a user's code counts as: a failure of its step, not the end of the process that serves others.
 
     Raises:
@@ -210,7 +210,7 @@ def contained(error: BaseException, what: str) -> Exception:
         return error
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
-        if task is not None and task.cancelling() and failures.asked(task):
+        if task is not None and task.cancelling() and failures.was_asked(task):
             raise error
         while task is not None and task.cancelling():
             task.uncancel()
@@ -220,19 +220,19 @@ def contained(error: BaseException, what: str) -> Exception:
     if isinstance(error, Overdue):
         return error.timeout
     if isinstance(error, SystemExit):
-        return StepFailure(f"{what} called sys.exit({_shown(error.code)})", code="system_exit")
+        return StepFailure(f"{what} called sys.exit({_show(error.code)})", code="system_exit")
     if isinstance(error, BaseExceptionGroup):
         if (pressed := error.subgroup(KeyboardInterrupt)) is not None:
             raise KeyboardInterrupt from pressed
-        return StepFailure(f"{what} raised {type(error).__name__} of {len(error.exceptions)}: {'; '.join(map(_named, error.exceptions))}", code="base_exception")
-    return StepFailure(f"{what} raised {_named(error)}", code="base_exception")
+        return StepFailure(f"{what} raised {type(error).__name__} of {len(error.exceptions)}: {'; '.join(map(_name, error.exceptions))}", code="base_exception")
+    return StepFailure(f"{what} raised {_name(error)}", code="base_exception")
 
 
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_shown(error)}"
+def _name(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_show(error)}"
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """Its text, whatever its ``__str__`` does."""
     try:
         return str(value) if isinstance(value, BaseException) else repr(value)
@@ -250,19 +250,19 @@ def result_of(run: Run[Any] | Rested) -> Any:
         RunWaiting: it has not ended.
     """
     if not isinstance(run, Run):
-        return _rested(run)
+        return _read_rested(run)
     if run.status is Status.COMPLETED:
         return run.result
     if run.status in TERMINAL:
         why = run.error.message if run.error is not None else run.stop_reason
         failed = RunFailed(run, f"{run.run_id} ended {run.status}: {why}", hint="" if run.error is None else run.error.hint)
-        raise failed from None if run.error is None else traced(run.error)
+        raise failed from None if run.error is None else with_traceback(run.error)
     asked = "; ".join(w.prompt or w.name or w.kind for w in run.waits)
     asks = any(w.available_actions for w in run.waits)
     raise RunWaiting(run, f"{run.run_id} is waiting: {run.condition} ({asked})", hint="rt.waits() and holdfast waits show how to answer it" if asks else "")
 
 
-def _rested(run: Rested) -> Any:
+def _read_rested(run: Rested) -> Any:
     """The result of a run that another engine drove: its values, once it has completed (§4.16)."""
     status = parse(str(run.status))
     if status is Status.COMPLETED:
@@ -272,4 +272,4 @@ def _rested(run: Rested) -> Any:
     raise RunWaiting(run, f"the run is not being executed: {status}")
 
 
-__all__ = ["ControlFlow", "asked", "cancel", "cancelled_by_us", "contained", "frames_of", "recorded", "revived", "serve", "traced", "uncancel"]
+__all__ = ["ControlFlow", "cancel", "contain", "did_we_cancel", "frames_of", "record", "revive", "serve", "uncancel", "was_asked", "with_traceback"]

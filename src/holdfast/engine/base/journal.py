@@ -242,7 +242,7 @@ class Journal:
             return None
         if checkpoint.skipped or checkpoint.topics or checkpoint.held:
             return None
-        if progress.busy or logs.listened():
+        if progress.busy or logs.has_listener():
             return None
         self._line = Line(program, run, self._tip, self.fence, checkpoint, machine.sole)
         for name in ("run", "tip", "progress"):
@@ -490,7 +490,7 @@ class Journal:
             raise
         told = [e for e in commit.events if not e.fact.hot]
         if logs.LISTENERS or METERS or logs.LOG.isEnabledFor(logging.INFO) or not logs.LOUD.isdisjoint([e.fact.wire for e in commit.events]):
-            logs.committed(commit)  # seldom: nobody listens to what goes well
+            logs.log_commit(commit)  # seldom: nobody listens to what goes well
         if ring is not None and commit.emitted is not None:
             ring.forget(commit.emitted.replaced)
         before = self._run
@@ -522,7 +522,7 @@ class Journal:
         """
         if not commit.signals or (loaded := await self.store.load(self.run.run_id)) is None or loaded.tip != self.tip:
             return commit
-        if loaded.whole is None and codec.carried(loaded.rows):
+        if loaded.whole is None and codec.read_carried(loaded.rows):
             return commit  # what it carries from its thread is not at hand here
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
         for result in commit.results:
@@ -616,7 +616,7 @@ class Journal:
         commit = Commit(
             run=run, events=events, after=self.tip, fence=self.fence, at=at, actor=actor, checkpoint=checkpoint, delta=data, lease=lease, due=due,
             behind=behind, follows=follows,
-        )  # fmt: skip
+        )
         if not puts and draft.only_facts:
             return commit
         results, effects, apart = tuple(draft.results), tuple(draft.effects), tuple[Blob, ...]()
@@ -651,11 +651,11 @@ async def _to_its_end(writing: asyncio.Task[None]) -> None:
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
-        writing.add_done_callback(_left_alone)
+        writing.add_done_callback(_ignore_error)
         raise
 
 
-def _left_alone(writing: asyncio.Task[None]) -> None:
+def _ignore_error(writing: asyncio.Task[None]) -> None:
     """An error of the house is in the journal, or nothing was written; any other is still reported by the loop."""
     if not writing.cancelled() and (error := writing.exception()) is not None and not isinstance(error, HoldfastError):
         writing.get_loop().call_exception_handler({"message": "a commit failed, and no call was waiting for it", "exception": error, "task": writing})

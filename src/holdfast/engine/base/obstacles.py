@@ -84,7 +84,7 @@ def put_off(run: Run, lease: Lease, now: int) -> int:
     return max(0, lease.due - now) if resting and lease.due is not None else 0
 
 
-def judged(services: Services, run: Run, lease: Lease) -> May:
+def judge(services: Services, run: Run, lease: Lease) -> May:
     """What this process may do about the run at the head of a lane."""
     now = services.store.now()
     return lanes.may(
@@ -93,13 +93,13 @@ def judged(services: Services, run: Run, lease: Lease) -> May:
             here=lease.owner == services.owner,
             held=run.interrupted_at is not None or (run.status in LIVE and run.recovery == "hold" and lease.owner is not None),
             waits=run.status in WAITING and not any(d.resume for d in run.decisions) and not (lease.due is not None and lease.due <= now),
-            known=_known(services, run),
+            known=_is_known(services, run),
             crowded=put_off(run, lease, now) > 0,
         )
     )
 
 
-def _known(services: Services, run: Run) -> bool:
+def _is_known(services: Services, run: Run) -> bool:
     try:
         services.skills.for_run(run)
         services.here(run)
@@ -108,7 +108,7 @@ def _known(services: Services, run: Run) -> bool:
     return True
 
 
-def said(what: May, run: Run, lease: Lease) -> Blocked:
+def tell(what: May, run: Run, lease: Lease) -> Blocked:
     """Why a head is not driven, in words."""
     match what:
         case May.LIVE | May.AWAIT | May.DRIVE:
@@ -124,14 +124,14 @@ def said(what: May, run: Run, lease: Lease) -> Blocked:
     return Blocked(run.run_id, f"{what}: {run.skill_id} v{run.skill_version} ({run.fingerprint}) is not registered here")
 
 
-async def blocked(services: Services, run: Run, lease: Lease, sight: Sight, *, first: bool = False) -> Blocked | None:
+async def find_blocker(services: Services, run: Run, lease: Lease, sight: Sight, *, first: bool = False) -> Blocked | None:
     """What a pending run waits behind now; None where nothing is in its way. ``first``: there is no other run in its session."""
     if run.status is not Status.PENDING or lease.owner is not None:
         return None
     if not first and (others := await sight.before(run, lease)):
-        return said(judged(services, *others[0]), *others[0])
+        return tell(judge(services, *others[0]), *others[0])
     later = run.begins_at is not None and run.begins_at > sight.now and not _due(lease, sight.now)
-    if later or (held := await limited(services, run, sight)) is None:
+    if later or (held := await find_limit(services, run, sight)) is None:
         return None
     return Blocked("", held.why)
 
@@ -144,7 +144,7 @@ class Held(msgspec.Struct, frozen=True):
     mine: bool
 
 
-async def limited(services: Services, run: Run, sight: Sight | None = None) -> Held | None:
+async def find_limit(services: Services, run: Run, sight: Sight | None = None) -> Held | None:
     """What of the limits in force holds a run back that may otherwise be driven (§10.11)."""
     sight = sight or Sight(services)
     rules = await sight.rules()
@@ -168,4 +168,4 @@ async def lacking(store: Store, run: Run, lease: Lease, sight: Sight | None = No
     return offers.lacking(run, lease, await living(store, now) if sight is None else await sight.offers(), now)
 
 
-__all__ = ["Sight", "ahead", "before", "blocked", "has_lane", "judged", "lacking", "limited", "put_off", "said"]
+__all__ = ["Sight", "ahead", "before", "find_blocker", "find_limit", "has_lane", "judge", "lacking", "put_off", "tell"]

@@ -101,7 +101,7 @@ class Pool:
                 raise StepFailure(
                     f"{len(self._given_up)} threads have timed out and are still running: {', '.join(sorted({j.what for j in self._given_up})[:5])}",
                     code="threads_exhausted", hint="give the code they call its own timeout, then restart this process",
-                )  # fmt: skip
+                )
             if self._free:
                 job.begun = None  # it is taken up at once
                 self._free -= 1

@@ -10,7 +10,7 @@ from holdfast.authoring import State, Values
 from holdfast.core import canon, describe, ids
 from holdfast.core import checkpoint as cps
 from holdfast.core import run as records
-from holdfast.core.codec import carried, open_row
+from holdfast.core.codec import open_row, read_carried
 from holdfast.core.effects import Effect
 from holdfast.core.errors import CheckpointNotFound, InvalidInput
 from holdfast.core.lanes import Blocked
@@ -24,7 +24,7 @@ from holdfast.engine.base import obstacles
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.looker import Looker, Wanted
-from holdfast.engine.look.snapshot import found, missing
+from holdfast.engine.look.snapshot import find_run, missing
 from holdfast.engine.look.threads import Ends
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Loaded, RunFilter, offers_awaited
@@ -52,13 +52,13 @@ class Reader:
         """What stands in the way of each of these runs now, and why no living worker can take it."""
         sight = obstacles.Sight(self._services)
         return [
-            (await obstacles.blocked(self._services, run, lease, sight), await obstacles.lacking(self._store, run, lease, sight)) for run, lease in found
+            (await obstacles.find_blocker(self._services, run, lease, sight), await obstacles.lacking(self._store, run, lease, sight)) for run, lease in found
         ]
 
     # -- reading ------------------------------------------------------------------------------------
 
     async def found(self, run_id: str) -> tuple[records.Run, Lease]:
-        return (await self._store.get(run_id) if run_id else None) or await found(self._store, run_id)  # which says why there is none
+        return (await self._store.get(run_id) if run_id else None) or await find_run(self._store, run_id)  # which says why there is none
 
     async def loaded(self, run_id: str) -> Loaded:
         if not run_id:
@@ -66,7 +66,7 @@ class Reader:
         loaded = await self._store.load(run_id)
         if loaded is None:
             raise await missing(self._store, run_id)
-        if loaded.whole is None and not carried(loaded.rows):
+        if loaded.whole is None and not read_carried(loaded.rows):
             return loaded
         return await self._services.threads.carried(loaded)
 
@@ -76,7 +76,7 @@ class Reader:
         if loaded.run.status is not Status.PENDING and loaded.lease.due is None:
             return self.handle(loaded)  # nobody is to take it, so nothing is in its way
         sight = obstacles.Sight(self._services)
-        blocked = await obstacles.blocked(self._services, loaded.run, loaded.lease, sight)
+        blocked = await obstacles.find_blocker(self._services, loaded.run, loaded.lease, sight)
         return self.handle(loaded, blocked, await obstacles.lacking(self._store, loaded.run, loaded.lease, sight))
 
     async def rested(self, run_id: str) -> Run[Any]:
@@ -100,7 +100,7 @@ class Reader:
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
         values = progress.checkpoint.values
         given = progress.results.get(cps.INPUT_TASK) if progress.checkpoint.seq == 0 else None
-        view = self._view(loaded.run, values if given is None else cps.written(given))
+        view = self._view(loaded.run, values if given is None else cps.decode_writes(given))
         return Run(loaded.run, loaded.lease, self._store.now(), values, view, blocked=blocked, no_worker=no_worker)
 
     async def born(self, journal: Journal) -> Run[Any]:
@@ -112,12 +112,12 @@ class Reader:
         lease = Lease(journal.fence, due=None if run.terminal else at_once(now) if run.begins_at is None else run.begins_at)
         for fresh in (False, True):
             sight = obstacles.Sight(self._services, fresh=fresh)
-            blocked = await obstacles.blocked(self._services, run, lease, sight, first=run.session_key == run.run_id)
+            blocked = await obstacles.find_blocker(self._services, run, lease, sight, first=run.session_key == run.run_id)
             no_worker = await obstacles.lacking(self._store, run, lease, sight)
             if (blocked is None or blocked.run_id) and no_worker is None:
                 break
         progress = journal.progress
-        view = self._view(run, cps.written(progress.results[cps.INPUT_TASK]) if progress.checkpoint.seq == 0 else progress.checkpoint.values)
+        view = self._view(run, cps.decode_writes(progress.results[cps.INPUT_TASK]) if progress.checkpoint.seq == 0 else progress.checkpoint.values)
         return Run(run, lease, now, progress.checkpoint.values, view, blocked=blocked, no_worker=no_worker)
 
     def left(self, run: records.Run, lease: Lease, values: Mapping[str, Any]) -> Run[Any]:
@@ -253,7 +253,7 @@ class Reader:
 
 def _checkpoint_view(progress: Progress) -> CheckpointView:
     from_now = progress.checkpoint
-    left = {k: cps.written(r) for k, r in (progress.results or {}).items() if k != cps.INPUT_TASK}
+    left = {k: cps.decode_writes(r) for k, r in (progress.results or {}).items() if k != cps.INPUT_TASK}
     return CheckpointView(
         checkpoint_id=from_now.checkpoint_id,
         run_id=from_now.run_id,

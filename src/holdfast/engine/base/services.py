@@ -45,7 +45,7 @@ from holdfast.core.lease import SAFE_PART
 from holdfast.core.limits import Limit, Rules, in_force
 from holdfast.core.offers import Offer
 from holdfast.core.policy import Policy
-from holdfast.core.run import ANY, Run, shaped
+from holdfast.core.run import ANY, Run, shape_in
 from holdfast.core.wording import target_of
 from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.pool import Pool
@@ -618,7 +618,7 @@ class Services:
     @property
     def folder(self) -> str | None:
         """The id of the workspace here; None where no tool has worked yet, or there is none."""
-        return workspaces.known(self.workspace)
+        return workspaces.read_id(self.workspace)
 
     @property
     def shapes(self) -> tuple[str, ...]:
@@ -631,7 +631,7 @@ class Services:
 
     def _here(self, shapes: tuple[str, ...]) -> tuple[str, ...]:
         folder = self.folder
-        return shapes if folder is None else (*shapes, *(shaped(f, folder) for f in shapes))
+        return shapes if folder is None else (*shapes, *(shape_in(f, folder) for f in shapes))
 
     def here(self, run: Run) -> None:
         """Refuses a run whose tools have worked in another folder.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from holdfast import logs
 from holdfast.core.checkpoint import Result
-from holdfast.core.chunks import RING_BYTES, RING_CHUNKS, RUN_BYTES, Batch, Emitted, Place, Turn, replaced_by
+from holdfast.core.chunks import RING_BYTES, RING_CHUNKS, RUN_BYTES, Batch, Emitted, Place, Turn, find_replaced
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lease import counter
 from holdfast.ports import Clock, Store
@@ -126,7 +126,7 @@ class Ring:
             if not self._turns or not (over or results):
                 return []
             places = {t.place for t in self._turns}
-            gone = places if over else replaced_by(results, places, step)
+            gone = places if over else find_replaced(results, places, step)
             out = sorted(t.key for t in self._turns if t.place in gone)
             return out
 

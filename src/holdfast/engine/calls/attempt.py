@@ -29,9 +29,9 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import ConcurrentScope, InvalidInput, RecordMismatch, SuspensionSwallowed
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import OK
-from holdfast.core.retry import left
+from holdfast.core.retry import time_left
 from holdfast.core.waits import Wait, WaitKind
-from holdfast.engine.base.failures import ControlFlow, revived
+from holdfast.engine.base.failures import ControlFlow, revive
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Asked, Services
 from holdfast.engine.base.streams import Track
@@ -400,7 +400,7 @@ class Attempt:
     def served(self, record: StepRecord) -> Any:
         """What a record holds, where it is kept whole; a recorded failure is raised again."""
         if record.error is not None:
-            raise revived(record.error)
+            raise revive(record.error)
         return None if record.value is None else canon.decode(record.value)
 
     async def given(self, record: StepRecord) -> Any:
@@ -415,7 +415,7 @@ class Attempt:
 
     async def pause(self, due: int, failed: int, base_us: int) -> None:
         """Until another attempt at a call that has failed so often may begin."""
-        if pause := left(due, self.services.clock.now(), failed, base_us):
+        if pause := time_left(due, self.services.clock.now(), failed, base_us):
             await self.services.clock.sleep(pause / 1_000_000)
 
     # -- its time -----------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ class Attempt:
             Unserializable, TooLarge: it cannot be kept.
         """
         self.moved_on()
-        data = bounds.sized(canon.pack(value, "chunk")[1], "chunk", RING_BYTES)
+        data = bounds.check_size(canon.pack(value, "chunk")[1], "chunk", RING_BYTES)
         self.services.streams.emit(self.journal.ring, self._track_of(calling.get()), data, self.journal.run.version, self._loop)
 
     def _track_of(self, within: Calling | None) -> Track:
@@ -515,4 +515,4 @@ class Attempt:
         self.journal.hold(Draft(results=[StepRecord(self.key, f"{self.prefix}{REDO}", REDO, value=value, kind="feedback")]))
 
 
-__all__ = ["REDO", "RETRY", "Attempt", "Call", "Calling", "Places", "Restart", "Scope", "Suspend", "attempting", "calling", "current", "label"]  # fmt: skip
+__all__ = ["REDO", "RETRY", "Attempt", "Call", "Calling", "Places", "Restart", "Scope", "Suspend", "attempting", "calling", "current", "label"]

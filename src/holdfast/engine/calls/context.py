@@ -23,13 +23,13 @@ from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple, cast, overloa
 from holdfast import logs
 from holdfast.authoring import State, Tool, microseconds
 from holdfast.core import bounds, canon, ids
-from holdfast.core.bounds import asked, checked, function, lasting, mapping, people, text, variables, verb, word, words
+from holdfast.core.bounds import asked, check_arguments, function, lasting, mapping, people, text, variables, verb, word, words
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, Task
 from holdfast.core.effects import EffectClass, ReplayPolicy
 from holdfast.core.errors import UsageError
 from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node, Program
 from holdfast.core.lease import counter
-from holdfast.core.limits import own_name
+from holdfast.core.limits import check_name
 from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.retry import ONCE, Retry, coerce
 from holdfast.core.run import Run
@@ -42,7 +42,7 @@ from holdfast.engine.calls import scopes, steps
 from holdfast.engine.calls import waits as waiting
 from holdfast.engine.calls.attempt import Attempt, Restart
 from holdfast.engine.calls.functions import Patience
-from holdfast.engine.calls.tools import call_tool, named_tool
+from holdfast.engine.calls.tools import call_tool, find_tool
 from holdfast.handle import Decision, when
 from holdfast.ports import ToolOutcome, takes_statements
 
@@ -56,12 +56,12 @@ BOUNDED = lasting(low=1)
 TIMED_OUT = word(*OnTimeout)
 
 
-def named_node(value: Any, field: str) -> str | None:
+def check_node(value: Any, field: str) -> str | None:
     """A node's name; None for none."""
     return None if value is None else bounds.text(value, field)
 
 
-def named(value: Any, field: str) -> str:
+def check_key(value: Any, field: str) -> str:
     """A key that may be empty: then the place names it."""
     return bounds.text(value, field, empty=True)
 
@@ -77,13 +77,13 @@ class MaskedLogger(logs.SafeLogger):
         if self._hidden.texts and self.isEnabledFor(level):
             record = logging.LogRecord("", level, "", 0, msg, args, None)  # it knows how messages and their arguments go together
             text = self._hidden.text(record.getMessage())
-            if raised := _raised(kwargs.pop("exc_info", None)):
+            if raised := _find_raised(kwargs.pop("exc_info", None)):
                 text += "\n" + self._hidden.text("".join(traceback.format_exception(raised)).rstrip())
             msg, args = text, ()
         super().log(level, msg, *args, **kwargs)
 
 
-def _raised(exc_info: object) -> BaseException | None:
+def _find_raised(exc_info: object) -> BaseException | None:
     """The exception that a log call is to show, in whichever way it was given."""
     match exc_info:
         case BaseException():
@@ -267,7 +267,7 @@ class Context:
     @overload
     def map(self, fn: Callable[[I], T], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]: ...
 
-    @checked(fn=function)
+    @check_arguments(fn=function)
     def map(self, fn: Callable[[I], Any], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[Any]]:
         """Calls ``step(fn, item)`` for every item, at most ``concurrency`` at the same time; the results are in the order of the items. An
         async ``fn`` may make ctx calls itself. They are recorded under its item, and a recorded item does not run again. If an item raises
@@ -284,7 +284,7 @@ class Context:
 
     # -- questions, signals, timers, children -------------------------------------------------------
 
-    @checked(prompt=asked, who=people, redo=text, on_timeout=TIMED_OUT)
+    @check_arguments(prompt=asked, who=people, redo=text, on_timeout=TIMED_OUT)
     def approve(
         self,
         prompt: str,
@@ -318,7 +318,7 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
         return waiting.approve(self._attempt, prompt, schema, redo=redo, **options)
 
-    @checked(prompt=asked, who=people, on_timeout=TIMED_OUT)
+    @check_arguments(prompt=asked, who=people, on_timeout=TIMED_OUT)
     def ask(
         self,
         prompt: str,
@@ -340,7 +340,7 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
         return waiting.ask(self._attempt, prompt, schema, **options)
 
-    @checked(prompt=asked, who=people, redo=named_node, actions=people, on_timeout=TIMED_OUT)
+    @check_arguments(prompt=asked, who=people, redo=check_node, actions=people, on_timeout=TIMED_OUT)
     def handoff(
         self,
         prompt: str,
@@ -370,7 +370,7 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_timeout": on_timeout}
         return waiting.handoff(self._attempt, prompt, verdict=verdict, redo=redo, authoritative=authoritative, actions=actions, **options)
 
-    @checked(on_timeout=TIMED_OUT)
+    @check_arguments(on_timeout=TIMED_OUT)
     def wait(self, signal: str, *, timeout: Duration = None, on_timeout: str = "halt", default: Any = None) -> Coroutine[Any, Any, Any]:
         """Waits for the signal with this name and returns its payload. A signal that came earlier is kept until it is asked for (§5.11).
 
@@ -381,13 +381,13 @@ class Context:
         kind = "default" if on_timeout == "deliver" and default is not None else on_timeout
         return waiting.signal(self._attempt, signal, timeout=timeout, on_timeout=kind, default=default)
 
-    @checked(duration=lasting())
+    @check_arguments(duration=lasting())
     def sleep(self, duration: dt.timedelta | float) -> Coroutine[Any, Any, None]:
         """Waits for ``duration`` (timedelta or seconds). No process needs to run meanwhile, and a crash does not restart the timer."""
         self._waits("sleep")
         return waiting.sleep(self._attempt, duration)
 
-    @checked(inputs=mapping, on_timeout=TIMED_OUT)
+    @check_arguments(inputs=mapping, on_timeout=TIMED_OUT)
     def child(
         self,
         skill: Any,
@@ -426,7 +426,7 @@ class Context:
             "thread_id": thread_id, "key": key, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id,
             "trace_id": trace_id, "tags": tags, "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery,
             "unattended": unattended, "budgets": budgets,
-        }  # fmt: skip
+        }
         options = {name: value for name, value in said.items() if value is not None}
         return waiting.child(self._attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout)
 
@@ -437,7 +437,7 @@ class Context:
 
     # -- effects, outgoing messages, ledger ---------------------------------------------------------
 
-    @checked(fn=function, timeout=BOUNDED, side_effects=word(*EffectClass), replay=word(*ReplayPolicy), limit=own_name)
+    @check_arguments(fn=function, timeout=BOUNDED, side_effects=word(*EffectClass), replay=word(*ReplayPolicy), limit=check_name)
     def effect(
         self,
         fn: Callable[..., Any],
@@ -487,10 +487,10 @@ class Context:
             timeout_us=DEFAULT_TIMEOUT_US if timeout is None else microseconds(timeout, DEFAULT_TIMEOUT_US),
             retry=ONCE if retry is None else coerce(retry), timed=timeout is not None,
             name="" if name is None else bounds.text(name, "name"), show=show, limit=limit,
-        )  # fmt: skip
+        )
         return performing.perform(self._attempt, fn, args, options)
 
-    @checked(tool=named_tool, args=words, timeout=BOUNDED, check=bounds.flag, replay=word(*ReplayPolicy), env=variables)
+    @check_arguments(tool=find_tool, args=words, timeout=BOUNDED, check=bounds.flag, replay=word(*ReplayPolicy), env=variables)
     def tool(
         self,
         tool: str | Tool,
@@ -537,9 +537,9 @@ class Context:
                 self._attempt, tool, args, cwd=cwd, input=input, env=env or {}, paths=paths, check=check, timeout=timeout, key=key, retry=retry,
                 replay=replay, verify=verify, undo=undo, name="" if name is None else bounds.text(name, "name"),
             ),
-        )  # fmt: skip
+        )
 
-    @checked(key=named)
+    @check_arguments(key=check_key)
     def send(self, type: str, payload: Any, *, key: str = "", order: str = "") -> None:
         """Creates an outgoing message (intent) that is sent after the step has committed, never before (§9.1).
 
@@ -551,12 +551,12 @@ class Context:
         """
         self._attempt.intents.append(IntentWrite(type, canon.pack(payload, "intent")[1], key, order))
 
-    @checked(key=named)
+    @check_arguments(key=check_key)
     def record(self, topic: str, key: str, data: Any) -> None:
         """Stores a ledger row ``(topic, key, data)`` in the commit of the step (§9.6). ``Runtime.ledger`` lists the rows."""
         self._attempt.ledger.append(LedgerWrite(topic, key, canon.pack(data, "ledger")[1]))
 
-    @checked(statement=asked)
+    @check_arguments(statement=asked)
     def sql(self, statement: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> None:
         """Runs an SQL statement on the application's own tables in the same PostgreSQL database. It is committed together with the step's
         writes, or not at all (§9.6).
@@ -703,7 +703,7 @@ class Hand:
         at = Attempt(
             self._services, self.journal, self._node, self._task, number=self._number, key=self.key, inner=self._path, program=self._program, state=self._state,
             patience=self.timed(), loop=self._loop,
-        )  # fmt: skip
+        )
         self.asked[:] = [at]
         return at
 

@@ -45,13 +45,13 @@ from holdfast.core.retry import ONCE, Retry
 from holdfast.core.toolcalls import place_of
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
 from holdfast.engine.base import failures
-from holdfast.engine.base.failures import recorded
+from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries, steps, undos
 from holdfast.engine.calls.attempt import Attempt, Call, Restart, Suspend, attempting
 from holdfast.engine.calls.elsewhere import Elsewhere
-from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, call, called, name_of
+from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, call, describe_function, name_of
 from holdfast.engine.calls.waits import Ask, Redo, request
 from holdfast.engine.look.snapshot import whole
 
@@ -118,15 +118,15 @@ async def perform(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...
             limit=options.limit,
         )
     with attempt.places.open(name, options.key) as path:
-        return await performed(attempt, fn, args, options, name, path)
+        return await perform_once(attempt, fn, args, options, name, path)
 
 
 async def perform_at(attempt: Attempt, path: str, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
     """An effect at a given path: a node that declares itself one."""
-    return await performed(attempt, fn, args, options, options.name, path)
+    return await perform_once(attempt, fn, args, options, options.name, path)
 
 
-async def performed(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str) -> Any:
+async def perform_once(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str) -> Any:
     """What is on record here; only where that is nothing, or a failure to be tried again, are keys made and records looked up."""
     if options.undo is not None:
         undos.keep(attempt.services.undos, ids.step_id(attempt.journal.run.run_id, attempt.step, attempt.key, path), options.undo)
@@ -164,7 +164,7 @@ class Performance:
             self.request = canon.fingerprint([name, options.undoes.effect_id])
         self.records: list[Effect] = []
         self.act = self.about = self.found = ""
-        self.called = Called(name if name != LAMBDA else called(fn, name), attempt.places.scope().item)
+        self.called = Called(name if name != LAMBDA else describe_function(fn, name), attempt.places.scope().item)
         self.passed: dict[str, int] = {}
 
     def _key(self, scope: str) -> str:
@@ -190,7 +190,7 @@ class Performance:
                 answer = await self._verify()
                 if isinstance(answer, fx.Happened):
                     return await self._settled(verdict.effect, *canon.pack(answer.result, f"verify of {self.name}"))
-                verdict = fx.verified(verdict.effect, answer, verdict.closed)
+                verdict = fx.verify(verdict.effect, answer, verdict.closed)
             match verdict:
                 case fx.Reuse(effect):
                     return await self._reuse(effect)
@@ -286,10 +286,10 @@ class Performance:
             self.act = self.about = fx.origin(effect)
             place = f"{self.path}?{self.act.rpartition('#')[2]}"
             kin = await self.store.effects(lineage_root=effect.lineage_root)
-            found = fx.settled(kin, self.act)
+            found = fx.find_settlement(kin, self.act)
             if found is not None:
                 return True, await self._as_settled(effect, found)
-            if again := fx.repeated(kin, self.act, self.journal.run.run_id):
+            if again := fx.count_repeats(kin, self.act, self.journal.run.run_id):
                 # The answer that let it be done again was about the attempt before; this one is a question of its own (§6.5).
                 self.act, place = "", f"{place}~{again}"
         while True:
@@ -306,7 +306,7 @@ class Performance:
         if decision.action == RECORD_RESULT:
             return await self._told(effect, decision.payload if decision.payload is not None else canon.encode(None))
         if decision.action == ABANDON:
-            return True, await self._given_up(effect, fx.said_by(decision.actor, decision.note or ""))
+            return True, await self._given_up(effect, fx.attribute(decision.actor, decision.note or ""))
         if ask.reason == fx.REPLAY:
             self.key, self.policy = self.apart, ReplayPolicy.REEXECUTE
             return False, None
@@ -349,7 +349,7 @@ class Performance:
             own = replace(
                 self._attempt(None), status=EffectStatus.UNKNOWN, owner=effect.owner, fence=effect.fence, attempted_at=effect.attempted_at,
                 detail=effect.detail, closed=ask.closed, shared=False,
-            )  # fmt: skip
+            )
             if all(e.effect_id != own.effect_id for e in await self.store.effects(self.journal.run.run_id)):
                 self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, own, own.detail)], effects=[own]))
         if effect.status is EffectStatus.ATTEMPTED and effect.run_id == self.journal.run.run_id:
@@ -489,7 +489,7 @@ class Performance:
         try:
             await self.journal.attempt(draft)
             doing = asyncio.ensure_future(self._done(effect))
-            cancelled = await _ended(doing)
+            cancelled = await _wait_to_end(doing)
             ends = self.journal.cut or self.journal.run.cancel_requested_at is not None
             if doing.cancelled() and ends and not cancelled and self.journal.dead is None:
                 await asyncio.Event().wait()  # the scope of this node is being closed: its own cancel is on the way
@@ -532,7 +532,7 @@ class Performance:
             await self._lost_track(effect, answer.lost, closed=answer.closed)
             return False, None
         if answer.word is not None:
-            by = fx.said_by(answer.word.actor, answer.word.reason)
+            by = fx.attribute(answer.word.actor, answer.word.reason)
             if answer.word.action == intents.ABANDON:
                 await self._given_up(effect, by)
             if answer.word.action == intents.REDRIVE:
@@ -632,7 +632,7 @@ class Performance:
 
     async def _failed(self, effect: Effect, failure: Exception) -> tuple[bool, Any]:
         """A failure is a result too; the retry policy says what follows (§6.9)."""
-        error = recorded(failure, where=self.path)
+        error = record(failure, where=self.path)
         now = self.services.clock.now()
         failed = replace(effect, status=EffectStatus.FAILED, error=error, settled_at=now)
         tries = self._tries() + 1
@@ -683,7 +683,7 @@ class Performance:
 
     def _gated(self, effect: Effect) -> Callable[..., Any]:
         """The act behind its gate, which is asked in the thread that acts, immediately before it does (§6.5)."""
-        fn = keyed(self.fn, self.key)
+        fn = hand_key(self.fn, self.key)
         acting, thread = self.services.acting, (effect.effect_id, f"thread {effect.fence}")
 
         def gate() -> None:
@@ -766,7 +766,7 @@ class Performance:
         self.key, self.records = await self._on_record(self.key)
         effect = self._attempt(None)
         if decision.action != RECORD_RESULT:
-            return await self._given_up(effect, fx.said_by(decision.actor, decision.note or ""))
+            return await self._given_up(effect, fx.attribute(decision.actor, decision.note or ""))
         data = decision.payload if decision.payload is not None else canon.encode(None)
         return await self._recorded(replace(effect, closed=True), canon.decode(data), data)
 
@@ -774,7 +774,7 @@ class Performance:
         """Puts on record that it may not be done; gives the failure that says so."""
         self.key, self.records = await self._on_record(self.key)
         failure = EffectFailed(f"{self.name} was not allowed: {why}", code="effect_blocked")
-        error = recorded(failure, where=self.path)
+        error = record(failure, where=self.path)
         effect = self._attempt(None)
         row = replace(effect, status=EffectStatus.BLOCKED, closed=True, detail=why, settled_at=effect.attempted_at, error=error)
         done = StepRecord(self.attempt.key, self.path, self.name, error=error, kind="effect", attempt=self.attempt.number, digest=self.request)
@@ -783,7 +783,7 @@ class Performance:
 
     async def _given_up(self, effect: Effect, by: str) -> NoReturn:
         failure = EffectFailed(f"{self.name} was given up by {by}", code="effect_abandoned")
-        error = recorded(failure, where=self.path)
+        error = record(failure, where=self.path)
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now(), detail=fx.BY_DECISION)
         draft = Draft(
             facts=[self._fact(ev.SideEffectAbandoned, effect, fx.BY_DECISION), ev.StepFailed(self.attempt.step, self.attempt.key, error, attempt=self.attempt.number, path=self.path, call=self.called)],
@@ -868,7 +868,7 @@ class Performance:
         return kind(effect.effect_id, effect.key, self.attempt.step, self.attempt.key, self.path, detail)
 
 
-async def _ended(act: asyncio.Task[Any]) -> bool:
+async def _wait_to_end(act: asyncio.Task[Any]) -> bool:
     """Waits for an act, also when its node is cancelled meanwhile: what it did must be written down (§10.12).
 
     A second cancellation is force: the act is cancelled and its outcome stays unknown. True if the node was cancelled.
@@ -896,7 +896,7 @@ async def alive_now(services: Services, effect: Effect) -> Alive:
     return Alive.NO if effect.owner in closed_owners else await services.store.owner_alive(effect.owner)
 
 
-async def surfaced(services: Services, run_id: str, previous_owner: str, cause: str) -> Draft:
+async def surface_open(services: Services, run_id: str, previous_owner: str, cause: str) -> Draft:
     """The attempts that are open when a run changes hands, as unknown, whoever's they are (§6.5, X-16): the owner before may have
     died before it could say so. ``closed`` where a death is proven, also of one that was surfaced before.
     """
@@ -936,9 +936,9 @@ async def refuse_to_repeat(services: Services, effect_id: str) -> None:
             )
 
 
-def keyed(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
+def hand_key(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
     """Hands the key to a function that asks for it by a parameter named ``idempotency_key`` (§6.3)."""
     return functools.partial(fn, idempotency_key=key) if accepts_key(fn) else fn
 
 
-__all__ = ["NotBegun", "Options", "Performance", "alive_now", "close_attempts", "closed_owners", "keyed", "perform", "perform_at", "refuse_to_repeat", "surfaced"]
+__all__ = ["NotBegun", "Options", "Performance", "alive_now", "close_attempts", "closed_owners", "hand_key", "perform", "perform_at", "refuse_to_repeat", "surface_open"]

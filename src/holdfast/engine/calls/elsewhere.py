@@ -14,11 +14,11 @@ from typing import Any
 
 from holdfast.core import canon, ids, intents
 from holdfast.core import events as ev
-from holdfast.core.effects import Effect, said_by
+from holdfast.core.effects import Effect, attribute
 from holdfast.core.errors import InvalidInput, PermanentError
 from holdfast.core.intents import ABANDON, REDRIVE, Ended, Intent
 from holdfast.core.lease import at_once
-from holdfast.core.toolcalls import Answer, Asked, answered, owner_of, place_of, plain, type_of
+from holdfast.core.toolcalls import Answer, Asked, owner_of, place_of, plain, read_answer, type_of
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.calls.attempt import Attempt, calling
@@ -76,7 +76,7 @@ class Elsewhere:
             if (kept is None or not kept.open) and not await self._came(place, kept):
                 if (wait := open_at(self._attempt, at)) is not None:
                     self._attempt.journal.hold(Draft(facts=[ev.WaitClosed(wait.wait_id, "nothing is asked of a runner any more")]))
-                if kept is not None and kept.answer and (said := answered(kept.answer)).word is not None:
+                if kept is not None and kept.answer and (said := read_answer(kept.answer)).word is not None:
                     return said  # a person has settled it while the run did not wait
                 if kept is not None and all(t.outcome in NOT_BEGUN for t in kept.tries):
                     return None
@@ -93,7 +93,7 @@ class Elsewhere:
             answer = await self._answer(self._question(within.path, place, functools.partial(self._made, place, "", "", args), Draft()))
             said = answer.word
             if said is not None and said.action == ABANDON:
-                raise PermanentError(f"tool:{self._tool} was given up by {said_by(said.actor, said.reason)}", code="effect_abandoned")
+                raise PermanentError(f"tool:{self._tool} was given up by {attribute(said.actor, said.reason)}", code="effect_abandoned")
             if not answer.lost and (said is None or said.action != REDRIVE):
                 return await self._ended(args, answer)
 
@@ -119,7 +119,7 @@ class Elsewhere:
                     intent_id=intent_id, run_id=run.run_id, type=self._type, payload=payload, key=f"{run.run_id}.{intent_id.partition('.')[2]}", created_at=now,
                     due=at_once(now), tenant_id=run.tenant_id, digest=intents.digest(self._type, payload),
                 )
-            )  # fmt: skip
+            )
             draft.facts.append(ev.IntentEnqueued(intent_id, self._type))
             return draft
 
@@ -129,7 +129,7 @@ class Elsewhere:
     async def _answer(self, question: Ask) -> Answer:
         given = await request(self._attempt, question)
         try:
-            return answered(given.payload)
+            return read_answer(given.payload)
         except InvalidInput as e:
             return Answer(owner=given.actor, lost=e.message, closed=False)
 

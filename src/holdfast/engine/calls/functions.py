@@ -25,7 +25,7 @@ from holdfast.authoring import microseconds
 from holdfast.core.errors import StepTimeout
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
 from holdfast.engine.base import blocked, failures, pool
-from holdfast.engine.base.failures import ControlFlow, contained
+from holdfast.engine.base.failures import ControlFlow, contain
 
 T = TypeVar("T")
 LAMBDA = "<lambda>"
@@ -90,7 +90,7 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(name)
 
 
-def called(function: Callable[..., Any], name: str) -> str:
+def describe_function(function: Callable[..., Any], name: str) -> str:
     """The same for people: a method with its class, and a lambda with the line that it stands on."""
     if name == LAMBDA:
         while isinstance(function, functools.partial):
@@ -126,7 +126,7 @@ async def call(function: Callable[..., Any], args: tuple[Any, ...], limit: int |
         StepFailure: the code raised what is no Exception: a failure of this step, not the end of the process that serves others.
     """
     patience = limit if isinstance(limit, Patience) else Patience(limit, own=True)
-    return await bounded(function(*args) if asynchronous(function) else _in_thread(function, args, what, patience), patience, what)
+    return await await_in_time(function(*args) if asynchronous(function) else _in_thread(function, args, what, patience), patience, what)
 
 
 class First(msgspec.Struct):
@@ -164,7 +164,7 @@ class First(msgspec.Struct):
                 return end.value
 
 
-async def bounded(work: Coroutine[Any, Any, T] | First, limit: int | Patience, what: str) -> T:
+async def await_in_time(work: Coroutine[Any, Any, T] | First, limit: int | Patience, what: str) -> T:
     """Awaits a coroutine of the user's for as long as its time lasts; zero is for ever. One that was begun elsewhere goes on here.
 
     The first part, up to where it first waits, is run before a timer is set: no timer could end that part, and many a node
@@ -182,7 +182,7 @@ async def bounded(work: Coroutine[Any, Any, T] | First, limit: int | Patience, w
     patience = limit if isinstance(limit, Patience) else Patience(limit, own=True)
     rest: Begun[T] | None = None
     try:
-        rest = Begun(work if type(work) is CoroutineType else awaited(work), task, what, before, forks, patience)
+        rest = Begun(work if type(work) is CoroutineType else await_any(work), task, what, before, forks, patience)
         if not rest.over:
             await _within(rest, began)
     except Exception:
@@ -191,19 +191,19 @@ async def bounded(work: Coroutine[Any, Any, T] | First, limit: int | Patience, w
         raise
     except asyncio.CancelledError as e:
         caused = task.cancelling() - before if rest is None else rest.caused
-        if task.cancelling() - caused > before and failures.asked(task):
+        if task.cancelling() - caused > before and failures.was_asked(task):
             raise
         while task.cancelling() > before:
             task.uncancel()
-        raise contained(e, what) from e
+        raise contain(e, what) from e
     except ControlFlow:
         raise
     except BaseException as e:
         if isinstance(e, GeneratorExit) and rest is not None and rest.closed:
             raise  # whoever awaits this is closed, from outside its task
-        raise contained(_unwrapped(e), what) from e
+        raise contain(_unwrap(e), what) from e
     if task.cancelling() > before and await _absorb(task, before, rest):
-        raise contained(asyncio.CancelledError(), what)
+        raise contain(asyncio.CancelledError(), what)
     return rest.value
 
 
@@ -222,7 +222,7 @@ async def _absorb(task: asyncio.Task[Any], before: int, rest: Begun[Any] | None)
     return True
 
 
-def _unwrapped(error: BaseException) -> BaseException:
+def _unwrap(error: BaseException) -> BaseException:
     """A group of nothing but ways out of the node is one of them: a TaskGroup puts the wait of its branch into a group."""
     if not isinstance(error, BaseExceptionGroup):
         return error
@@ -240,7 +240,7 @@ def _flat(group: BaseExceptionGroup[ControlFlow]) -> list[ControlFlow]:
     return out
 
 
-async def awaited(work: Awaitable[T]) -> T:
+async def await_any(work: Awaitable[T]) -> T:
     """Any awaitable as a coroutine."""
     return await work
 
@@ -324,7 +324,7 @@ class Begun(Generic[T]):
                         raise
                     self.closed = isinstance(e, GeneratorExit) and not self._stepping()
                     waiting = self._step(steps.throw, e)
-                    if not self.over and isinstance(e, asyncio.CancelledError) and (self.told or failures.cancelled_by_us(self._task)):
+                    if not self.over and isinstance(e, asyncio.CancelledError) and (self.told or failures.did_we_cancel(self._task)):
                         self._wait_no_longer()
                 else:
                     waiting = self._step(steps.send, None)
@@ -400,4 +400,4 @@ def _call_carried(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         raise RuntimeError(f"a plain function raised {type(e).__name__}") from e
 
 
-__all__ = ["First", "Patience", "accepts_key", "asynchronous", "awaited", "bounded", "call", "name_of"]
+__all__ = ["First", "Patience", "accepts_key", "asynchronous", "await_any", "await_in_time", "call", "name_of"]

@@ -17,13 +17,13 @@ from holdfast.core.checkpoint import StepRecord, TaskResult
 from holdfast.core.errors import Denied, StepFailure
 from holdfast.core.graph import Node
 from holdfast.core.outcomes import DEGRADED, OK
-from holdfast.core.policy import Kind, Policy, Request, Verdict, checked, judge
+from holdfast.core.policy import Kind, Policy, Request, Verdict, check_result, judge
 from holdfast.core.run import Run
 from holdfast.core.waits import ACTIONS, AFTER_STEP, APPROVE, BEFORE_STEP, DENY, RETRY, Decision, Passage, WaitKind
 from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.calls.attempt import Attempt
-from holdfast.engine.calls.waits import Ask, Redo, about, open_at, reject, rejected, request
+from holdfast.engine.calls.waits import Ask, Redo, about, open_at, reject, rejection_of, request
 
 PLACE = "@gate"
 AFTER = "@check"
@@ -42,7 +42,7 @@ def facing(run: Run, node: Node, environment: str, state: Any = None, writes: Ma
     return Request(
         run=run, node=node.name, capabilities=node.capabilities, side_effects=node.side_effects.value, environment=environment, waivers=run.waivers,
         state=state, writes=writes,
-    )  # fmt: skip
+    )
 
 
 async def before(attempt: Attempt, node: Node, state: Any) -> None:
@@ -79,7 +79,7 @@ async def before(attempt: Attempt, node: Node, state: Any) -> None:
     elif kind == Kind.REQUIRE_HUMAN:
         offered = tuple(actions) or ACTIONS[WaitKind.GATE]
         question = Ask(
-            kind=WaitKind.GATE, prompt=prompt or f"may {node.name} run?", actions=offered, path=f"{place}/0", about=about(attempt, None), fits=rejected(attempt)
+            kind=WaitKind.GATE, prompt=prompt or f"may {node.name} run?", actions=offered, path=f"{place}/0", about=about(attempt, None), fits=rejection_of(attempt)
         )
         _pass(attempt, await request(attempt, question), BEFORE_STEP)
     elif (open_now := open_at(attempt, f"{place}/0")) is not None:  # the policy in force does not ask what another one asked
@@ -115,14 +115,14 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 _held = msgspec.msgpack.Decoder(Held)
 
 
-def _kept(attempt: Attempt) -> Held | None:
+def _find_kept(attempt: Attempt) -> Held | None:
     record = attempt.record(f"{attempt.root}{AFTER}")
     return None if record is None or record.value is None else _held.decode(record.value)
 
 
 def held(attempt: Attempt) -> TaskResult | None:
     """The result of this step that a person is asked about, or was: the step does not run again."""
-    kept = _kept(attempt)
+    kept = _find_kept(attempt)
     return None if kept is None else kept.result
 
 
@@ -133,9 +133,9 @@ async def after(attempt: Attempt, node: Node, state: Any, result: TaskResult, wr
         Halted: it may not. Suspend: a person is asked. Redo: a person wants it done again, with their words.
     """
     place = f"{attempt.root}{AFTER}"
-    kept = _kept(attempt)
+    kept = _find_kept(attempt)
     if kept is None:
-        verdict = checked(node, facing(attempt.journal.run, node, attempt.services.environment, state, writes))
+        verdict = check_result(node, facing(attempt.journal.run, node, attempt.services.environment, state, writes))
         draft = Draft(facts=[ev.PolicyEvaluated(f"{node.name}:after", verdict.kind.value, verdict.reason)])
         if verdict.kind is Kind.REQUIRE_HUMAN:
             kept = Held(verdict.prompt or f"Accept the result of {node.name}?", verdict.actions or ASKED_AFTER, verdict.reason, result)
@@ -150,13 +150,13 @@ async def after(attempt: Attempt, node: Node, state: Any, result: TaskResult, wr
     shown = dict(writes) or None
     question = Ask(
         kind=WaitKind.GATE, prompt=kept.prompt, verdict=kept.reason, show=shown, actions=kept.actions, path=f"{place}/0", about=about(attempt, shown),
-        fits=rejected(attempt),
-    )  # fmt: skip
+        fits=rejection_of(attempt),
+    )
     _pass(attempt, await request(attempt, question), AFTER_STEP)
     return result
 
 
-def waived(policy: Policy | None, nodes: Iterable[Node], run: Run, environment: str) -> list[ev.Fact]:
+def waive_refusals(policy: Policy | None, nodes: Iterable[Node], run: Run, environment: str) -> list[ev.Fact]:
     """The gates that the policy in force refuses, as waived by force (§7.4)."""
     found = [(n.name, judge(policy, n, facing(run, n, environment))) for n in nodes if n.name not in run.waived]
     snapshot = policy.snapshot_id if policy is not None else None

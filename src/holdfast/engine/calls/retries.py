@@ -25,13 +25,13 @@ def again(attempt: Attempt, path: str, called: Called, number: int, retry: Retry
     return ev.StepRetryScheduled(attempt.step, attempt.key, number, due, error, path, called)
 
 
-async def consented(attempt: Attempt) -> None:
+async def ask_consent(attempt: Attempt) -> None:
     """Returns where another attempt repeats nothing unsafe, or a person has allowed it.
 
     Raises:
         Suspend: a person is asked.
     """
-    unsafe = failed(await attempt.effects())
+    unsafe = find_unsafe(await attempt.effects())
     if not unsafe:
         return
     node = attempt.node.name
@@ -41,7 +41,7 @@ async def consented(attempt: Attempt) -> None:
     await request(attempt, Ask(kind=WaitKind.RETRY, prompt=prompt, name=node, show=which, path=f"{attempt.prefix}{RETRY}/{len(unsafe)}"))
 
 
-def failed(effects: list[Effect]) -> list[Effect]:
+def find_unsafe(effects: list[Effect]) -> list[Effect]:
     """The failures of effects that another attempt would repeat: at each place that ended in one, all of them."""
     last = {e.path: e for e in effects}
     return [e for e in effects if e.status is EffectStatus.FAILED and _unsafe(last[e.path])]
@@ -51,4 +51,4 @@ def _unsafe(effect: Effect) -> bool:
     return effect.status is EffectStatus.FAILED and effect.effect_class in LEDGERED and not effect.idempotent
 
 
-__all__ = ["FRESH", "ONCE", "again", "consented", "failed"]
+__all__ = ["FRESH", "ONCE", "again", "ask_consent", "find_unsafe"]

@@ -19,7 +19,7 @@ from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import Conflict, RecordMismatch, StoreError, UsageError
 from holdfast.core.waits import Wait
 from holdfast.engine.base import failures
-from holdfast.engine.base.failures import contained, recorded
+from holdfast.engine.base.failures import contain, record
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.calls.attempt import Attempt, Call, Restart, Scope, Suspend, current
 
@@ -41,7 +41,7 @@ async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, 
                 return list(attempt.served(record))
             tasks = _branches(attempt, path, given, limit)
             await all_end(tasks)
-            return await _gathered(attempt, path, name, tasks)
+            return await _gather(attempt, path, name, tasks)
     finally:
         _drop(given)
 
@@ -62,7 +62,7 @@ def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: i
                 failed = True
                 raise
             except BaseException as e:  # let out of a task, an exit would end the loop
-                error = contained(e, f"branch {number} of {path}")
+                error = contain(e, f"branch {number} of {path}")
                 failed = True
                 raise error from e
 
@@ -72,7 +72,7 @@ def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: i
     return tasks
 
 
-async def _gathered(attempt: Attempt, path: str, name: str, tasks: list[asyncio.Task[Any]]) -> list[Any]:
+async def _gather(attempt: Attempt, path: str, name: str, tasks: list[asyncio.Task[Any]]) -> list[Any]:
     suspended: dict[str, Wait] = {}
     failed: BaseException | None = None
     for task in tasks:
@@ -82,7 +82,7 @@ async def _gathered(attempt: Attempt, path: str, name: str, tasks: list[asyncio.
         elif error is not None and (failed is None or isinstance(failed, Exception) > isinstance(error, Exception)):
             failed = error  # the first in order; a way out that is no error goes before
     if failed is not None:
-        await _failed(attempt, path, name, failed)
+        await _record_failure(attempt, path, name, failed)
         raise failed
     if suspended:
         raise Suspend(tuple(suspended.values()))
@@ -107,11 +107,11 @@ async def first_of(attempt: Attempt, calls: Iterable[Awaitable[Any]]) -> tuple[i
             winner = await _first(tasks)
             error = tasks[winner].exception()
             if error is not None:
-                await _failed(attempt, path, "first_of", error)
+                await _record_failure(attempt, path, "first_of", error)
                 raise error
             value, data = canon.pack([winner, tasks[winner].result()], "first_of()")
             done = StepRecord(attempt.key, path, "first_of", value=data, kind="first_of")
-            await attempt.save(Draft(facts=[*_closed(attempt, path, "another came first"), ev.StepCompleted(attempt.step, attempt.key, path=path, call=Called("first_of"))], results=[done]))
+            await attempt.save(Draft(facts=[*_close(attempt, path, "another came first"), ev.StepCompleted(attempt.step, attempt.key, path=path, call=Called("first_of"))], results=[done]))
             return winner, value[1]
     finally:
         _drop(given)
@@ -154,7 +154,7 @@ async def all_end(tasks: list[asyncio.Task[Any]]) -> None:
         raise
 
 
-async def _failed(attempt: Attempt, path: str, name: str, error: BaseException) -> None:
+async def _record_failure(attempt: Attempt, path: str, name: str, error: BaseException) -> None:
     """Records which failure a scope raised and closes the waits beneath it, so that a node may catch it and go on.
 
     A mistake in the code, of the store or of a lost lease is not recorded: mended, it must not come back.
@@ -162,12 +162,12 @@ async def _failed(attempt: Attempt, path: str, name: str, error: BaseException) 
     if not isinstance(error, Exception) or isinstance(error, UsageError | RecordMismatch | StoreError | Conflict) or attempt.journal.dead is not None:
         return
     kind = "first_of" if name == "first_of" else "scope"
-    value = recorded(error, where=path)
-    facts = [*_closed(attempt, path, "another call of the same scope failed"), ev.StepFailed(attempt.step, attempt.key, value, path=path, call=Called(name))]
+    value = record(error, where=path)
+    facts = [*_close(attempt, path, "another call of the same scope failed"), ev.StepFailed(attempt.step, attempt.key, value, path=path, call=Called(name))]
     await attempt.save(Draft(facts=facts, results=[StepRecord(attempt.key, path, name, error=value, kind=kind)]))
 
 
-def _closed(attempt: Attempt, path: str, reason: str) -> list[ev.Fact]:
+def _close(attempt: Attempt, path: str, reason: str) -> list[ev.Fact]:
     """Forgets the waits beneath a place; the facts close those that are open already."""
 
     def below(wait: Wait) -> bool:

@@ -23,12 +23,12 @@ from holdfast.core.errors import StoreError
 from holdfast.core.limits import Later, soon
 from holdfast.core.retry import Retry
 from holdfast.core.waits import WaitKind
-from holdfast.engine.base.failures import ControlFlow, recorded
+from holdfast.engine.base.failures import ControlFlow, record
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries
 from holdfast.engine.calls.attempt import Attempt, Call, Scope, attempting, current
-from holdfast.engine.calls.functions import Patience, asynchronous, call, called, name_of
+from holdfast.engine.calls.functions import Patience, asynchronous, call, describe_function, name_of
 from holdfast.engine.calls.waits import Ask, request
 
 log = logs.logger("holdfast.limits")
@@ -54,16 +54,16 @@ async def held(services: Services, run_id: str, place: str, limit: str) -> Async
     Raises:
         Crowded: it is full, and was for a second.
     """
-    await _declared(services, limit)
-    await _entered(services, run_id, place, limit)
+    await _warn_undeclared(services, limit)
+    await _enter(services, run_id, place, limit)
     try:
         yield
     finally:
         services.leaving.add(place)
-        await asyncio.shield(_left(services))
+        await asyncio.shield(_leave(services))
 
 
-async def _declared(services: Services, limit: str) -> None:
+async def _warn_undeclared(services: Services, limit: str) -> None:
     """Warns once of a limit that nobody declares: a misspelled one would bound nothing, and nobody would notice."""
     if limit in services.limits or limit in services.unbounded or limit in (await services.bounds()).limits:
         return
@@ -71,10 +71,10 @@ async def _declared(services: Services, limit: str) -> None:
     log.warning(
         "the limit %r is declared nowhere, so calls that name it are not limited; Runtime(limits={%r: Limit(…)}) or `holdfast limits set %s` declares it",
         limit, limit, limit,
-    )  # fmt: skip
+    )
 
 
-async def _entered(services: Services, run_id: str, place: str, limit: str) -> None:
+async def _enter(services: Services, run_id: str, place: str, limit: str) -> None:
     store, clock, needs, began = services.store, services.clock, {limit: services.limits.get(limit)}, services.clock.monotonic()
     while (later := await store.enter(services.owner, run_id, place, needs)) is not None:
         now = store.now()
@@ -88,7 +88,7 @@ async def _entered(services: Services, run_id: str, place: str, limit: str) -> N
         raise Crowded(later)
 
 
-async def _left(services: Services) -> None:
+async def _leave(services: Services) -> None:
     """Gives back what is held no more; what the store could not be told of is told with the next."""
     places = list(services.leaving)
     try:
@@ -111,7 +111,7 @@ async def step(
     name = bounds.text(name, "name") if name is not None else name_of(fn)
     digest = digest_of(args) if args and key is None else ""
     with attempt.places.open(name, key) as path:
-        made = Call(path, name, "step", digest, args, called=Called(name if given else called(fn, name), attempt.places.scope().item))
+        made = Call(path, name, "step", digest, args, called=Called(name if given else describe_function(fn, name), attempt.places.scope().item))
         if limit is None:
             return await _once(attempt, made, retry, lambda: _patiently(attempt, fn, args, patience, name))
 
@@ -142,7 +142,7 @@ async def item(attempt: Attempt, fn: Callable[[Any], Any], value: Any) -> Any:
             finally:
                 current.reset(token)
 
-        return await _once(attempt, Call(path, name, "step", digest_of(args), args, opens=True, called=Called(called(fn, name), short)), retries.ONCE, act)
+        return await _once(attempt, Call(path, name, "step", digest_of(args), args, opens=True, called=Called(describe_function(fn, name), short)), retries.ONCE, act)
 
 
 async def _once(attempt: Attempt, made: Call, retry: Retry, act: Act) -> Any:
@@ -152,7 +152,7 @@ async def _once(attempt: Attempt, made: Call, retry: Retry, act: Act) -> Any:
     await afford(attempt, made.path)
     await attempt.begin()
     try:
-        value, packed, number = await _tried(attempt, made, retry, act)
+        value, packed, number = await _try(attempt, made, retry, act)
         done = StepRecord(attempt.key, made.path, made.name, value=packed, attempt=number, digest=made.digest)
         fact = ev.StepCompleted(attempt.step, attempt.key, attempt=number, path=made.path, call=made.called)
         await attempt.save(Draft(facts=[fact], results=[done]))
@@ -161,7 +161,7 @@ async def _once(attempt: Attempt, made: Call, retry: Retry, act: Act) -> Any:
         attempt.finish()
 
 
-async def _tried(attempt: Attempt, made: Call, retry: Retry, act: Act) -> tuple[Any, bytes, int]:
+async def _try(attempt: Attempt, made: Call, retry: Retry, act: Act) -> tuple[Any, bytes, int]:
     """Tries until it works or the budget is spent; every failure is durable before the next try (§10.9)."""
     progress = attempt.journal.progress
     number, due = progress.attempts.get((attempt.key, made.path), retries.FRESH)
@@ -176,7 +176,7 @@ async def _tried(attempt: Attempt, made: Call, retry: Retry, act: Act) -> tuple[
                 value, data = canon.pack(await act(), f"{made.name}()")
             return value, data, number
         except Exception as e:
-            error = recorded(e, where=made.path)
+            error = record(e, where=made.path)
             if not retry.retries(e, number):
                 failed = StepRecord(attempt.key, made.path, made.name, error=error, attempt=number, digest=made.digest)
                 fact = ev.StepFailed(attempt.step, attempt.key, error, attempt=number, path=made.path, call=made.called)
@@ -222,7 +222,7 @@ def spend(attempt: Attempt, amounts: Mapping[str, float]) -> None:
 async def afford(attempt: Attempt, path: str) -> None:
     """Rests in a wait of kind ``budget`` if one of the run's budgets is spent (§8.5)."""
     while attempt.journal.run.budgets:
-        over = budgets.exceeded(attempt.journal.run, attempt.journal.progress.checkpoint.taken, attempt.services.clock.now())
+        over = budgets.find_exceeded(attempt.journal.run, attempt.journal.progress.checkpoint.taken, attempt.services.clock.now())
         if over is None:
             return
         place = f"{path}?{over.name}={over.limit:g}"
@@ -233,7 +233,7 @@ async def afford(attempt: Attempt, path: str) -> None:
             attempt.journal.hold(Draft(facts=[ev.BudgetExceeded(over.name, over.used, over.limit)]))
         prompt = f"The budget of {over.limit:g} {over.name} is spent. Extend it by {over.extend:g}?"
         question = Ask(
-            kind=WaitKind.BUDGET, prompt=prompt, name=over.name, show=budgets.shown(over), default=over.extend, schema=budgets.EXTENSION, path=place
+            kind=WaitKind.BUDGET, prompt=prompt, name=over.name, show=budgets.show(over), default=over.extend, schema=budgets.EXTENSION, path=place
         )
         await request(attempt, question)
 

@@ -116,7 +116,7 @@ class Subflow:
         if record is None or record.kind != "task" or record.value is None:
             return None
         result = _result.decode(record.value)
-        return result, cps.written(result)
+        return result, cps.decode_writes(result)
 
     async def _round(self, cp: Checkpoint, todo: list[Task]) -> dict[str, Done]:
         """One super-step: what finishes is durable at once; the rest decides in task order how it ends."""

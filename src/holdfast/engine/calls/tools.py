@@ -19,7 +19,7 @@ from holdfast.core.evidence import ExitCode, judge, missing
 from holdfast.core.retry import coerce
 from holdfast.core.toolcalls import Answer, Asked
 from holdfast.core.waits import WaitKind
-from holdfast.engine.base.failures import revived
+from holdfast.engine.base.failures import revive
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import waits as waiting
@@ -63,7 +63,7 @@ class ToolCall:
             paths=self._paths,
             env=env,
             allow=self._tool.env,
-            input=_fed(given),
+            input=_encode_input(given),
             timeout_us=self._timeout_us,
             postconditions=self._tool.postconditions,
             artifacts=self._tool.artifacts,
@@ -75,8 +75,8 @@ class ToolCall:
         attempt = self._attempt
         return Asked(
             place=place, tool=self._tool.name, argv=tuple(argv), step_id=attempt.step_id, attempt=attempt.number, cwd=cwd,
-            input=_fed(given), env=dict(self._env), paths=self._paths, timeout_us=self._timeout_us, effect_id=effect_id, key=key,
-        )  # fmt: skip
+            input=_encode_input(given), env=dict(self._env), paths=self._paths, timeout_us=self._timeout_us, effect_id=effect_id, key=key,
+        )
 
     async def _answered(self, args: tuple[Any, ...], answer: Answer) -> ToolOutcome:
         """The outcome that a runner has answered, which is judged as one of this process.
@@ -85,7 +85,7 @@ class ToolCall:
             ToolFailed: what it answered is no outcome. Else what the runner's call has raised.
         """
         if answer.error is not None:
-            raise revived(answer.error)
+            raise revive(answer.error)
         store, attempt = self._attempt.services.store, self._attempt
         data = await attempt.journal.asking(store.blob(answer.blob)) if answer.blob else answer.outcome
         outcome = canon.decode(data)
@@ -145,12 +145,12 @@ class ToolCall:
             raise ToolFailed(f"{self._tool.name} did not do what it should: {said}", code="postcondition_failed")
 
 
-def _fed(given: Any) -> bytes:
+def _encode_input(given: Any) -> bytes:
     """What goes to a tool's standard input."""
     return b"" if given is None else msgspec.json.encode(canon.thaw(given))
 
 
-async def accepted(attempt: Attempt, tool: Tool, call: Awaitable[Any]) -> Any:
+async def accept(attempt: Attempt, tool: Tool, call: Awaitable[Any]) -> Any:
     """The outcome of a call; where evidence of it is missing, a person says whether it counts (§11.4, T-96).
 
     The call is on record by then: approved, the run goes on with it, and nothing is done a second time.
@@ -167,7 +167,7 @@ async def accepted(attempt: Attempt, tool: Tool, call: Awaitable[Any]) -> Any:
     return outcome
 
 
-def named_tool(value: object, field: str) -> str | Tool:
+def find_tool(value: object, field: str) -> str | Tool:
     """A tool by its name, or as it is declared."""
     return value if isinstance(value, Tool) else text(value, field)
 
@@ -191,7 +191,7 @@ def call_tool(
         **options,
     )
     call = performing.perform(attempt, act, (argv, cwd or "", input), chosen)
-    call = accepted(attempt, tool, call) if tool.postconditions else call
+    call = accept(attempt, tool, call) if tool.postconditions else call
     return call if attempt.services.workspace is None else at_its_place(attempt, tool, call)
 
 
@@ -200,15 +200,15 @@ async def at_its_place(attempt: Attempt, tool: Tool, call: Coroutine[Any, Any, T
     is alone (§11.3)."""
     services, journal = attempt.services, attempt.journal
     try:
-        folder = workspaces.named(services.workspace) if services.workspace is not None else None
+        folder = workspaces.find_id(services.workspace) if services.workspace is not None else None
         services.here(journal.run)
     except BaseException:
         call.close()
         raise
     if folder is not None and journal.run.workspace is None and not any(isinstance(f, ev.RunPatched) and f.workspace for f in journal.held.facts):
         journal.hold(Draft(facts=[ev.RunPatched(workspace=folder)]))
-    async with workspaces.locked(services.workspace, writes=EffectClass(tool.side_effects) in LEDGERED):
+    async with workspaces.lock(services.workspace, writes=EffectClass(tool.side_effects) in LEDGERED):
         return await call
 
 
-__all__ = ["ToolCall", "call_tool", "named_tool"]
+__all__ = ["ToolCall", "call_tool", "find_tool"]

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.checkpoint import TaskResult, written
+from holdfast.core.checkpoint import TaskResult, decode_writes
 from holdfast.core.effects import Effect
 from holdfast.core.graph import Program
 
@@ -46,14 +46,14 @@ def keep(known: dict[str, Undo], effect_place: str, undo: Undo) -> None:
 
 def find(known: Mapping[str, Undo], program: Program, effect: Effect) -> Undo | None:
     """The function that takes an effect back; None if this process has it not, or cannot tell which of several it is."""
-    if _declared(effect):
+    if _is_declared(effect):
         return next((n.undo for p in _programs(program) for n in p.nodes.values() if n.undo is not None and label(n.undo) == effect.undo), None)
     here = known.get(effect.effect_id.rpartition("#")[0])
     if here is not None and label(here) == effect.undo:
         return here
     found: list[Undo] = []
     module, _, name = effect.undo.partition(":")
-    for undo in _named(program):
+    for undo in _find_undos(program):
         if label(undo).partition(":")[2] == name and undo not in found:
             found.append(undo)
     same = [u for u in found if label(u) == effect.undo]  # a script run by itself is another module than the same file imported
@@ -61,15 +61,15 @@ def find(known: Mapping[str, Undo], program: Program, effect: Effect) -> Undo | 
     return sure[0] if len(sure) == 1 and "<lambda>" not in name and not module.startswith("partial ") else None
 
 
-def given(effect: Effect) -> tuple[Any, ...]:
+def read_given(effect: Effect) -> tuple[Any, ...]:
     """What the function is given: what the effect gave, then what it was given; a declared node's writes, then the state it saw."""
     result = None if effect.result is None else canon.decode(effect.result)
-    if _declared(effect) and isinstance(result, bytes):
-        result = written(_result.decode(result))
+    if _is_declared(effect) and isinstance(result, bytes):
+        result = decode_writes(_result.decode(result))
     return (result, *(() if effect.args is None else canon.decode(effect.args)))
 
 
-def _declared(effect: Effect) -> bool:
+def _is_declared(effect: Effect) -> bool:
     return effect.path.rpartition("/")[2] == NODE_PATH
 
 
@@ -95,7 +95,7 @@ def _programs(program: Program) -> Iterator[Program]:
             yield from _programs(node.child)
 
 
-def _named(program: Program) -> Iterator[Undo]:
+def _find_undos(program: Program) -> Iterator[Undo]:
     """What stands behind ``undo=`` in the code of a skill's nodes and of the functions of the same package that they call."""
     todo = [n.call for p in _programs(program) for n in p.nodes.values()]
     seen: set[Any] = set()
@@ -153,4 +153,4 @@ def _package(function: FunctionType) -> str:
     return function.__module__.partition(".")[0]
 
 
-__all__ = ["find", "fitting", "given", "keep", "label"]
+__all__ = ["find", "fitting", "keep", "label", "read_given"]

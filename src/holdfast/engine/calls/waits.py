@@ -102,7 +102,7 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
         record = attempt.places.lookup(Call(path, name, "wait"))
         if record is not None:
             given = decisions.read_answer(record)
-            wrong = outdated(attempt.services, given) or (ask.fits(given) if ask.fits is not None else None) or _moved(attempt, ask, path, given)
+            wrong = explain_outdated(attempt.services, given) or (ask.fits(given) if ask.fits is not None else None) or _explain_change(attempt, ask, path, given)
             if wrong is None:
                 return given
             verdict = wrong
@@ -113,13 +113,13 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
                     f"wait {path} of {attempt.key}: the open question is {known.asked!r}, but the code now asks {ask.asked!r}", hint="restore the order of the waits"
                 )
             attempt.waits[known.wait_id] = known
-            if ask.kind is WaitKind.SIGNAL and (came := await _arrived(attempt, known)) is not None:
+            if ask.kind is WaitKind.SIGNAL and (came := await _take_arrived(attempt, known)) is not None:
                 return came
             raise Suspend((known,))
         wait = _wait(attempt, ask, path, verdict)
-        if ask.kind is WaitKind.SIGNAL and (came := await _arrived(attempt, wait)) is not None:
+        if ask.kind is WaitKind.SIGNAL and (came := await _take_arrived(attempt, wait)) is not None:
             return came
-        if (inherited := await _inherited(attempt, wait)) is not None:
+        if (inherited := await _inherit(attempt, wait)) is not None:
             return inherited
         attempt.waits[wait.wait_id] = wait
         if ask.creates is not None:
@@ -133,7 +133,7 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
         elif attempt.concurrent:
             # Its siblings may go on for long; the question is asked when the task reaches it (§5.2).
             await attempt.save(Draft(facts=[ev.WaitRequested(wait)]))
-            if ask.kind is WaitKind.SIGNAL and (came := await _arrived(attempt, wait)) is not None:
+            if ask.kind is WaitKind.SIGNAL and (came := await _take_arrived(attempt, wait)) is not None:
                 return came
         raise Suspend((wait,))
 
@@ -151,23 +151,23 @@ def _identity(attempt: Attempt, ask: Ask, path: str) -> str:
     return ask.asked if before is None else before.asked
 
 
-def _moved(attempt: Attempt, ask: Ask, path: str, given: RawDecision) -> str | None:
+def _explain_change(attempt: Attempt, ask: Ask, path: str, given: RawDecision) -> str | None:
     """Why a consent on record does not count: what it covered is not what the step is about now (§5.8)."""
     before = attempt.journal.progress.questions.get((attempt.key, path))
     if ask.about is None or before is None or before.wait_id != given.wait_id or given.action not in (*ws.CONSENTS, ws.ANSWER):
         return None
-    how = waits.changed(before, ask.prompt, ask.about, attempt.journal.run.secrets)
+    how = waits.compare(before, ask.prompt, ask.about, attempt.journal.run.secrets)
     return None if how is None else f"{given.actor} answered {given.action} to something else: {how}. {waits.HOW_TO_KEEP}"
 
 
 def about(attempt: Attempt, show: Any, verdict: str = "") -> waits.Subject:
     """What a question here is about: what is shown, else the arguments and the state that the step reads."""
     if show is not None:
-        return waits.shown(show, verdict)
+        return waits.subject_of(show, verdict)
     return waits.read(attempt.reads, attempt.journal.run.secrets, verdict)
 
 
-def outdated(services: Services, given: RawDecision) -> str | None:
+def explain_outdated(services: Services, given: RawDecision) -> str | None:
     """A consent given under another policy snapshot does not cover what would happen now (§5.8)."""
     policy = services.policy
     if policy is None or given.policy is None or given.policy == policy.snapshot_id or given.action not in ws.CONSENTS:
@@ -208,18 +208,18 @@ def _wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
         cascade=ask.cascade,
         effect_id=ask.effect_id,
         covers="" if ask.about is None else ask.about.covers,
-        reads=None if ask.about is None else waits.packed(ask.about),
+        reads=None if ask.about is None else waits.pack(ask.about),
     )
 
 
-async def _arrived(attempt: Attempt, wait: Wait) -> RawDecision | None:
-    given = await arrived(attempt.journal, wait, attempt.services.clock.now())
+async def _take_arrived(attempt: Attempt, wait: Wait) -> RawDecision | None:
+    given = await take_signal(attempt.journal, wait, attempt.services.clock.now())
     if given is not None:
         attempt.waits.pop(wait.wait_id, None)
     return given
 
 
-async def arrived(journal: Journal, wait: Wait, now: int) -> RawDecision | None:
+async def take_signal(journal: Journal, wait: Wait, now: int) -> RawDecision | None:
     """The oldest signal of that name that came before anybody asked, taken in the commit that records it (T-37)."""
     at_hand = next((s for s in journal.run.signals if s.name == wait.name and (s.name, s.key) not in journal.taking), None)
     found = (at_hand, 0) if at_hand is not None else await journal.later(wait.name)
@@ -227,13 +227,13 @@ async def arrived(journal: Journal, wait: Wait, now: int) -> RawDecision | None:
         return None
     signal, came = found
     journal.taking.add((signal.name, signal.key))
-    given = decisions.signalled(wait, signal.key, signal.payload, signal.actor, now, came)
+    given = decisions.answer_by_signal(wait, signal.key, signal.payload, signal.actor, now, came)
     opened = [] if any(w.wait_id == wait.wait_id for w in journal.run.waits) else [ev.WaitRequested(wait)]
     await journal.save(Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)]))
     return given
 
 
-async def _inherited(attempt: Attempt, wait: Wait) -> RawDecision | None:
+async def _inherit(attempt: Attempt, wait: Wait) -> RawDecision | None:
     """A consent given in a forebear to the very same question, where such are inherited; on record here as asked and answered (§5.8)."""
     echo = attempt.journal.echo
     if echo is None or (found := echo.consents.get((wait.step, wait.task, wait.path))) is None:
@@ -310,7 +310,7 @@ def convert(value: Any, kind: Any) -> Any:
     Raises:
         InvalidInput: it is something else.
     """
-    found = None if kind is object or isinstance(kind, Mapping) or kind is None else kinds.compiled(kind)
+    found = None if kind is object or isinstance(kind, Mapping) or kind is None else kinds.compile_kind(kind)
     try:
         return value if found is None else found.fit(value, "answer")
     except kinds.Misfit as e:
@@ -322,13 +322,13 @@ async def handoff(attempt: Attempt, prompt: str, *, verdict: str, redo: str | No
     journal = attempt.journal
     offered = ws.ACTIONS[WaitKind.HANDOFF] if actions is None else tuple(actions)
     for action in offered:
-        ws.known_action(action)
+        ws.check_action(action)
         if action not in (*ws.ACTIONS[WaitKind.HANDOFF], ws.REJECT):
             raise InvalidInput(f"a handoff cannot offer {action!r}", hint="it offers " + ", ".join((*ws.ACTIONS[WaitKind.HANDOFF], ws.REJECT)))
     target = _target(attempt, redo)
     question = Ask(
         kind=WaitKind.HANDOFF, prompt=prompt, verdict=verdict, redo=target or attempt.node.name, authoritative=authoritative, actions=offered,
-        about=about(attempt, options["show"], verdict), fits=rejected(attempt), **options
+        about=about(attempt, options["show"], verdict), fits=rejection_of(attempt), **options
     )
     try:
         given = await request(attempt, question)
@@ -358,7 +358,7 @@ def reject(attempt: Attempt, given: RawDecision) -> StepRejected:
     return StepRejected(f"{attempt.node.name} was rejected by {given.actor}" + (f": {why}" if why else ""))
 
 
-def rejected(attempt: Attempt) -> Callable[[RawDecision], str | None]:
+def rejection_of(attempt: Attempt) -> Callable[[RawDecision], str | None]:
     """Whether an answer on record is a rejection that has failed the step already."""
 
     def used(given: RawDecision) -> str | None:
@@ -427,7 +427,7 @@ async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, 
     question = Ask(
         kind=WaitKind.CHILD, prompt=program.id, name=known.name if known is not None else name, cascade=on_parent_end == "cancel",
         timeout=timeout, on_timeout=on_timeout, creates=create,
-    )  # fmt: skip
+    )
     result = await request(attempt, question)
     if result.action == Status.COMPLETED:
         value = _value(result)

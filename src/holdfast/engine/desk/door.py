@@ -97,7 +97,7 @@ OPTIONS: Mapping[str, bounds.Convert] = {
     },
     "budgets": bounds.limits,
     "on_busy": bounds.word(*OnBusy),
-}  # fmt: skip
+}
 """What a caller may say about a new run, and what each may be."""
 KEPT = tuple(name for name in OPTIONS if name not in ("key", "on_busy"))
 """What a schedule says about its runs."""
@@ -110,7 +110,7 @@ def request(given: Mapping[str, Any], *, where: str, due: int | None = None, **o
         UnknownOption: by its name. InvalidInput, TooLarge: by the name of the option.
     """
     said = {name: value for name, value in given.items() if value is not None}
-    return msgspec.convert({**bounds.admitted(said, OPTIONS, where), "not_before": due, **own}, Request)
+    return msgspec.convert({**bounds.admit(said, OPTIONS, where), "not_before": due, **own}, Request)
 
 
 def inputs(value: Any) -> Mapping[str, Any]:
@@ -181,7 +181,7 @@ def fork(given: Mapping[str, Any], place: Environment, now: int, *, checkpoint_i
     """
     said = {name: value for name, value in given.items() if value is not LEFT_OUT.get(name) and value != LEFT_OUT.get(name)}
     place.check_options(said)
-    plain = bounds.admitted(said, FORK, "fork")
+    plain = bounds.admit(said, FORK, "fork")
     return Wish(
         kind=FORKED,
         checkpoint_id=checkpoint_id,
@@ -199,7 +199,7 @@ def fork(given: Mapping[str, Any], place: Environment, now: int, *, checkpoint_i
     )
 
 
-def made(value: Any, field: str) -> Request:
+def check_made(value: Any, field: str) -> Request:
     """A request that this door has made."""
     if not isinstance(value, Request):
         raise wrong(field, "a Request, which door.request makes", value)
@@ -282,7 +282,7 @@ def payload(value: Any, field: str = "payload") -> bytes:
     Raises:
         Unserializable: by the path of the field. TooLarge.
     """
-    return bounds.sized(canon.pack(value, field)[1], field)
+    return bounds.check_size(canon.pack(value, field)[1], field)
 
 
 def decision(
@@ -332,4 +332,4 @@ def cancel(*, actor: str, reason: str, nonce: str) -> cmd.Cancel:
     return cmd.Cancel(actor=bounds.who(actor, "actor"), reason=bounds.note(reason, "reason"), nonce=nonce)
 
 
-__all__ = ["FIELDS", "FORK", "FORKED", "KEPT", "OPTIONS", "REPLAY", "OnBusy", "Request", "Wish", "cancel", "decision", "due", "event", "fork", "has", "inputs", "made", "payload", "request", "several", "signal", "transports"]
+__all__ = ["FIELDS", "FORK", "FORKED", "KEPT", "OPTIONS", "REPLAY", "OnBusy", "Request", "Wish", "cancel", "check_made", "decision", "due", "event", "fork", "has", "inputs", "payload", "request", "several", "signal", "transports"]

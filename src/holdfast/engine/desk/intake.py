@@ -56,7 +56,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         Unserializable: by the path of the field (§1.10). TooLarge.
     """
     admitted = superstep.check_input(program, given)
-    data = bounds.sized(canon.encode(admitted), "inputs")
+    data = bounds.check_size(canon.encode(admitted), "inputs")
     now = services.store.now()
     run_id = run_id or ids.run_id(now, services.entropy(), request.tenant_id, request.session_key or request.thread_id or "")
     thread = request.thread_id or run_id
@@ -123,10 +123,10 @@ def _budgets(services: Services, request: Request) -> dict[str, float]:
 def owner_id() -> str:
     """An owner's name, unique per process start (§10.1): host, boot, process, its start, randomness."""
     here = machine.here()
-    return OwnerId(here.host, here.boot, os.getpid(), _started(os.getpid()), uuid.uuid4().hex[:8]).name
+    return OwnerId(here.host, here.boot, os.getpid(), _start_of(os.getpid()), uuid.uuid4().hex[:8]).name
 
 
 @functools.cache
-def _started(pid: int) -> str:
+def _start_of(pid: int) -> str:
     """When this process started; a child that was forked from it asks for itself."""
-    return machine.started(pid) or str(int(dt.datetime.now(dt.UTC).timestamp()))
+    return machine.start_of(pid) or str(int(dt.datetime.now(dt.UTC).timestamp()))

@@ -78,7 +78,7 @@ def admit(born: Birth, before: list[Run], reason: str, now: int) -> Draft:
             return draft
         case OnBusy.REPLACE:
             queued = [r for r in before if r.status is Status.PENDING]
-            draft.puts += [_replaced(born, run, now) for run in queued]
+            draft.puts += [_replace(born, run, now) for run in queued]
             left = [r for r in before if r.status is not Status.PENDING]
             draft.facts.append(ev.RunQueued(f"in place of {len(queued)} queued" if queued else reason, blocked_by=left[0].run_id if left else None))
             return draft
@@ -86,7 +86,7 @@ def admit(born: Birth, before: list[Run], reason: str, now: int) -> Draft:
     return draft
 
 
-def _replaced(born: Birth, run: Run, now: int) -> InboxItem:
+def _replace(born: Birth, run: Run, now: int) -> InboxItem:
     """Cancels a queued run, if it has not begun by then."""
     command = cmd.Cancel(actor=ev.SYSTEM, reason=f"replaced by {born.run_id}", nonce=born.run_id, queued=True)
     return InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=now)

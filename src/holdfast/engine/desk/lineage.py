@@ -19,7 +19,7 @@ from holdfast.core import bounds, canon, compensation, ids, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Ended, Source, StepRecord, TaskResult
-from holdfast.core.codec import Row, open_row, opened
+from holdfast.core.codec import Row, open_row, open_rows
 from holdfast.core.commit import DedupClaim
 from holdfast.core.errors import CheckpointNotFound, InvalidInput
 from holdfast.core.intents import Intent
@@ -57,7 +57,7 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
         if serving:
             rows = await store.rows(source)
             progress = Progress(source, await services.threads.origin(source, rows))
-            records, ended = recorded(rows, progress)
+            records, ended = read_records(rows, progress)
             found.reached = max(found.reached, progress.checkpoint.step)
             found.records = records | found.records
             found.ended = ended | found.ended
@@ -68,14 +68,14 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
         if not scoped and forebear.origin != REPLAY:
             found.scope, scoped = source, True
         source = forebear.source_run_id
-    if run.origin != REPLAY and run.source_checkpoint_id is not None and not await _edited(store, run):
-        results, records = await unfinished(services, of, run.source_checkpoint_id)
+    if run.origin != REPLAY and run.source_checkpoint_id is not None and not await _is_edited(store, run):
+        results, records = await find_unfinished(services, of, run.source_checkpoint_id)
         found.records, found.results, found.exact = records, results, True
     found.effects = [e for r in reversed(found.forebears) for e in await store.effects(r)]
     return found
 
 
-def recorded(rows: list[Row], progress: Progress) -> tuple[dict[tuple[int, str, str], StepRecord], dict[int, Ended]]:
+def read_records(rows: list[Row], progress: Progress) -> tuple[dict[tuple[int, str, str], StepRecord], dict[int, Ended]]:
     """The recorded calls of a run by (step, task, path), but for what is asked or gone through again, and how its barriers went.
     ``progress``: at its beginning."""
     out: dict[tuple[int, str, str], StepRecord] = {}
@@ -85,13 +85,13 @@ def recorded(rows: list[Row], progress: Progress) -> tuple[dict[tuple[int, str, 
         for result in record.results:
             if isinstance(result, StepRecord) and result.kind not in _OPENED and result.task != compensation.TASK and not _of_people(result):
                 out[progress.checkpoint.step_of(result.task), result.task, result.path] = result
-        if record.delta is not None and (how := cps.ended(record.delta)) is not None:
+        if record.delta is not None and (how := cps.note_end(record.delta)) is not None:
             ended[record.delta.step] = how
         progress.step(record)
     return out, ended
 
 
-async def _edited(store: Store, run: Run) -> bool:
+async def _is_edited(store: Store, run: Run) -> bool:
     """Whether a fork began with other values than its source had."""
     first = await store.rows(run.run_id, 0, 1)
     return any(isinstance(e.fact, ev.StatePatched) for row in first for e in open_row(row).events)
@@ -100,7 +100,7 @@ async def _edited(store: Store, run: Run) -> bool:
 Unfinished = tuple[tuple[TaskResult, ...], dict[tuple[int, str, str], StepRecord]]
 
 
-async def unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
+async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
     """What was finished and recorded of the step that a checkpoint stands in the middle of. Failures, effects and people's answers are left
     out: these are met anew. A fork of a fork finds what the first one began with too."""
     loaded = await services.store.get(run_id)
@@ -122,8 +122,8 @@ async def unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unf
     }
     results = {r.task: r for r in progress.results.values() if r.task[0] != "@"}
     source, at = forebear.source_run_id, forebear.source_checkpoint_id
-    if source is not None and at is not None and forebear.origin != REPLAY and not await _edited(services.store, forebear):
-        theirs, earlier = await unfinished(services, source, at)
+    if source is not None and at is not None and forebear.origin != REPLAY and not await _is_edited(services.store, forebear):
+        theirs, earlier = await find_unfinished(services, source, at)
         records = {p: r for p, r in earlier.items() if p[:2] in pending} | records
         if any(p[:2] in pending for p in earlier) or forebear.current_step_id is None:
             results = {r.task: r for r in theirs} | results
@@ -134,7 +134,7 @@ def consents(rows: list[Row]) -> dict[tuple[int, str, str], tuple[Wait, Decision
     """What people approved in a run, by (step, task, path), with the question as it was asked."""
     asked: dict[str, Wait] = {}
     out: dict[tuple[int, str, str], tuple[Wait, Decision]] = {}
-    for event in (e for record in opened(rows) for e in record.events):
+    for event in (e for record in open_rows(rows) for e in record.events):
         match event.fact:
             case ev.WaitRequested(wait=wait) if wait.kind in (WaitKind.APPROVAL, WaitKind.GATE):
                 asked[wait.wait_id] = wait
@@ -158,7 +158,7 @@ def _place(intent: Intent) -> str:
 # -- making one ---------------------------------------------------------------------------------------
 
 
-async def born(services: Services, source: Loaded, wish: Wish) -> str:
+async def create(services: Services, source: Loaded, wish: Wish) -> str:
     """Creates the new run at its checkpoint, at rest and due; gives its id.
 
     Raises:
@@ -178,7 +178,7 @@ async def born(services: Services, source: Loaded, wish: Wish) -> str:
     if program is not None:
         edits = superstep.check_values(program, edits, "set", program.values)
     values = canon.admit({**found.values, **edits}, "set")
-    bounds.sized(canon.encode(canon.admit(edits, "set")), "set")
+    bounds.check_size(canon.encode(canon.admit(edits, "set")), "set")
     given = canon.encode(canon.admit({**canon.decode(first.input), **{n: edits[n] for n in wish.inputs}}, "inputs")) if wish.inputs else first.input
     anew = {"environment": services.environment, **wish.fields}
     submitted = msgspec.structs.replace(
@@ -208,7 +208,7 @@ async def born(services: Services, source: Loaded, wish: Wish) -> str:
     if wish.key is not None:
         claims = [DedupClaim("request", request_scope(run, wish.kind), wish.key, run_id, _digest(found, wish), now + KEY_RETENTION_US)]
     journal = Journal(services.store, None, None, services.store.incarnation << COUNTER_BITS | 1, Progress(run_id))
-    held = cps.packed(values, {step: {**seen, **{n: values[n] for n in edits}} for step, seen in found.held.items()})
+    held = cps.pack_held(values, {step: {**seen, **{n: values[n] for n in edits}} for step, seen in found.held.items()})
     delta = Delta(
         step=found.step,
         source=Source.FORK,
@@ -264,10 +264,10 @@ async def point(services: Services, run: Run, wish: Wish) -> tuple[ev.RunSubmitt
             all_of_them.append(progress.checkpoint)
     if submitted is None or not all_of_them:
         raise CheckpointNotFound(f"{run.run_id} has no checkpoint yet", hint="let it start first")
-    return submitted, _chosen(run, all_of_them, wish)
+    return submitted, _choose(run, all_of_them, wish)
 
 
-def _chosen(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
+def _choose(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
     if wish.checkpoint_id is not None:
         for cp in found:
             if cp.checkpoint_id == wish.checkpoint_id:
@@ -287,4 +287,4 @@ def _chosen(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
     return able[-1] if able else found[-1]
 
 
-__all__ = ["born", "digest", "echo", "point", "recorded", "request_scope"]
+__all__ = ["create", "digest", "echo", "point", "read_records", "request_scope"]

@@ -10,7 +10,7 @@ import msgspec
 from holdfast.calendar import CALENDAR
 from holdfast.core import bounds, canon, superstep
 from holdfast.core import schedules as sch
-from holdfast.core.bounds import known_only
+from holdfast.core.bounds import check_known
 from holdfast.core.errors import Conflict, InvalidInput, ScheduleNotFound
 from holdfast.core.graph import Program
 from holdfast.core.schedules import Schedule
@@ -49,10 +49,10 @@ class Scheduler:
             InvalidInput: the input, by field; the cron line, zone or interval. UsageError: cronsim is missing. UnknownOption.
         """
         new = self._drafted(program, given, rule, schedule_id, options)
-        return await self._change(new.schedule_id, lambda old, now: sch.revised(old, new, now, actor, CALENDAR))
+        return await self._change(new.schedule_id, lambda old, now: sch.revise(old, new, now, actor, CALENDAR))
 
     def _drafted(self, program: Program, given: Mapping[str, Any], rule: Rule, schedule_id: str | None, options: Mapping[str, Any]) -> Schedule:
-        known_only(options, door.KEPT, "a schedule")
+        check_known(options, door.KEPT, "a schedule")
         if rule.overlap not in OVERLAP:
             raise InvalidInput(f"overlap is skip or allow, not {rule.overlap!r}")
         missed = rule.missed.replace("-", "_")
@@ -61,7 +61,7 @@ class Scheduler:
         wanted = {name: options[name] for name in sorted(options) if options[name] is not None}
         door.request(wanted, where="a schedule")
         said = msgspec.json.decode(msgspec.json.encode({name: value for name, value in wanted.items() if name in OPTIONS}))
-        data = bounds.sized(canon.encode(superstep.check_input(program, given)), "inputs")
+        data = bounds.check_size(canon.encode(superstep.check_input(program, given)), "inputs")
         every_us = 0 if rule.every_us is None else rule.every_us or -1  # no time at all is too short, not an interval left out
         more = {name: value for name, value in wanted.items() if name not in OPTIONS}
         parts = (program.id, rule.cron or "", str(rule.every_us), rule.zone or "", data.hex(), repr(said), repr(more))
@@ -70,7 +70,7 @@ class Scheduler:
             skill_id=program.id, input=data, cron=rule.cron or "", every_us=every_us, zone=rule.zone or "UTC",
             overlap=OVERLAP[rule.overlap], missed=sch.Missed(missed), catch_up=rule.catch_up, grace_us=rule.grace_us, options=said,
             created_at=self._store.now(), **more,
-        )  # fmt: skip
+        )
 
     async def _change(self, schedule_id: str, become: Callable[[Schedule | None, int], Schedule]) -> Schedule:
         """Decides on the schedule as it stands, again if a worker has moved it on meanwhile."""
@@ -90,10 +90,10 @@ class Scheduler:
         return _there(schedule_id, await self._store.schedule(schedule_id))
 
     async def pause(self, schedule_id: str, actor: str) -> Schedule:
-        return await self._change(schedule_id, lambda old, now: sch.paused(_there(schedule_id, old), now, actor))
+        return await self._change(schedule_id, lambda old, now: sch.pause(_there(schedule_id, old), now, actor))
 
     async def unpause(self, schedule_id: str, actor: str) -> Schedule:
-        return await self._change(schedule_id, lambda old, now: sch.unpaused(_there(schedule_id, old), now, actor, CALENDAR))
+        return await self._change(schedule_id, lambda old, now: sch.unpause(_there(schedule_id, old), now, actor, CALENDAR))
 
     async def drop(self, schedule_id: str) -> None:
         if not await self._store.drop_schedule(schedule_id):

@@ -14,7 +14,7 @@ from holdfast.core import canon, decisions, ids, reviews
 from holdfast.core import compensation as core
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Source, StepRecord, Task
-from holdfast.core.codec import opened
+from holdfast.core.codec import open_rows
 from holdfast.core.commit import InboxItem
 from holdfast.core.decisions import Facts
 from holdfast.core.effects import Effect
@@ -26,14 +26,14 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, RETRY, Decision, WaitKind
 from holdfast.core.wording import target_of
-from holdfast.engine.base.failures import recorded
+from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import undos
 from holdfast.engine.calls.attempt import Attempt, Suspend
-from holdfast.engine.calls.effects import Options, Performance, performed
+from holdfast.engine.calls.effects import Options, Performance, perform_once
 from holdfast.engine.calls.functions import accepts_key
-from holdfast.engine.calls.waits import Ask, outdated, request
+from holdfast.engine.calls.waits import Ask, explain_outdated, request
 from holdfast.engine.look.snapshot import whole
 from holdfast.ports import Store
 
@@ -43,25 +43,25 @@ async def not_undone(store: Store, run_id: str) -> tuple[Effect, ...]:
     effects = await store.effects(run_id)
     if not any(e.undo for e in effects):
         return ()
-    recorded = [e.fact.effect_id for record in opened(await store.rows(run_id)) for e in record.events if isinstance(e.fact, ev.SideEffectRecorded)]
+    recorded = [e.fact.effect_id for record in open_rows(await store.rows(run_id)) for e in record.events if isinstance(e.fact, ev.SideEffectRecorded)]
     return core.stack(effects, run_id, recorded)
 
 
-def begun(progress: Progress) -> StepRecord | None:
+def find_begun(progress: Progress) -> StepRecord | None:
     """How the run is to end, if it has begun to take back."""
     return progress.records.get(core.PLACE)
 
 
-async def left(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal: Journal, item: InboxItem | None = None) -> Draft | None:
+async def leave_end(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal: Journal, item: InboxItem | None = None) -> Draft | None:
     """What is written in place of an end that nobody is there to carry out: whoever drives the run next takes back and ends it.
 
     None if there is nothing to take back, or taking back has begun and rests: then the run ends as it stands.
     """
     record = core.ending(facts)
-    if record is None or begun(journal.progress) is not None or not await not_undone(store, run.run_id):
+    if record is None or find_begun(journal.progress) is not None or not await not_undone(store, run.run_id):
         return None
-    results = [*decisions.answers(run), *decisions.answered(list(facts)), record]
-    return Draft(facts=core.woken(run, facts, record), results=list(results), took=[] if item is None else [item.key])
+    results = [*decisions.answers(run), *decisions.answer_records(list(facts)), record]
+    return Draft(facts=core.wake_facts(run, facts, record), results=list(results), took=[] if item is None else [item.key])
 
 
 def refuse_to_go_on(run: Run, effects: list[Effect]) -> None:
@@ -70,7 +70,7 @@ def refuse_to_go_on(run: Run, effects: list[Effect]) -> None:
     Raises:
         EffectsUndone: naming it, and the way out.
     """
-    gone = core.taken_back_before(effects, run.run_id, run.current_step_id)
+    gone = core.find_taken_back(effects, run.run_id, run.current_step_id)
     if gone:
         raise EffectsUndone(
             f"effects of its earlier steps were undone: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; a resume would continue as if that were still done",
@@ -84,7 +84,7 @@ async def take_back(services: Services, journal: Journal, program: Program, end:
     Raises:
         LeaseLost, StoreError: the run is left as the last commit made it.
     """
-    record = begun(journal.progress)
+    record = find_begun(journal.progress)
     if record is None:
         if journal.tip is None or (record := core.ending(end.facts)) is None:
             return None
@@ -99,7 +99,7 @@ async def take_back(services: Services, journal: Journal, program: Program, end:
             known = {w.wait_id for w in journal.run.waits}
             asked = [ev.WaitRequested(w) for w in s.waits if w.wait_id not in known]
             return Draft(facts=[*asked, ev.RunWaitingForHuman()]), Source.WAIT
-    return Draft(facts=list(core.ended(journal.run, record))), Source.CANCEL if record.error is None else Source.FAILURE
+    return Draft(facts=list(core.end_facts(journal.run, record))), Source.CANCEL if record.error is None else Source.FAILURE
 
 
 async def _nothing(state: Any) -> None:
@@ -152,8 +152,8 @@ class _Undoing:
         if undo is None:
             await self._performance(_nothing, (), options).by_hand(await self._asked())
         else:
-            args = undos.fitting(undo, undos.given(await whole(self._services.store, effect)))
-            await performed(self._attempt, undo, args, options, self._name, self._path)
+            args = undos.fitting(undo, undos.read_given(await whole(self._services.store, effect)))
+            await perform_once(self._attempt, undo, args, options, self._name, self._path)
 
     def _performance(self, undo: Any, args: tuple[Any, ...], options: Options) -> Performance:
         return Performance(self._attempt, undo, args, options, self._name, self._path)
@@ -172,7 +172,7 @@ class _Undoing:
                 kind=WaitKind.EFFECT, prompt=prompt, name=self._name, show=show, actions=(RECORD_RESULT, ABANDON, HALT),
                 effect_id=self._effect.effect_id, path=place,
             ),
-        )  # fmt: skip
+        )
 
     async def _permitted(self) -> None:
         """Asks the policy in force whether this may be taken back (§6.11). An answer on record under it is honoured.
@@ -207,7 +207,7 @@ class _Undoing:
         return Request(
             run=run, node=node.name, capabilities=node.capabilities, side_effects=self._effect.effect_class.value,
             environment=self._services.environment, waivers=run.waivers, undo=self._name,
-        )  # fmt: skip
+        )
 
     async def _blocked(self, why: str) -> EffectFailed:
         """What a policy or a person forbids stays done, and the ledger says so."""
@@ -216,19 +216,19 @@ class _Undoing:
 
     def _failed(self, error: Exception) -> None:
         """A failure that left no record of its own."""
-        value = recorded(error, where=self._path)
+        value = record(error, where=self._path)
         fact = ev.StepFailed(self._journal.progress.checkpoint.step + 1, core.TASK, value, path=self._path)
         self._journal.hold(Draft(facts=[fact], results=[StepRecord(core.TASK, self._path, self._name, error=value, kind="effect")]))
 
 
-def _given(journal: Journal) -> Decision | None:
+def _read_given(journal: Journal) -> Decision | None:
     record = journal.progress.records.get(reviews.AT)
     return None if record is None else decisions.read_answer(record)
 
 
-def sent_back(journal: Journal) -> str | None:
+def find_sent_back(journal: Journal) -> str | None:
     """What a reviewer wants changed, if that is what the review came to."""
-    given = _given(journal)
+    given = _read_given(journal)
     return given.feedback if given is not None and given.action == RETRY else None
 
 
@@ -239,13 +239,13 @@ def redone(program: Program, journal: Journal) -> tuple[str, ...]:
 
 def outcome(services: Services, program: Program, journal: Journal, delivery: str | None = None) -> Terminal:
     """What becomes of the run. A consent given under another policy does not count (§5.8)."""
-    run, given = journal.run, _given(journal)
+    run, given = journal.run, _read_given(journal)
     kinds = REVIEWS if services.policy is None else services.policy.reviews
     return resolve_terminal_outcome(
         run.status,
         reviewed=program.kind in kinds,
         handoff=run.active_handoff is not None,
-        decision=None if given is None or outdated(services, given) else given.action,
+        decision=None if given is None or explain_outdated(services, given) else given.action,
         delivery=delivery,
     )
 
@@ -259,9 +259,9 @@ def source(run: Run, ends: Terminal) -> Source:
 
 def facts(services: Services, program: Program, journal: Journal, ends: Terminal, delivery: str | None) -> Facts:
     """The facts of that outcome. A review is asked under an id of its own each time."""
-    run, given = journal.run, _given(journal)
+    run, given = journal.run, _read_given(journal)
     if ends is not Terminal.AWAITING_HUMAN_REVIEW:
-        return decisions.applied(run, ends, why="delivery_rejected" if delivery == REJECTED else "halted")
+        return decisions.apply_outcome(run, ends, why="delivery_rejected" if delivery == REJECTED else "halted")
     review = reviews.wait(
         program,
         run,
@@ -269,9 +269,9 @@ def facts(services: Services, program: Program, journal: Journal, ends: Terminal
         round=journal.progress.asked.get(reviews.AT, 0),
         now=services.clock.now(),
         snapshot=run.policy_snapshot_id if services.policy is None else services.policy.snapshot_id,
-        verdict=(outdated(services, given) if given is not None else None) or ("rejected" if delivery == REJECTED else ""),
+        verdict=(explain_outdated(services, given) if given is not None else None) or ("rejected" if delivery == REJECTED else ""),
     )
-    return decisions.applied(run, ends, review=review)
+    return decisions.apply_outcome(run, ends, review=review)
 
 
-__all__ = ["begun", "facts", "left", "not_undone", "outcome", "redone", "refuse_to_go_on", "sent_back", "source", "take_back"]
+__all__ = ["facts", "find_begun", "find_sent_back", "leave_end", "not_undone", "outcome", "redone", "refuse_to_go_on", "source", "take_back"]

@@ -71,7 +71,7 @@ from holdfast.engine.desk.door import OnBusy, Wish
 from holdfast.engine.desk.intake import Birth, first_fence
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.desk import Desk
-from holdfast.engine.drive.driver import Driver, loaded_driver
+from holdfast.engine.drive.driver import Driver, load_driver
 from holdfast.engine.drive.tails import surface
 from holdfast.handle import Run
 from holdfast.ports import Claim, RunFilter, Store, offers_upkeep
@@ -212,7 +212,7 @@ class Conductor:
             journal.post()  # what it has enqueued before may not have been sent
         try:
             with self._services.drivers.on(run_id, driver):
-                record = await driven(self._services, driver, claim, inbox, named=named)
+                record = await drive_to_rest(self._services, driver, claim, inbox, named=named)
             if journal.posted and journal.sendings is not None:
                 await journal.sendings.delivered(run_id)
             return record
@@ -244,7 +244,7 @@ class Conductor:
         """Drives a claimed run to its next rest; gives its journal."""
         try:
             loaded = await self._reader.loaded(claim.run_id)
-            driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit, forced=forced)
+            driver = load_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit, forced=forced)
             if judged:
                 driver.journal.hold(Draft(facts=judged))
         except (Exception, asyncio.CancelledError) as e:
@@ -315,7 +315,7 @@ class Conductor:
 
     async def _limited(self, run: records.Run) -> Blocked | None:
         """Waits a moment where a limit will soon let the run go, or what this process drives itself is in the way; else says what is (§10.11)."""
-        held = await obstacles.limited(self._services, run)
+        held = await obstacles.find_limit(self._services, run)
         if held is None:
             await asyncio.sleep(0)
             return None
@@ -336,14 +336,14 @@ class Conductor:
             if not ahead or self._services.drivers.draining:
                 return None
             for head, held in ahead:
-                what = obstacles.judged(self._services, head, held)
+                what = obstacles.judge(self._services, head, held)
                 if what is May.LIMIT and self._waited[head.run_id]:
                     what = May.AWAIT
                 if what is May.AWAIT:
                     await self._store.wait_for_change(POLL_SECONDS)
                     break
                 if what is not May.DRIVE:
-                    return obstacles.said(what, head, held)
+                    return obstacles.tell(what, head, held)
                 if (claim := await self._claim(head.run_id)) is not None:
                     with contextlib.suppress(*DAMAGED):  # it is set aside for a person now, which the next look tells
                         await self._drive_claim(claim)
@@ -351,7 +351,7 @@ class Conductor:
             else:  # others were first with each of them
                 patience -= 1
                 await self._store.wait_for_change(POLL_SECONDS)
-        return obstacles.said(May.LIVE, *ahead[0])
+        return obstacles.tell(May.LIVE, *ahead[0])
 
     async def _fitting(self, run: records.Run, upgrade: bool) -> Program:
         """The program that may go on with this run, asked before anything is claimed or written (§3.2).
@@ -380,12 +380,12 @@ class Conductor:
             if not (policy is None or policy.allow_force):
                 raise RestrictedOption("the current policy does not allow --force", hint="resume without --force")
             gated = [n for n in program.nodes.values() if policies.asks(policy, n)]
-            return [ev.NoteAdded(f"{actor} waived the policy's re-evaluation"), *gates.waived(policy, gated, run, self._services.environment)]
+            return [ev.NoteAdded(f"{actor} waived the policy's re-evaluation"), *gates.waive_refusals(policy, gated, run, self._services.environment)]
         if run.status is Status.PENDING or not any(n.gated for n in program.nodes.values()):
             return []
         loaded = await self._reader.loaded(run.run_id)
         progress = Progress(run.run_id, loaded.whole).walk(loaded.rows)
-        if compensation.begun(progress) is not None:
+        if compensation.find_begun(progress) is not None:
             return []  # no step is still to come: it takes back, and each time asks for itself
         checkpoint = progress.checkpoint
         pending = {t.node for t in checkpoint.pending}
@@ -438,7 +438,7 @@ class Conductor:
             self._skills.for_run(source.run, upgrade=wish.upgrade)
         wish = msgspec.structs.replace(wish, missing=undone.first_missing(await self._store.effects(run_id), run_id))
         try:
-            made = await lineage.born(self._services, source, wish)
+            made = await lineage.create(self._services, source, wish)
         except Conflict as e:
             if e.code != "claim_taken" or wish.key is None:
                 raise
@@ -549,7 +549,7 @@ DAMAGED_CODES = frozenset({"checkpoint_head_missing", "checkpoint_hash_mismatch"
 PASSING = (asyncio.CancelledError, KeyboardInterrupt, SkillUnknown, FingerprintMismatch)
 
 
-async def driven(services: Services, driver: Driver, claim: Claim | None, inbox: tuple[Any, ...], *, named: bool = False) -> records.Run:
+async def drive_to_rest(services: Services, driver: Driver, claim: Claim | None, inbox: tuple[Any, ...], *, named: bool = False) -> records.Run:
     """Drives to the next rest; lets go of the run before it passes on what cut the driving short.
 
     Raises:
@@ -620,4 +620,4 @@ async def _held(store: Store, run_id: str) -> tuple[records.Run, Lease, Tip] | N
     return None if loaded is None else (loaded.run, loaded.lease, loaded.tip)
 
 
-__all__ = ["Conductor", "driven", "hand_back", "let_go"]
+__all__ = ["Conductor", "drive_to_rest", "hand_back", "let_go"]

@@ -38,13 +38,13 @@ from holdfast.core.graph import Program
 from holdfast.core.lease import AT_ONCE, TOUCH, Alive
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING
-from holdfast.core.tokens import Token, hashed
+from holdfast.core.tokens import Token, hash_secret
 from holdfast.core.waits import ABANDON, RECORD_RESULT, REEXECUTE, WaitKind, answering, decidable
 from holdfast.core.wording import target_of
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls.effects import refuse_to_repeat, surfaced
+from holdfast.engine.calls.effects import refuse_to_repeat, surface_open
 from holdfast.engine.desk import door
 from holdfast.engine.drive import compensation
 from holdfast.engine.look import recipients
@@ -109,7 +109,7 @@ class Desk:
         for wait in run.waits:
             if wait.effect_id is None or wait.kind is not WaitKind.EFFECT:
                 continue
-            found = fx.settled(await self._store.effects(lineage_root=run.lineage_root), wait.effect_id)
+            found = fx.find_settlement(await self._store.effects(lineage_root=run.lineage_root), wait.effect_id)
             if found is None or found.run_id == run.run_id or any(i.key == f"wait:{wait.wait_id}" for i in await self._store.inbox(run.run_id, taken=True)):
                 continue
             done = found.status is fx.EffectStatus.RECORDED
@@ -265,7 +265,7 @@ class Desk:
         return False
 
     def _wakes(self, program: Program, journal: Journal, fresh: Iterable[ev.SignalReceived]) -> bool:
-        signals = superstep.signalled(program, [(f.name, f.payload) for f in (*journal.progress.news, *fresh)])
+        signals = superstep.write_signals(program, [(f.name, f.payload) for f in (*journal.progress.news, *fresh)])
         return superstep.wakes(program, journal.progress.checkpoint, signals, journal.progress.results)
 
     async def due_by_a_signal(self, run: records.Run) -> bool:
@@ -308,7 +308,7 @@ class Desk:
                     await self._children(loaded.run)
                 continue
             goes_on = any(isinstance(f, ev.WaitDecided | ev.WaitTimedOut) and f.decision.resume for f in found.facts)
-            draft = Draft(facts=list(found.facts), took=list(found.keys), results=list(decisions.answered(found.facts)) if held else [])
+            draft = Draft(facts=list(found.facts), took=list(found.keys), results=list(decisions.answer_records(found.facts)) if held else [])
             due = AT_ONCE if goes_on and not found.ends and not held else None
             source = cps.Source.CANCEL if found.ends else None
             if await self.at_rest(loaded, draft, actor=getattr(first.command, "actor", ev.SYSTEM), source=source, due=due):
@@ -333,7 +333,7 @@ class Desk:
         None if there is nothing to take back; False if somebody came first.
         """
         run = loaded.run
-        draft = await compensation.left(self._store, run, tuple(facts), Journal.load(self._store, loaded, 0), item)
+        draft = await compensation.leave_end(self._store, run, tuple(facts), Journal.load(self._store, loaded, 0), item)
         if draft is None:
             return None
         by = actor if item is None else getattr(item.command, "actor", ev.SYSTEM)
@@ -371,13 +371,13 @@ class Desk:
                 if not any(isinstance(f, ev.RunCanceled) for f in facts):
                     facts += decisions.mark_run_canceled(run)
                 if lease.owner is not None:
-                    lost = await surfaced(self._services, run_id, lease.owner, "owner_dead" if lease.owner_alive is Alive.NO else "expired")
+                    lost = await surface_open(self._services, run_id, lease.owner, "owner_dead" if lease.owner_alive is Alive.NO else "expired")
             if (left := await self._left(loaded, facts, actor=actor, lost=lost)) is not None:
                 if left:
                     await self._children(run)
                     return
                 continue
-            late = decisions.take(decisions.run_after(run, facts, self._store.now()), [(i.key, i.command) for i in loaded.inbox], self._store.now())
+            late = decisions.take(decisions.fold_facts(run, facts, self._store.now()), [(i.key, i.command) for i in loaded.inbox], self._store.now())
             draft = Draft(facts=[*facts, *late.facts], took=list(late.keys)).joined(lost)
             if await self.at_rest(loaded, draft, actor=actor, source=cps.Source.CANCEL):
                 await self._children(run)
@@ -397,7 +397,7 @@ class Desk:
         try:
             decisions.decide(run, command, now)  # refuses before anything is written
         except AlreadyTerminal:
-            if key is None or (received := await recipients.received(self._store, run.run_id, command)) is None:
+            if key is None or (received := await recipients.find_received(self._store, run.run_id, command)) is None:
                 raise
             there: cmd.AnyCommand | ev.SignalReceived = received
         else:
@@ -463,7 +463,7 @@ class Desk:
             raise NotDecidable(f"{wait_id} is not open", hint=f"holdfast show {run.run_id}")
         now = self._store.now()
         secret = base64.urlsafe_b64encode(self._services.entropy().to_bytes(17, "big") + self._services.entropy().to_bytes(17, "big")).decode().rstrip("=")
-        await self._store.issue_token(Token(hashed(secret), run.run_id, wait_id, run.tenant_id, actor, now, now + ttl_us))
+        await self._store.issue_token(Token(hash_secret(secret), run.run_id, wait_id, run.tenant_id, actor, now, now + ttl_us))
         return secret
 
     async def redeem(
@@ -476,7 +476,7 @@ class Desk:
             DecisionConflict: the wait was decided otherwise.
         """
         now = self._store.now()
-        token = await self._store.token(hashed(secret))
+        token = await self._store.token(hash_secret(secret))
         if token is None or (tenant_id is not None and token.tenant_id != tenant_id):
             raise TokenRefused("the link is not known here", hint="ask for another")
         token.refuse(now)

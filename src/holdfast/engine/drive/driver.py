@@ -43,14 +43,14 @@ from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, WaitKind, resting
 from holdfast.engine.base import failures
-from holdfast.engine.base.failures import contained, recorded
+from holdfast.engine.base.failures import contain, record
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import ALONE_SECONDS, SafePoints, Services
 from holdfast.engine.calls.attempt import Restart, Suspend
-from holdfast.engine.calls.effects import LOOK_SECONDS, surfaced
+from holdfast.engine.calls.effects import LOOK_SECONDS, surface_open
 from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.steps import Crowded
-from holdfast.engine.calls.waits import Unattended, arrived
+from holdfast.engine.calls.waits import Unattended, take_signal
 from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.executor import Ahead, Place, StepError, execute
@@ -154,7 +154,7 @@ class Driver:
             return None
         draft = Draft(facts=list(facts), took=[item.key])
         if run.status in LIVE:
-            draft.results = list(decisions.answered(facts))
+            draft.results = list(decisions.answer_records(facts))
             if draft.results:
                 self._news.set()
             if isinstance(item.command, cmd.Cancel):
@@ -225,7 +225,7 @@ class Driver:
         for _ in range(PATIENCE):
             late = await self._services.store.inbox(journal.run.run_id)
             now = self._services.clock.now()
-            ended = decisions.run_after(journal.run, [*journal.held.facts, *draft.facts], now)
+            ended = decisions.fold_facts(journal.run, [*journal.held.facts, *draft.facts], now)
             rest = [(i.key, i.command) for i in late if i.key not in draft.took and i.key not in journal.held.took]
             found = decisions.take(ended, rest, now) if ended.terminal else decisions.NOTHING_TAKEN
             try:
@@ -300,7 +300,7 @@ class Driver:
         await self._enter(claim)
         if claim is not None and claim.previous_owner is not None:
             journal.supersede()
-            journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
+            journal.hold(await surface_open(self._services, claim.run_id, claim.previous_owner, claim.cause))
             if self._taken_over(claim) and await self._stop_here(named):
                 return journal.run
         elif claim is not None and self._spent() is not None and await self._stop_here(named):
@@ -382,7 +382,7 @@ class Driver:
             await self.journal.leave(Draft(facts=[ev.RunInterrupted("recovery is on hold until a person resumes it")]))
             return True
         if (spent := self._spent()) is not None:
-            await self._fail(Draft(), spent, recorded(spent))
+            await self._fail(Draft(), spent, record(spent))
             return True
         # A step that kills its owners before their first commit must be counted all the same.
         await self.journal.save(Draft())
@@ -423,16 +423,16 @@ class Driver:
         try:
             delta, checkpoint = superstep.first(self._program, journal.progress.checkpoint, given, values, inline=kept, carries=carried)
         except BaseException as raised:  # a reducer that refuses the input
-            e = contained(raised, "a reducer")
+            e = contain(raised, "a reducer")
             if born is not None:  # its first commit is its last
-                draft.facts += [ev.RunStarted(), ev.RunFailed(decisions.stop_reason(e), recorded(e))]
+                draft.facts += [ev.RunStarted(), ev.RunFailed(decisions.stop_reason(e), record(e))]
                 await journal.rest(draft, Source.FAILURE)
                 return
-            await self._fail(Draft(facts=[ev.RunStarted()] if journal.run.status is Status.PENDING else []), e, recorded(e))
+            await self._fail(Draft(facts=[ev.RunStarted()] if journal.run.status is Status.PENDING else []), e, record(e))
             return
         if born is not None or journal.run.status is Status.PENDING:
             draft.facts.append(ev.RunStarted())
-        draft.facts += _started(checkpoint)
+        draft.facts += _start_facts(checkpoint)
         behind = None if lent is None else lent.behind(delta.carries)
         await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner, found=journal.tip is not None), behind=behind, follows=None if lent is None else lent.follows)
 
@@ -483,12 +483,12 @@ class Driver:
                 try:
                     superstep.expect(self._program, checkpoint.pending)
                 except StepFailure as e:
-                    await self._fail(Draft(), e, recorded(e))
+                    await self._fail(Draft(), e, record(e))
                     return journal.run
             enters = self._enters(checkpoint) if checkpoint.held or self._parked else True
             if enters and steps >= self._limit:
                 limit = StepLimit(f"{steps} super-steps in one invocation; the limit is {self._limit}", hint="resume with a higher step_limit")
-                await self._fail(Draft(), limit, recorded(limit))
+                await self._fail(Draft(), limit, record(limit))
                 return journal.run
             if journal.echo is not None and checkpoint.step >= journal.echo.last:
                 journal.replayed()
@@ -600,7 +600,7 @@ class Driver:
             return await self._rest_in(o.waits)
         if not o.inline <= {t.key for t in taken}:
             done = [o.results[k] for k in o.inline]
-            await self.journal.save(Draft(facts=[_completed(checkpoint, r) for r in done], results=list(done)))
+            await self.journal.save(Draft(facts=[_end_fact(checkpoint, r) for r in done], results=list(done)))
             o.inline = set()
         return await self._barrier(o.results, o.inline, o.decoded, taken)
 
@@ -634,7 +634,7 @@ class Driver:
 
     async def _uncrossed(self, results: Mapping[str, TaskResult], inline: set[str], e: Exception) -> bool:
         done = [results[k] for k in inline]
-        return await self._fail(Draft(facts=[_completed(self.journal.progress.checkpoint, r) for r in done], results=list(done)), e, recorded(e))
+        return await self._fail(Draft(facts=[_end_fact(self.journal.progress.checkpoint, r) for r in done], results=list(done)), e, record(e))
 
     async def _crossed(
         self, results: Mapping[str, TaskResult], inline: set[str], decoded: Mapping[str, Mapping[str, Any]], taken: tuple[Task, ...] | None = None
@@ -647,8 +647,8 @@ class Driver:
             if tip is not None and (len(inline) > 1 or tip.since + tip.whole > ROOM):
                 self._weigh(parent, moved, results, inline)
         except BaseException as raised:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
-            return await self._uncrossed(results, inline, contained(raised, "a reducer"))
-        draft = Draft(facts=[_completed(parent, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
+            return await self._uncrossed(results, inline, contain(raised, "a reducer"))
+        draft = Draft(facts=[_end_fact(parent, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
         if taken is not None:
             results = {t.key: results[t.key] for t in taken}
         for done in results.values():
@@ -657,9 +657,9 @@ class Driver:
                 break
         delivery = None if moved.held or (moved.pending and not moved.pending[0].skip) else superstep.delivery(program, results.values())
         if delivery == NO_CHANGE and all(t.skip for t in moved.pending):
-            delta, moved = superstep.settled(delta, moved)
+            delta, moved = superstep.settle(delta, moved)
         if moved.pending or not self._ends_well(delivery):
-            draft.facts += _started(moved)
+            draft.facts += _start_facts(moved)
             await journal.checkpointed(draft, delta, moved)
             return False
         result = results[parent.pending[-1].key].result if program.flow else None
@@ -695,7 +695,7 @@ class Driver:
     def _signals(self) -> tuple[TaskResult, ...]:
         """The signals that came since the last barrier, as writes at this one (§5.11)."""
         news = self.journal.progress.news
-        own = superstep.signalled(self._program, [(f.name, f.payload) for f in news]) if news else ()
+        own = superstep.write_signals(self._program, [(f.name, f.payload) for f in news]) if news else ()
         before = self._before(self.journal.progress.checkpoint.step + 1) if self._repeats else None
         if before is None or not before.signals:
             return own
@@ -710,7 +710,7 @@ class Driver:
         try:
             return bool(signals) and superstep.wakes(self._program, self.journal.progress.checkpoint, signals, self.journal.progress.results)
         except BaseException as e:
-            contained(e, "a reducer")
+            contain(e, "a reducer")
             return True  # the barrier meets it again, and says so
 
     def _outbox(self, draft: Draft, done: list[TaskResult]) -> None:
@@ -751,10 +751,10 @@ class Driver:
         """Does with a run that has nothing left to do what the reducer says (§5.16). False if it goes on, with another round."""
         journal, program = self.journal, self._program
         async with self._lock:
-            feedback = compensation.sent_back(journal)
+            feedback = compensation.find_sent_back(journal)
             if feedback is not None:
                 delta, moved = superstep.again(program, journal.progress.checkpoint, compensation.redone(program, journal), feedback)
-                draft.facts += _started(moved)
+                draft.facts += _start_facts(moved)
                 await journal.checkpointed(draft, delta, moved)
                 return False
             outcome = compensation.outcome(self._services, program, journal, delivery)
@@ -783,7 +783,7 @@ class Driver:
         async with self._lock:
             if self._end is not None or any(journal.answered(w) for w in waits):
                 return False
-            if any([await arrived(journal, w, self._services.clock.now()) for w in waits if w.kind is WaitKind.SIGNAL]):
+            if any([await take_signal(journal, w, self._services.clock.now()) for w in waits if w.kind is WaitKind.SIGNAL]):
                 return False  # one came after its step had asked, and before this
             known = {w.wait_id for w in journal.run.waits}
             new = [w for w in waits if w.wait_id not in known]
@@ -839,7 +839,7 @@ class Driver:
             given = superstep.check_input(program, restart.inputs)
             writes = {c.name: c.initial for c in program.channels.values() if c.initial is not MISSING} | dict(given)
         except (StepFailure, UsageError) as e:
-            failed = StepError(task.key, e, recorded(e, where=task.key), 1)
+            failed = StepError(task.key, e, record(e, where=task.key), 1)
             return await self._fail(Draft(facts=[failure(journal, failed)]), e, failed.error)
         if journal.run.waits:
             journal.hold(Draft(facts=list(decisions.close_waits(journal.run, "the flow began afresh"))))
@@ -847,12 +847,12 @@ class Driver:
         return await self._barrier({task.key: result}, {task.key}, {})
 
 
-def _started(checkpoint: Checkpoint) -> list[ev.Fact]:
+def _start_facts(checkpoint: Checkpoint) -> list[ev.Fact]:
     """The tasks that begin after a checkpoint."""
     return [ev.StepStarted(checkpoint.step + 1, t.key) for t in checkpoint.pending if not t.began]
 
 
-def _completed(parent: Checkpoint, result: TaskResult) -> ev.StepEnded:
+def _end_fact(parent: Checkpoint, result: TaskResult) -> ev.StepEnded:
     """The fact of a task that the barrier after ``parent`` takes."""
     step = parent.step_of(result.task) if parent.held else parent.step + 1
     return ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt)
@@ -870,7 +870,7 @@ def cause_of(decision: Any) -> str:
     return "decision"
 
 
-def loaded_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, forced: bool = False) -> Driver:
+def load_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, forced: bool = False) -> Driver:
     """The driver of a claimed run.
 
     Raises:
@@ -882,4 +882,4 @@ def loaded_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: 
     return Driver(services, program, Journal.load(services.store, loaded, claim.fence), step_limit=step_limit, forced=forced)
 
 
-__all__ = ["Driver", "cause_of", "loaded_driver"]
+__all__ = ["Driver", "cause_of", "load_driver"]

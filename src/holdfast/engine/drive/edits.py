@@ -15,7 +15,7 @@ from holdfast.core.lease import TOUCH
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, WAITING, Status, move
 from holdfast.core.wording import target_of
-from holdfast.engine.base.failures import recorded
+from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Skills
@@ -53,7 +53,7 @@ class StateEditor:
         if unknown or parent.seq == 0:
             raise InvalidInput(f"{run_id} has no channel {', '.join(unknown)}" if unknown else f"{run_id} has not started")
         given = dict(values) if program is None else superstep.check_values(program, values, "values", program.values)
-        data = bounds.sized(canon.encode(canon.admit(given, "values")), "values")
+        data = bounds.check_size(canon.encode(canon.admit(given, "values")), "values")
         delta = Delta(step=parent.step, source=Source.PATCH, values=data)
         checkpoint = cps.advance(parent, delta, journal.progress.results, seq=0, at=0, hash=b"")
         await journal.checkpointed(Draft(facts=[ev.StatePatched(tuple(values), reason)]), delta, checkpoint, lease=TOUCH, due=loaded.lease.due, actor=actor)
@@ -108,7 +108,7 @@ def _moves(run: Run, wanted: Status, actor: str, reason: str) -> Iterable[ev.Fac
             return decisions.mark_run_done(run)
         case Status.FAILED:
             error = HoldfastError(reason or f"{actor} said so", code="marked_failed")
-            return decisions.mark_run_failed(run, "marked_failed", recorded(error))
+            return decisions.mark_run_failed(run, "marked_failed", record(error))
         case Status.CANCELED:
             return [*decisions.close_waits(run, "canceled"), ev.RunCanceled(stop_reason=reason or "canceled")]
         case Status.REPLAYING:

@@ -12,21 +12,21 @@ from holdfast.authoring import State
 from holdfast.core import bounds, canon, ids
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING, ROOM
-from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult, written
+from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult, decode_writes
 from holdfast.core.effects import LEDGERED
 from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure, StepTimeout
 from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes, of_delivery
-from holdfast.core.retry import backoff, left
-from holdfast.core.superstep import INTENTS, check_writes, fitted, reduced
-from holdfast.engine.base.failures import ControlFlow, contained, recorded
+from holdfast.core.retry import backoff, time_left
+from holdfast.core.superstep import INTENTS, check_writes, fit_writes, reduce_write
+from holdfast.engine.base.failures import ControlFlow, contain, record
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import gates, retries, steps
 from holdfast.engine.calls.attempt import Attempt, Restart, Suspend
 from holdfast.engine.calls.context import Context, Face, Given, Hand, face
-from holdfast.engine.calls.functions import Patience, bounded, call
+from holdfast.engine.calls.functions import Patience, await_in_time, call
 from holdfast.engine.calls.subflow import Subflow
 from holdfast.engine.calls.waits import Redo
 
@@ -100,9 +100,9 @@ async def execute(
     attempt, due = journal.progress.attempts.get((place.key, place.path), FRESH)
     while True:
         if attempt:
-            await retries.consented(Attempt(services, journal, node, task, number=attempt, key=place.key, inner=place.path, program=program))
+            await retries.ask_consent(Attempt(services, journal, node, task, number=attempt, key=place.key, inner=place.path, program=program))
         if due:
-            await services.clock.sleep(left(due, services.clock.now(), attempt, node.retry.base_us) / 1_000_000)
+            await services.clock.sleep(time_left(due, services.clock.now(), attempt, node.retry.base_us) / 1_000_000)
         attempt += 1
         if attempt > 1:  # the first one is told by the step's own start and end (§10.9)
             began = ev.AttemptStarted(journal.progress.checkpoint.step_of(place.key), place.key, attempt, services.owner, place.path)
@@ -126,13 +126,13 @@ async def execute(
             if program.flow:
                 raise
             cause = StepFailure("ctx.restart is for flows", code="restart_outside_flow", hint="in a graph return Goto(node, writes)")
-            raise StepError(place.key, cause, recorded(cause, where=place.where), attempt) from e
+            raise StepError(place.key, cause, record(cause, where=place.where), attempt) from e
         except ControlFlow:
             raise
         except BaseException as e:
             # Conditions and routers are plain code that runs here: whatever they raise ends the step, not the process.
-            cause = contained(e, node.name)
-            error, outcome = recorded(cause, where=place.where), "failed"
+            cause = contain(e, node.name)
+            error, outcome = record(cause, where=place.where), "failed"
         if journal.dead is not None:
             raise journal.dead from None  # the house's trouble, whatever the node made of it (X-18)
         if not node.retry.retries(cause, attempt):
@@ -157,7 +157,7 @@ async def _attempt(
     while True:
         try:
             if light:
-                return await _let_end(program, node, task, values, attempt, given, functools.partial(_begun, node, snapshot, given), given.asked)
+                return await _let_end(program, node, task, values, attempt, given, functools.partial(_begin, node, snapshot, given), given.asked)
             at = given.attempt()
             if journal.run.budgets:
                 await steps.afford(at, f"{at.prefix}@budget")
@@ -166,7 +166,7 @@ async def _attempt(
             if node.check is None:
                 return await _run(services, journal, program, node, task, values, place, snapshot, at)
             held = gates.held(at)
-            finished = Finished(held, written(held)) if held else await _run(services, journal, program, node, task, values, place, snapshot, at)
+            finished = Finished(held, decode_writes(held)) if held else await _run(services, journal, program, node, task, values, place, snapshot, at)
             at = given.attempt()
             return Finished(await gates.after(at, node, snapshot, finished.result, finished.writes), finished.writes)
         except Redo as r:
@@ -179,9 +179,9 @@ async def _attempt(
             return Finished(TaskResult(task.key, goto=(r.target,), feedback=told, attempt=attempt, ledger=tuple(at.ledger)), NOTHING)
 
 
-def _begun(node: Node, snapshot: State, given: Hand) -> Coroutine[Any, Any, Any]:
+def _begin(node: Node, snapshot: State, given: Hand) -> Coroutine[Any, Any, Any]:
     """The call of a node before and after which nobody is asked."""
-    return _called(node, (snapshot,) if node.shape == "state" else (snapshot, given()), given.timed())
+    return _call_code(node, (snapshot,) if node.shape == "state" else (snapshot, given()), given.timed())
 
 
 async def _let_end(
@@ -259,12 +259,12 @@ async def _as_effect(program: Program, node: Node, task: Task, values: Mapping[s
     options = performing.Options(
         side_effects=node.side_effects.value, idempotent=node.idempotent, verify=node.verify, undo=node.undo, timeout_us=0, name=f"node:{node.name}",
         cooperative=node.asynchronous,
-    )  # fmt: skip
+    )
     data = await performing.perform_at(at, f"{at.root}@node", act, (dict(snapshot), at.payload), options)
     if not isinstance(data, bytes):  # a hook or a person said what happened: that is what it wrote
         return _finish(program, node, task, values, at.number, data, at)
     result = _result.decode(data)
-    return Finished(result, written(result))
+    return Finished(result, decode_writes(result))
 
 
 async def _call(node: Node, snapshot: State, at: Attempt) -> Any:
@@ -282,13 +282,13 @@ async def _call(node: Node, snapshot: State, at: Attempt) -> Any:
         case _:
             args = (snapshot, Context(at))
     at.plain = not node.asynchronous
-    return await _called(node, args, at.patience)
+    return await _call_code(node, args, at.patience)
 
 
-def _called(node: Node, args: tuple[Any, ...], patience: Patience) -> Coroutine[Any, Any, Any]:
+def _call_code(node: Node, args: tuple[Any, ...], patience: Patience) -> Coroutine[Any, Any, Any]:
     """A coroutine is awaited directly: no task, no thread."""
     if node.asynchronous:
-        return bounded(node.call(*args), patience, node.name)
+        return await_in_time(node.call(*args), patience, node.name)
     return call(node.call, args, patience, node.name)
 
 
@@ -323,11 +323,11 @@ def _finish(
     if raw:
         check_writes(program, node, raw)
         writes, packed = canon.pack(raw, node.name)
-        if program.writes and (typed := fitted(program, node, writes)) is not writes:
+        if program.writes and (typed := fit_writes(program, node, writes)) is not writes:
             writes, packed = canon.pack(typed, node.name)
         if len(packed) > HEAVY:
             for name, value in writes.items():
-                bounds.sized(canon.encode(value), name)
+                bounds.check_size(canon.encode(value), name)
     chosen: tuple[str, ...] = ()
     empty = type(value) is not dict and isinstance(value, list | tuple) and not value
     if node.routers:
@@ -342,7 +342,7 @@ def _finish(
         packed,
         goto,
         chosen,
-        _sent(sends) if sends else (),
+        _pack_sends(sends) if sends else (),
         attempt,
         intents=intents,
         ledger=ledger,
@@ -351,7 +351,7 @@ def _finish(
     return Finished(result, writes)
 
 
-def _sent(sends: list[Send]) -> tuple[SendTo, ...]:
+def _pack_sends(sends: list[Send]) -> tuple[SendTo, ...]:
     places = {s.node: f"Send({s.node!r})" for s in sends}
     return tuple([SendTo(s.node, canon.pack(s.payload, places[s.node])[1]) for s in sends])
 
@@ -369,7 +369,7 @@ def _outcome(node: Node, task: Task, at: Attempt | None) -> str:
     if outcome is OK or completes(outcome):
         return outcome
     cause = StepFailure(f"{task.key} ended {outcome!r}, which is not a completion")
-    raise StepError(task.key, cause, recorded(cause, where=task.key), at.number, outcome)
+    raise StepError(task.key, cause, record(cause, where=task.key), at.number, outcome)
 
 
 def _interpret(node: Node, value: Any) -> tuple[dict[str, Any], tuple[str, ...] | None, list[Send]]:
@@ -414,7 +414,7 @@ def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapp
     for name, value in writes.items():
         reducer = program.channels[name].reducer
         old = seen.get(name, MISSING)
-        seen[name] = reduced(name, reducer, old, value, program.values.get(name))
+        seen[name] = reduce_write(name, reducer, old, value, program.values.get(name))
     chosen: list[str] = []
     sends: list[Send] = []
     empty = False

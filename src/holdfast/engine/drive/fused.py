@@ -24,13 +24,13 @@ from holdfast.core.commit import Commit, Step
 from holdfast.core.graph import Node, Program
 from holdfast.core.line import Line
 from holdfast.core.outcomes import Terminal
-from holdfast.core.superstep import fitted
+from holdfast.core.superstep import fit_writes
 from holdfast.engine.base.blocked import settle, struck
-from holdfast.engine.base.failures import contained
+from holdfast.engine.base.failures import contain
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.context import Context, Hand, face
-from holdfast.engine.calls.functions import First, awaited, bounded
+from holdfast.engine.calls.functions import First, await_any, await_in_time
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead
 from holdfast.ports import offers_steps
@@ -103,7 +103,7 @@ class Fused:
                 try:
                     work = node.call(snapshot)
                     if type(work) is not CoroutineType:
-                        work = awaited(work)
+                        work = await_any(work)
                     waiting = work.send(None)
                 finally:
                     if struck:
@@ -113,17 +113,17 @@ class Fused:
                 value = end.value
             except BaseException as e:
                 machine.end_child(forks, node.name)
-                return hand.over(bounded(First(began, cancelling, forks, error=e), hand.timed(), node.name))
+                return hand.over(await_in_time(First(began, cancelling, forks, error=e), hand.timed(), node.name))
             else:
                 machine.end_child(forks, node.name)
                 try:
-                    value = await bounded(First(began, cancelling, forks, work=work, waiting=waiting), hand.timed(), node.name)
+                    value = await await_in_time(First(began, cancelling, forks, work=work, waiting=waiting), hand.timed(), node.name)
                 except GeneratorExit:
                     raise  # this is closed from outside its task; what a node raises itself is a failure by now
                 except BaseException as e:
-                    return hand.over(_ended(e))
+                    return hand.over(_end(e))
                 if driving.stops or hand.asked:
-                    return hand.over(_ended(None, value))
+                    return hand.over(_end(None, value))
                 cancelling, here = me.cancelling(), machine.forks()
             step = None
             if here == forks and me.cancelling() == cancelling and journal.goes_along(line) and not hand.asked:
@@ -137,7 +137,7 @@ class Fused:
             if type(step) is not Step:
                 machine.end_child(forks, node.name)
                 self._odd.add(task.node)
-                return hand.over(bounded(First(began, cancelling, forks, value=value), hand.timed(), node.name))
+                return hand.over(await_in_time(First(began, cancelling, forks, value=value), hand.timed(), node.name))
             driving.scope = None
             del snapshot
             hand.drop()
@@ -171,10 +171,10 @@ class Fused:
             return None
         try:
             writes, packed = canon.pack(value, node.name)
-            if program.writes and (typed := fitted(program, node, writes)) is not writes:
+            if program.writes and (typed := fit_writes(program, node, writes)) is not writes:
                 writes, packed = canon.pack(typed, node.name)
         except BaseException as e:
-            contained(e, node.name)
+            contain(e, node.name)
             return None
         return writes, packed
 
@@ -196,7 +196,7 @@ class _Hand(Hand):
         return Ahead(calling, self.asked, self)
 
 
-async def _ended(error: BaseException | None, value: Any = None) -> Any:
+async def _end(error: BaseException | None, value: Any = None) -> Any:
     """A call that has ended, in time."""
     if error is not None:
         raise error

@@ -49,7 +49,7 @@ async def surface(services: Services) -> None:
 
 def _draft(tail: LostTail, *, plain: bool) -> Draft:
     """What is written of it. ``plain``: results are as they were given, so that they may be kept again."""
-    effects = [e if _known(e) and plain else replace(e, status=EffectStatus.ATTEMPTED, result=None, blob="", error=None, settled_at=None) for e in tail.effects]
+    effects = [e if _is_known(e) and plain else replace(e, status=EffectStatus.ATTEMPTED, result=None, blob="", error=None, settled_at=None) for e in tail.effects]
     results = {e.effect_id for e in effects if e.status is not EffectStatus.ATTEMPTED}
     facts: list[ev.Fact] = [f for f in tail.facts if isinstance(f, ev.SideEffectAttempted) or f.effect_id in results]
     acts = f"; {len(effects)} side effects of its lost commits are recorded again: {', '.join(e.effect_id for e in effects)[:500]}" if effects else ""
@@ -57,7 +57,7 @@ def _draft(tail: LostTail, *, plain: bool) -> Draft:
     return Draft(facts=facts, effects=effects)
 
 
-def _known(effect: Effect) -> bool:
+def _is_known(effect: Effect) -> bool:
     """Whether what came of it is in the record itself."""
     return not effect.open and not effect.blob
 

@@ -15,7 +15,7 @@ from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, Sto
 from holdfast.core.run import Run
 from holdfast.core.status import NOT_ENDED
 from holdfast.engine.base import obstacles
-from holdfast.engine.look.living import living, sent_types
+from holdfast.engine.look.living import find_sent_types, living
 from holdfast.engine.look.snapshot import missing
 from holdfast.ports import Evidence, Needs, RunFilter, Store, Upkeep, as_kept, offers_upkeep
 
@@ -119,7 +119,7 @@ class Checker:
             Problem("not_configured", "warning", f"{count} queued {'message' if count == 1 else 'messages'} of type {type!r} could not be sent: {what}", way, diagnosis.run_id)
             for (type, what, way), count in sorted(diagnosis.not_configured.items())
         ]
-        if not diagnosis.queued or (types := await sent_types(self._store, self._transports)) is None:
+        if not diagnosis.queued or (types := await find_sent_types(self._store, self._transports)) is None:
             return lacking
         way = "start a worker or a dispatcher with a transport for it: --transports TARGET"
         return lacking + [
@@ -141,7 +141,7 @@ class Checker:
         if evidence is None:
             return False
         diagnosis = await self.examine(evidence)
-        problems = merged(evidence, diagnosis)
+        problems = merge(evidence, diagnosis)
         if problems and await self._keeper.evidence(run_id) is None:
             return False  # it was pruned while it was looked at, between two of its parts
         found.note(problems)
@@ -181,7 +181,7 @@ class Checker:
         await self._lenders(diagnosis)
         await self._beside(diagnosis)
         if evidence.needs is not None:
-            for found in lacking(run_id, evidence.needs, needed(diagnosis)):
+            for found in lacking(run_id, evidence.needs, find_needs(diagnosis)):
                 diagnosis.add(found)
         return diagnosis
 
@@ -220,7 +220,7 @@ class Checker:
                 diagnosis.add(problem("blob_unreadable", f"{what}: {e.message}", "restore a backup", diagnosis.run_id))
 
 
-def needed(diagnosis: Diagnosis) -> Needs:
+def find_needs(diagnosis: Diagnosis) -> Needs:
     """What a run needs of what others share, as its log and its effects say."""
     return Needs(frozenset(c.run_id for c in diagnosis.carries), frozenset(diagnosis.blobs))
 
@@ -233,7 +233,7 @@ def lacking(run_id: str, noted: Needs, needed: Needs) -> list[Problem]:
     return carries + uses
 
 
-def merged(evidence: Evidence, diagnosis: Diagnosis) -> list[Problem]:
+def merge(evidence: Evidence, diagnosis: Diagnosis) -> list[Problem]:
     """What the store itself noticed, and the diagnosis, each once."""
     problems = diagnosis.problems()
     codes = {p.code for p in problems}
@@ -253,4 +253,4 @@ def _feed_whole(diagnosis: Diagnosis, whole: Checkpoint | HoldfastError) -> None
         diagnosis.feed_whole(whole)
 
 
-__all__ = ["Checker", "Findings", "keeper", "lacking", "merged", "needed"]
+__all__ = ["Checker", "Findings", "find_needs", "keeper", "lacking", "merge"]

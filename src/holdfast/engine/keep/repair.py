@@ -24,7 +24,7 @@ from holdfast.core.run import Run, fold, fold_all
 from holdfast.core.status import LIVE, Condition
 from holdfast.core.views import condition
 from holdfast.core.waits import DENY, HALTING, Decision
-from holdfast.engine.keep.check import PAGE, Checker, keeper, merged, needed
+from holdfast.engine.keep.check import PAGE, Checker, find_needs, keeper, merge
 from holdfast.engine.look.snapshot import missing
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Evidence, Store
@@ -36,7 +36,7 @@ FOLDABLE = frozenset(
         "terminal_with_stale_handoff", "snapshot_status_drift", "snapshot_field_drift", "run_row_missing",
         "terminal_event_without_terminal_snapshot",
     }
-)  # fmt: skip
+)
 UNDECIDED = "the run was interrupted with an undecided handoff: decide it first (holdfast decide)"
 NOTES = frozenset({"carry_record_missing", "blob_use_record_missing"})
 """What a run needs of what others share, and its store did not note: its log says it."""
@@ -108,7 +108,7 @@ class Repairer:
         if evidence is None:
             raise await missing(self._store, run_id)
         diagnosis = await self._checker.examine(evidence)
-        problems = tuple(merged(evidence, diagnosis))
+        problems = tuple(merge(evidence, diagnosis))
         before = evidence.run.status.value if isinstance(evidence.run, Run) else None
         report = Repair(run_id=run_id, dry_run=not apply, problems=problems, status_before=before, status_after=before)
         codes = {p.code for p in problems}
@@ -123,7 +123,7 @@ class Repairer:
             return replace(report, refused=code, reason=reason)
         told = await self._folded(evidence)
         if evidence.needs is not None:
-            evidence = replace(evidence, needs=needed(diagnosis))
+            evidence = replace(evidence, needs=find_needs(diagnosis))
         commits = _commits(told, evidence, sorted(wanted), actor, self._store.now())
         after = commits[-1].run
         if left := await self._left(evidence, told, codes):
@@ -211,7 +211,7 @@ def _commits(told: _Folded, evidence: Evidence, codes: list[str], actor: str, no
     fence, run, tip = told.fence + 1, told.run, told.tip
     commits: list[Commit] = []
     if HALT in codes and told.halt is not None:
-        commits.append(_halted(told, fence))
+        commits.append(_halt(told, fence))
         run = commits[-1].run
         sealed = codec.seal(commits[-1], tip.hash).row
         tip = Tip(sealed.seq, sealed.hash, tip.row, tip.since, tip.whole)
@@ -221,7 +221,7 @@ def _commits(told: _Folded, evidence: Evidence, codes: list[str], actor: str, no
     return commits
 
 
-def _halted(told: _Folded, fence: int) -> Commit:
+def _halt(told: _Folded, fence: int) -> Commit:
     """The commit that the live writer makes of a halt: the same facts, the same checkpoint, at the decision's time (T-23)."""
     assert told.halt is not None
     before, decision = told.halt
@@ -233,7 +233,7 @@ def _halted(told: _Folded, fence: int) -> Commit:
     checkpoint = replace(
         told.checkpoint, seq=bare.events[-1].seq, parent=told.checkpoint.checkpoint_id, created_at=decision.decided_at, hash=digest,
         waits=(), boundaries=boundaries(bare.events, advanced=False), source=Source.CANCEL, writes={},
-    )  # fmt: skip
+    )
     return replace(bare, checkpoint=checkpoint, delta=data)
 
 

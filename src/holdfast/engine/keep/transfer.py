@@ -44,7 +44,7 @@ async def dossier(source: Store, run_id: str, *, opened: bool = False) -> Dossie
             record = open_row(row, previous)
             for event in record.events:
                 run = fold(run, event)
-            large |= blobs.named(record.results)
+            large |= blobs.name_blobs(record.results)
             previous = row.hash
             rows.append(row)
         after = page[-1].seq
@@ -55,7 +55,7 @@ async def dossier(source: Store, run_id: str, *, opened: bool = False) -> Dossie
     origin = None if found is None else encode_whole(*found)
     if origin is not None and not opened and offers_sealing(source):
         origin = await source.sealed_origin(run_id, origin)
-    named = large | blobs.named((), effects)
+    named = large | blobs.name_blobs((), effects)
     return Dossier(
         run=run,
         rows=tuple(rows),
@@ -106,7 +106,7 @@ async def take_in(source: Store, target: Store, run_id: str) -> bool:
         raise InvalidInput(f"the directory {run_id!r} holds a run that names itself {found.run.run_id!r}", hint="export it again")
     if (why := foreign(found)) is not None:
         raise InvalidInput(f"{run_id} cannot be imported: {why}", hint="export it again, from the store where it ran")
-    await _unused(target, found)
+    await _check_unused(target, found)
     if not await keeper(target).adopt(found):
         return False
     if not found.run.terminal and found.run.interrupted_at is None:
@@ -120,13 +120,13 @@ def foreign(d: Dossier) -> str | None:
     named = [("run", run_id), ("lineage root", d.run.lineage_root)]
     named += [("parent or source run", n) for n in (d.run.parent_run_id, d.run.source_run_id) if n is not None]
     for what, name in named:
-        if not ids.wellformed(name):
+        if not ids.is_wellformed(name):
             return f"{name!r} is not a valid id of a {what}"
     for effect in d.effects:
         if effect.run_id != run_id or effect.lineage_root != d.run.lineage_root or not effect.effect_id.startswith(f"{run_id}."):
             return f"the effect {effect.effect_id!r} belongs to another run"
     for intent in d.intents:
-        if intent.run_id != run_id or not ids.wellformed(intent.intent_id) or intent.tenant_id != d.run.tenant_id:
+        if intent.run_id != run_id or not ids.is_wellformed(intent.intent_id) or intent.tenant_id != d.run.tenant_id:
             return f"the intent {intent.intent_id!r} belongs to another run"
     for record in (*d.effects, *d.intents, *d.inbox, *d.claims, *d.ledger):
         for name in record.__struct_fields__:
@@ -139,7 +139,7 @@ def foreign(d: Dossier) -> str | None:
     return next((f"a {what} belongs to the run {owner!r}" for owner, what in others if owner != run_id), None)
 
 
-async def _unused(target: Store, d: Dossier) -> None:
+async def _check_unused(target: Store, d: Dossier) -> None:
     """Refuses records whose ids are here already: those that are here stay as they are."""
     if await target.get(d.run.run_id) is not None:
         return  # the same run, or another: ``adopt`` tells

@@ -18,17 +18,17 @@ async def living(store: Store, now: int) -> list[Offer]:
     return [w.offer for w in await store.workers(counted=False) if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
 
 
-async def sent_types(store: Store, here: Iterable[str] | None = None) -> frozenset[str] | None:
+async def find_sent_types(store: Store, here: Iterable[str] | None = None) -> frozenset[str] | None:
     """The types of intents that are sent by a process that is up, or by this one, which sends what is ``here``; None where nobody can say.
     Without ``here`` that is for the others alone to say, and where none of them sends anything, nobody says it."""
     others = await living(store, store.now())
-    return offers.sent(here or (), others) if here is not None or any(o.sends for o in others) else None
+    return offers.find_sent(here or (), others) if here is not None or any(o.sends for o in others) else None
 
 
 async def unsendable(store: Store, here: Iterable[str] | None = None) -> Unsendable:
     """Tells of an intent whether it is queued and nobody sends its type."""
-    types = await sent_types(store, here)
+    types = await find_sent_types(store, here)
     return lambda intent: types is not None and intent.state is IntentState.QUEUED and intent.type not in types
 
 
-__all__ = ["Unsendable", "living", "sent_types", "unsendable"]
+__all__ = ["Unsendable", "find_sent_types", "living", "unsendable"]

@@ -45,11 +45,11 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.selection import Where
 from holdfast.core.status import TERMINAL, WAITING, Condition, Status, parse
-from holdfast.core.tokens import hashed
+from holdfast.core.tokens import hash_secret
 from holdfast.core.waits import Wait
-from holdfast.engine.look.living import living, sent_types, unsendable
+from holdfast.engine.look.living import find_sent_types, living, unsendable
 from holdfast.engine.look.overview import Overview, overview
-from holdfast.engine.look.snapshot import TAIL, Check, Snapshot, found, page, snapshot, tail
+from holdfast.engine.look.snapshot import TAIL, Check, Snapshot, find_run, page, snapshot, tail
 from holdfast.engine.look.threads import Ends, Threads
 from holdfast.handle import when
 from holdfast.ports import Head, RunFilter, Store, Tally, Usage, offers_counting, offers_heads
@@ -140,7 +140,7 @@ class Looker:
         Raises:
             InvalidInput, RunNotFound: there is no such run here.
         """
-        return await found(self._store, run_id, tenant_id)
+        return await find_run(self._store, run_id, tenant_id)
 
     async def snapshot(self, run_id: str, tenant_id: str | None = None, *, check: bool = True) -> Snapshot:
         """All there is of a run at one instant.
@@ -204,7 +204,7 @@ class Looker:
         Raises:
             CheckpointNotFound: there is none of this name.
         """
-        return _named((await self.snapshot(run_id, tenant_id, check=False)).checkpoints(), run_id, name)
+        return _find_named((await self.snapshot(run_id, tenant_id, check=False)).checkpoints(), run_id, name)
 
     async def diff(self, run_id: str, a: str, b: str, tenant_id: str | None = None) -> describe.DiffView:
         """What changed between two checkpoints, by their ids or the short ``c12`` of them.
@@ -214,12 +214,12 @@ class Looker:
         """
         seen = await self.snapshot(run_id, tenant_id, check=False)
         every = seen.checkpoints(hidden=False)
-        was, now = _named(every, run_id, a), _named(every, run_id, b)
+        was, now = _find_named(every, run_id, a), _find_named(every, run_id, b)
         found, names = describe.diff(was, now), seen.run.secrets
         hide = dict.fromkeys(names, HIDDEN)
         parts = {kind: {n: hide.get(n, v) for n, v in getattr(found, kind).items()} for kind in ("added", "removed")}
         changed = {n: dict.fromkeys(("from", "to"), HIDDEN) if n in hide else v for n, v in found.changed.items()}
-        return describe.masked(replace(found, **parts, changed=changed), seen.mask)
+        return describe.hide(replace(found, **parts, changed=changed), seen.mask)
 
     async def lineage(self, run: Run) -> list[describe.RunView]:
         """All runs of a lineage, oldest first; empty for a run that nothing came of."""
@@ -264,13 +264,13 @@ class Looker:
         for look, (blocked, no_worker) in zip(looks, await self._ways([(x.run, x.lease) for x in looks]), strict=True):
             channels = None if look.checkpoint is None else describe.values(look.values)
             view = describe.run(look.run, look.lease, now, channels=channels, blocked=blocked, no_worker=no_worker)
-            out.append(describe.masked(view, await self.mask(look.run)))
+            out.append(describe.hide(view, await self.mask(look.run)))
         return out
 
     async def shown(self, run: Run, lease: Lease) -> describe.RunView:
         """A run as it is shown in lists, without its values."""
         ((blocked, no_worker),) = await self._ways([(run, lease)])
-        return describe.masked(describe.run(run, lease, self._store.now(), blocked=blocked, no_worker=no_worker), await self.mask(run))
+        return describe.hide(describe.run(run, lease, self._store.now(), blocked=blocked, no_worker=no_worker), await self.mask(run))
 
     async def overview(self, tenant_id: str | None = None) -> Overview:
         """What stands in the store at a glance (§17.2); so many times a second as pages ask for it, it is looked at once (``OVERVIEW_US``)."""
@@ -321,7 +321,7 @@ class Looker:
         if text is None:
             return list(found)
         sought = text.casefold()
-        saying = {run.run_id for run, _ in found if any(sought in said.casefold() for said in _said(run))}
+        saying = {run.run_id for run, _ in found if any(sought in said.casefold() for said in _tell(run))}
         for look in await self._looks([(run, lease) for run, lease in found if run.run_id not in saying]):
             mine = {n: v for n, v in look.values.items() if n not in look.run.secrets}
             if sought in json.dumps(describe.values(mine), ensure_ascii=False).casefold():
@@ -380,7 +380,7 @@ class Looker:
         for run, _ in page:
             effects = {e.effect_id: e for e in await self._store.effects(run.run_id)} if any(w.effect_id for w in run.waits) else {}
             hidden = await self.mask(run)
-            out += [describe.masked(describe.wait(w, effects.get(w.effect_id or ""), status=run.status), hidden) for w in run.waits]
+            out += [describe.hide(describe.wait(w, effects.get(w.effect_id or ""), status=run.status), hidden) for w in run.waits]
         return out, page[-1][0].run_id if len(page) == limit else None
 
     async def waiting(self, where: Where, limit: int) -> list[tuple[Run, Wait]]:
@@ -400,7 +400,7 @@ class Looker:
         Raises:
             TokenRefused: unknown, used, expired, or its wait is closed.
         """
-        token = await self._store.token(hashed(secret))
+        token = await self._store.token(hash_secret(secret))
         if token is None:
             raise TokenRefused("the link is not known here", hint="ask for another")
         token.refuse(self._store.now())
@@ -418,7 +418,7 @@ class Looker:
         else:
             mine = [e for e in await self._store.effects() if tenant_id in (None, e.tenant_id) and (not wanted or str(e.status) in wanted)][-limit:][::-1]
         masks = _Masks(self)
-        return [describe.masked(describe.effect(e), await masks.of(e.run_id)) for e in mine]
+        return [describe.hide(describe.effect(e), await masks.of(e.run_id)) for e in mine]
 
     async def tally(self, tenant_id: str | None = None) -> Tally:
         """How many runs and effects there are, by status."""
@@ -436,7 +436,7 @@ class Looker:
         masks, lacking = _Masks(self), await unsendable(self._store, self._transports)
         out: list[describe.IntentView] = []
         for i in await self._store.intents(state=state, tenant_id=tenant_id, after=after, limit=limit):
-            out.append(describe.masked(describe.intent(i, no_transport=lacking(i)), await masks.of(i.run_id)))
+            out.append(describe.hide(describe.intent(i, no_transport=lacking(i)), await masks.of(i.run_id)))
         return out
 
     async def intent(self, intent_id: str, tenant_id: str | None = None) -> describe.IntentView:
@@ -449,12 +449,12 @@ class Looker:
         if i is None or tenant_id not in (None, i.tenant_id):
             raise IntentNotFound(f"there is no intent {intent_id!r}", hint="holdfast outbox lists them")
         lacking = await unsendable(self._store, self._transports)
-        return describe.masked(describe.intent(i, no_transport=lacking(i)), await _Masks(self).of(i.run_id))
+        return describe.hide(describe.intent(i, no_transport=lacking(i)), await _Masks(self).of(i.run_id))
 
     async def queued(self) -> describe.QueuedView:
         """What waits to be sent, of all tenants."""
         waiting = [c for c in await self._store.intent_counts() if c.state == IntentState.QUEUED]
-        types = await sent_types(self._store, self._transports) if waiting else None
+        types = await find_sent_types(self._store, self._transports) if waiting else None
         return describe.QueuedView(
             queued=sum(c.count for c in waiting),
             oldest_at=views.iso(min((c.oldest for c in waiting), default=None)),
@@ -478,7 +478,7 @@ class Looker:
             await self.found(run_id, tenant_id)
         masks = _Masks(self)
         page = await self._store.ledger(run_id, topic=topic, key=key, tenant_id=tenant_id, after=after, limit=limit)
-        out = [describe.masked(describe.ledger(row), await masks.of(row.run_id)) for row in page]
+        out = [describe.hide(describe.ledger(row), await masks.of(row.run_id)) for row in page]
         return Ledger(out, page[-1].number if len(page) == limit else None)
 
     # -- who works ----------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ class Looker:
     async def queues(self, declared: Mapping[str, Limit], tenant_id: str | None = None) -> list[describe.QueueView]:
         """The queues in which something is due or driven, or that are paused, and what stands in the way (§10.11); of one tenant what is its own."""
         offers = await living(self._store, self._store.now())
-        rules, usage = bounding.in_force(_declared(offers, declared), await self._store.rules()), await self._store.usage()
+        rules, usage = bounding.in_force(_merge_declared(offers, declared), await self._store.rules()), await self._store.usage()
 
         def takers(b: bounding.Backlog) -> bool:
             mine = [o for o in offers if o.works and (not o.queues or b.queue in o.queues)]
@@ -537,7 +537,7 @@ class Looker:
     async def limits(self, declared: Mapping[str, Limit], tenant_id: str | None = None) -> list[describe.LimitView]:
         """The limits in force, by name, and what was said about those that are in force no more; without those of other tenants than this one."""
         stored = {r.name: r for r in await self._store.rules()}
-        rules, usage = bounding.in_force(_declared(await living(self._store, self._store.now()), declared), stored.values()), await self._store.usage()
+        rules, usage = bounding.in_force(_merge_declared(await living(self._store, self._store.now()), declared), stored.values()), await self._store.usage()
         return [_limit(name, rules.limits.get(name), stored.get(name), usage) for name in sorted({*rules.limits, *stored}) if _of_tenant(name, tenant_id)]
 
     async def limit(self, name: str, declared: Mapping[str, Limit]) -> describe.LimitView:
@@ -562,7 +562,7 @@ class Looker:
         return describe.schedule(s, self._store.now(), next_local=_local(s.due, s.zone), last_local=_local(s.last_slot, s.zone))
 
 
-def _named(every: list[describe.CheckpointView], run_id: str, name: str | None) -> describe.CheckpointView:
+def _find_named(every: list[describe.CheckpointView], run_id: str, name: str | None) -> describe.CheckpointView:
     if name in (None, "head") and every:
         return every[-1]
     full = name if name is not None and "." in name else f"{run_id}.{name}"
@@ -626,7 +626,7 @@ def _within(run: Run, wanted: Wanted) -> bool:
     return (wanted.since is None or run.created_at >= wanted.since) and (wanted.until is None or run.created_at < wanted.until)
 
 
-def _said(run: Run) -> Iterable[str]:
+def _tell(run: Run) -> Iterable[str]:
     yield from (run.run_id, run.thread_id, run.skill_id, run.session_key, run.job_id or "", run.trace_id or "", run.stop_reason or "", *run.tags)
     if run.error is not None:
         yield from (run.error.message, run.error.type)
@@ -652,7 +652,7 @@ def _local(at: int | None, zone: str) -> str | None:
         return moment.isoformat()
 
 
-def _declared(offers: Iterable[Offer], mine: Mapping[str, Limit]) -> dict[str, Limit]:
+def _merge_declared(offers: Iterable[Offer], mine: Mapping[str, Limit]) -> dict[str, Limit]:
     return {**{name: limit for offer in offers for name, limit in offer.limits.items()}, **mine}
 
 
@@ -677,11 +677,11 @@ def _limit(name: str, limit: Limit | None, rule: bounding.Rule | None, usage: Us
             reason=c.reason,
         )
         for c in (() if rule is None else rule.changes)
-    ]  # fmt: skip
+    ]
     return describe.LimitView(
         name=name, in_flight=_figures(limit)[0], per_second=_figures(limit)[1], burst=_figures(limit)[2],
         stored=rule is not None and rule.limit is not None, in_use=in_use, changes=changes,
-    )  # fmt: skip
+    )
 
 
 __all__ = ["Ledger", "Look", "Looker", "Wanted", "skills"]

@@ -101,13 +101,13 @@ async def overview(store: Store, look: Look, tenant_id: str | None = None) -> Ov
         conditions={c.value: counts.get(c, 0) for c in Condition}, total=sum(tally.runs.values()), whole=whole, questions=questions,
         needed=len(need) + tally.runs.get(Status.FAILED, 0), need=[await look.shown(run, lease) for run, lease in first], oldest_wait=views.iso(oldest), nobody=nobody,
         effects=dict(tally.effects), doubtful=doubtful, intents=await look.intent_tally(tenant_id), lately=await _lately(store, tenant_id, now),
-    )  # fmt: skip
+    )
 
 
 _USUAL = {
     next(iter(tuple(WAITING))): Condition.AWAITING_SIGNAL, next(iter(tuple(LIVE))): Condition.RUNNING, Status.PENDING: Condition.QUEUED,
     Status.CANCELED: Condition.CANCELLED,
-}  # fmt: skip
+}
 """Where runs stand that are counted and not read."""
 
 
@@ -125,7 +125,7 @@ async def _lately(store: Store, tenant_id: str | None, now: int) -> Lately:
     took = sorted((run.finished_at - run.started_at) / 1_000_000 for run in ended if run.finished_at is not None and run.started_at is not None)
     return Lately(
         ended=len(ended), failed=sum(run.status is Status.FAILED for run in ended), median=_at(took, 0.5), slowest=_at(took, 0.99), slices=_slices(ended, now),
-    )  # fmt: skip
+    )
 
 
 def _at(took: Sequence[float], part: float) -> float | None:

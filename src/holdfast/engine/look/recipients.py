@@ -15,7 +15,7 @@ from holdfast.core import events as ev
 from holdfast.core.codec import open_row
 from holdfast.core.run import Run
 from holdfast.core.status import NOT_ENDED, TERMINAL, Status
-from holdfast.engine.look.snapshot import found
+from holdfast.engine.look.snapshot import find_run
 from holdfast.ports import RunFilter, Shelves, Store, offers_shelves
 
 SHELF = "holdfast.signals"
@@ -31,11 +31,11 @@ async def recipient(store: Store, target: str, said: cmd.Signal, *, keyed: bool,
     """
     run = None
     if target and await store.get(target) is None:
-        run = await (_chosen(store, target, said, tenant_id) if keyed else newest_live(store, target, tenant_id))
-    return run or (await found(store, target, tenant_id))[0]
+        run = await (_choose(store, target, said, tenant_id) if keyed else newest_live(store, target, tenant_id))
+    return run or (await find_run(store, target, tenant_id))[0]
 
 
-async def _chosen(store: Store, thread_id: str, said: cmd.Signal, tenant_id: str | None) -> Run | None:
+async def _choose(store: Store, thread_id: str, said: cmd.Signal, tenant_id: str | None) -> Run | None:
     shelves = store if offers_shelves(store) else None
     if shelves is None:
         return await newest_live(store, thread_id, tenant_id)
@@ -47,7 +47,7 @@ async def _chosen(store: Store, thread_id: str, said: cmd.Signal, tenant_id: str
             if (chosen := await shelves.shelve_new(SHELF, place, run.run_id.encode())) is None:
                 return run
         there = await store.get(chosen.decode())
-        if there is not None and (there[0].status not in TERMINAL or await received(store, there[0].run_id, said) is not None):
+        if there is not None and (there[0].status not in TERMINAL or await find_received(store, there[0].run_id, said) is not None):
             return there[0]
         place += "/"
 
@@ -59,7 +59,7 @@ async def newest_live(store: Store, thread_id: str, tenant_id: str | None = None
     return next(begun, rows[0][0] if rows else None)
 
 
-async def received(store: Store, run_id: str, said: cmd.Signal) -> ev.SignalReceived | None:
+async def find_received(store: Store, run_id: str, said: cmd.Signal) -> ev.SignalReceived | None:
     """The signal of that name and key that a run's log has."""
     seq = 0
     while rows := await store.rows(run_id, seq, PAGE):
@@ -85,4 +85,4 @@ def _place(*parts: str) -> str:
     return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-__all__ = ["SHELF", "forget", "newest_live", "received", "recipient"]
+__all__ = ["SHELF", "find_received", "forget", "newest_live", "recipient"]

@@ -22,7 +22,7 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.called import Called, brief_of
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.codec import Row, from_chain, open_row, opened
+from holdfast.core.codec import Row, from_chain, open_row, open_rows
 from holdfast.core.commit import LedgerRow
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
@@ -49,7 +49,7 @@ async def whole(store: Store, record: T) -> T:
     Raises:
         StoreCorrupt: ``blob_unreadable``: it is gone, or not what was written.
     """
-    blob = blobs.referred(record.result if isinstance(record, Effect) else record.value)
+    blob = blobs.reference_in(record.result if isinstance(record, Effect) else record.value)
     if blob is None:
         return record
     data = await store.blob(blob.digest)
@@ -164,7 +164,7 @@ class Snapshot:
     @cached_property
     def record(self) -> describe.RunView:
         effects = {e.effect_id: e for e in self.effect_records}
-        return describe.masked(describe.run(self.run, self.lease, self.now, channels=self.channels, effects=effects, blocked=self.blocked, no_worker=self.no_worker), self.mask)
+        return describe.hide(describe.run(self.run, self.lease, self.now, channels=self.channels, effects=effects, blocked=self.blocked, no_worker=self.no_worker), self.mask)
 
     def detail(self, *, deduplicated: bool = False) -> describe.RunDetail:
         """The record with its problems."""
@@ -180,7 +180,7 @@ class Snapshot:
 
     def events(self, after: int = 0, limit: int | None = None) -> list[describe.EventView]:
         chosen = [e for e in self.walk.events if e.seq > after][:limit]
-        return [describe.masked(describe.event(self.run, e), self.mask) for e in chosen]
+        return [describe.hide(describe.event(self.run, e), self.mask) for e in chosen]
 
     def checkpoints(self, *, hidden: bool = True) -> list[describe.CheckpointView]:
         """All checkpoints, oldest first; without ``hidden`` secrets are not hidden.
@@ -198,28 +198,28 @@ class Snapshot:
             record = open_row(row, progress.hash)
             progress.step(record)
             if record.delta is not None:
-                out.append(describe.masked(describe.checkpoint(progress.checkpoint, progress.results), hidden))
+                out.append(describe.hide(describe.checkpoint(progress.checkpoint, progress.results), hidden))
         return out
 
     def effects(self) -> list[describe.EffectView]:
-        return [describe.masked(describe.effect(e), self.mask) for e in self.effect_records]
+        return [describe.hide(describe.effect(e), self.mask) for e in self.effect_records]
 
     def intents(self) -> list[describe.IntentView]:
         lacking = self.unsendable
-        return [describe.masked(describe.intent(i, no_transport=lacking is not None and lacking(i)), self.mask) for i in self.intent_records]
+        return [describe.hide(describe.intent(i, no_transport=lacking is not None and lacking(i)), self.mask) for i in self.intent_records]
 
     def ledger(self) -> list[describe.LedgerView]:
-        return [describe.masked(describe.ledger(row), self.mask) for row in self.ledger_rows]
+        return [describe.hide(describe.ledger(row), self.mask) for row in self.ledger_rows]
 
     @cached_property
     def turns(self) -> Turns:
         return Turns(self.run, self.lease).feed(self.walk.events)
 
     def steps(self) -> list[describe.StepView]:
-        return [describe.masked(s, self.mask) for s in self.turns.steps(self.walk.names)]
+        return [describe.hide(s, self.mask) for s in self.turns.steps(self.walk.names)]
 
     def attempts(self) -> list[describe.AttemptView]:
-        return [describe.masked(a, self.mask) for a in self.turns.attempts(self.walk.names)]
+        return [describe.hide(a, self.mask) for a in self.turns.attempts(self.walk.names)]
 
 
 Check = Callable[[str], Awaitable[Sequence[Problem]]]
@@ -240,10 +240,10 @@ async def page(store: Store, run_id: str, after: int, limit: int) -> list[ev.Eve
         first = open_row(rows[0]).events[0].seq
         before = await store.rows(run_id, first - 2, 1) if first > 1 else []
         previous = before[0].hash if before else b""
-    return [event for record in opened(rows, previous) for event in record.events if event.seq > after][:limit]
+    return [event for record in open_rows(rows, previous) for event in record.events if event.seq > after][:limit]
 
 
-async def found(store: Store, run_id: str, tenant_id: str | None = None) -> tuple[Run, Lease]:
+async def find_run(store: Store, run_id: str, tenant_id: str | None = None) -> tuple[Run, Lease]:
     """The row of a run. Another tenant's is not found, in the very words of one that was never given (§14.2).
 
     Raises:
@@ -269,7 +269,7 @@ async def tail(store: Store, threads: Threads, run_id: str, *, tenant_id: str | 
     Raises:
         InvalidInput, RunNotFound: there is no such run here.
     """
-    await found(store, run_id, tenant_id)
+    await find_run(store, run_id, tenant_id)
     loaded = await threads.load(run_id)
     if loaded is None:
         raise await missing(store, run_id)
@@ -293,7 +293,7 @@ async def snapshot(store: Store, threads: Threads, run_id: str, *, tenant_id: st
     Raises:
         InvalidInput, RunNotFound: there is no such run here.
     """
-    run, lease = await found(store, run_id, tenant_id)
+    run, lease = await find_run(store, run_id, tenant_id)
     for last in [False] * TRIES + [True]:
         effects = tuple(await store.effects(run_id))
         intents = tuple(await store.intents(run_id, limit=MOST))
@@ -301,7 +301,7 @@ async def snapshot(store: Store, threads: Threads, run_id: str, *, tenant_id: st
         problems = () if check is None else tuple(await check(run_id))
         rows = tuple(await store.rows(run_id))
         now, before = store.now(), run
-        run, lease = await found(store, run_id, tenant_id)
+        run, lease = await find_run(store, run_id, tenant_id)
         if last or run.version == before.version:
             break
     if rows and rows[-1].seq != run.version:

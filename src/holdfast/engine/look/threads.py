@@ -96,7 +96,7 @@ class Threads:
             end = kept[0]
             mine = {n: end.checkpoint.values[n] for n in wanted}
             follows = ThreadEnd(end.run_id, end.tip.seq, end.fence)
-            if _left(mine, LIGHT) >= 0:
+            if _room_left(mine, LIGHT) >= 0:
                 return Lent(mine, (), follows=follows)
             return Lent(mine, (Carry(end.run_id, end.tip.seq, end.tip.hash, tuple(mine)),), end.tip.since, end.tip.whole, follows)
         follows = await self._store.thread_end(tenant_id, thread_id)
@@ -125,7 +125,7 @@ class Threads:
                 values = end.checkpoint.values
                 if mine := {n: values[n] for n in wanted if n in values}:
                     found |= mine
-                    if _left(mine, LIGHT) < 0:
+                    if _room_left(mine, LIGHT) < 0:
                         carries.append(Carry(end.run_id, end.tip.seq, end.tip.hash, tuple(mine)))
                         since, whole = since + end.tip.since, whole + end.tip.whole
                     wanted = [n for n in wanted if n not in found]
@@ -201,7 +201,7 @@ class Threads:
         Raises:
             StoreCorrupt: it carries from a run that is not there, or not as it was.
         """
-        carries = codec.carried(rows)
+        carries = codec.read_carried(rows)
         if not carries:
             return None
         values = {(e.run_id, e.tip.seq, e.tip.hash): e.checkpoint.values for ends in self._ends.values() for e in ends} | dict(known)
@@ -246,27 +246,27 @@ class Threads:
             raise StoreCorrupt(
                 f"{borrower} carries {', '.join(carry.channels)} from {carry.run_id}, which is not there", hint="restore a backup that has both runs",
                 code="checkpoint_head_missing",
-            )  # fmt: skip
+            )
         begin, rows = loaded.whole, loaded.rows
         if begin is not None and begin[0].upto > carry.seq:  # it has gone on since, and has a newer one
             begin, rows = await self._kept(carry.run_id), tuple(await self._store.rows(carry.run_id))
         rows = tuple([r for r in rows if r.seq <= carry.seq])
-        return _Log(begin, rows, () if begin is not None else codec.carried(rows))
+        return _Log(begin, rows, () if begin is not None else codec.read_carried(rows))
 
 
-def _left(value: Any, room: int) -> int:
+def _room_left(value: Any, room: int) -> int:
     """What is left of so many bytes once a value is stored, about; below 0 if it is heavier, which is found without looking further."""
     if isinstance(value, str | bytes):
         return room - len(value) - 2
     if isinstance(value, dict):
         for name, item in value.items():
-            room = _left(item, room - len(name) - 1)
+            room = _room_left(item, room - len(name) - 1)
             if room < 0:
                 return room
         return room - 1
     if isinstance(value, list):
         for item in value:
-            room = _left(item, room)
+            room = _room_left(item, room)
             if room < 0:
                 return room
         return room - 1

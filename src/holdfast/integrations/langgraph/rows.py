@@ -109,12 +109,12 @@ encode = _ENCODER.encode
 
 def checkpoint_of(data: bytes) -> Checkpoint:
     """Raises StoreCorrupt: these bytes are no checkpoint."""
-    return _decoded(_CHECKPOINTS, data)
+    return _decode(_CHECKPOINTS, data)
 
 
 def value_of(data: bytes) -> Value:
     """Raises StoreCorrupt: these bytes are no value."""
-    return _decoded(_VALUES, data)
+    return _decode(_VALUES, data)
 
 
 def writes_of(data: bytes) -> tuple[Write, ...]:
@@ -126,10 +126,10 @@ def writes_of(data: bytes) -> tuple[Write, ...]:
     try:
         return _TASKS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return (_decoded(_WRITES, data),)
+        return (_decode(_WRITES, data),)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
@@ -140,27 +140,27 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 
 
 @functools.lru_cache(REMEMBERED)
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else quote(text, safe="") or "%"
 
 
 @functools.lru_cache(REMEMBERED)
 def _part(text: str) -> str:
     """A part of a key; a long one by its digest. Namespaces, channels and tasks come again with each row."""
-    found = _quoted(text)
+    found = _quote(text)
     if len(found) <= PART_BYTES:
         return found
     return f"{found[:24]}%{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 @functools.lru_cache(REMEMBERED)
-def _mirrored(text: str) -> str:
+def _mirror(text: str) -> str:
     """A part of a key such that of two texts the later one comes first."""
     return _part(text).translate(_MIRROR)
 
 
 @functools.lru_cache(REMEMBERED)
-def _named(prefix: str) -> str:
+def _name(prefix: str) -> str:
     """The thread whose keys begin so."""
     return unquote(prefix.rstrip("/").rstrip("%"))
 
@@ -177,20 +177,20 @@ class Thread(NamedTuple):
         Raises:
             TooLarge: its id is too long for a key.
         """
-        name = _quoted(str(thread_id))
+        name = _quote(str(thread_id))
         if len(name) > THREAD_BYTES:
             raise TooLarge("thread_id", len(name), THREAD_BYTES)
         return cls(f"{name}/")
 
     @property
     def id(self) -> str:
-        return _named(self.prefix)
+        return _name(self.prefix)
 
     def checkpoints(self, ns: str | None = None) -> str:
         return f"{self.prefix}c/" if ns is None else f"{self.prefix}c/{_part(ns)}/"
 
     def checkpoint(self, ns: str, id: str) -> str:
-        return f"{self.checkpoints(ns)}{_mirrored(id)}~"
+        return f"{self.checkpoints(ns)}{_mirror(id)}~"
 
     def values(self, ns: str | None = None, channel: str | None = None) -> str:
         if ns is None:
@@ -305,7 +305,7 @@ def head(body: bytes) -> int:
     return {0xDC: 3, 0xDE: 3, 0xDD: 5, 0xDF: 5}.get(first, 0)
 
 
-def grown(before: Kept | None, version: str, kind: str, body: bytes) -> tuple[Value, Kept]:
+def grow(before: Kept | None, version: str, kind: str, body: bytes) -> tuple[Value, Kept]:
     """The row of a value, and what to remember: the tail behind an earlier version, where the value only grew at its end since the last."""
     new = head(body)
     whole = Value(kind, body), Kept(kind, body, (End(version, new, len(body) - new, 0, 0),))
@@ -327,7 +327,7 @@ def grown(before: Kept | None, version: str, kind: str, body: bytes) -> tuple[Va
     return Value(kind, tail, base.version, ends[0].version, base.head, new), Kept(kind, body, tuple(ends))
 
 
-def joined(version: str, rows: Mapping[str, Value]) -> bytes | None:
+def join(version: str, rows: Mapping[str, Value]) -> bytes | None:
     """The value at a version, of the rows of its chain; None where one is not there."""
     tails: list[Value] = []
     at = rows.get(version)

@@ -194,7 +194,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     def _value(self, thread: Thread, ns: str, channel: str, version: str, kind: str, body: bytes) -> Value:
         slot = (thread.prefix, ns, channel)
         before = self._kept.get(slot)
-        row, kept = r.grown(before, version, kind, body)
+        row, kept = r.grow(before, version, kind, body)
         _remember(self._kept, slot, kept)
         return row
 
@@ -280,14 +280,14 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         while at is not None:
             data = await self.shelf.get(thread.value(ns, channel, at))
             if data is None:
-                raise _lost(thread, channel, version)
+                raise _refuse_lost(thread, channel, version)
             chain[at] = row = r.value_of(data)
             at = row.base
             if at is not None and at in chain:
                 raise StoreCorrupt(f"the value of {channel!r} refers to itself in the thread {thread.id!r}", code="row_unreadable", hint="restore a backup")
-        body = r.joined(version, chain)
+        body = r.join(version, chain)
         if body is None:
-            raise _lost(thread, channel, version)
+            raise _refuse_lost(thread, channel, version)
         found = (chain[version].kind, body)
         self._meet(thread)
         self._read.keep(slot, (version, found), len(body))
@@ -705,7 +705,7 @@ def _invalid(thread: Thread, row: r.Checkpoint) -> StoreCorrupt:
     return StoreCorrupt(about, code="row_unreadable", hint="delete the thread, or restore a backup")
 
 
-def _lost(thread: Thread, channel: str, version: str) -> StoreCorrupt:
+def _refuse_lost(thread: Thread, channel: str, version: str) -> StoreCorrupt:
     return StoreCorrupt(
         f"the value of {channel!r} at version {version} of the thread {thread.id!r} is not in the store", code="value_missing", hint="restore a backup"
     )

@@ -78,23 +78,23 @@ async def _stretch(graph: Any, code: Code, thread_id: str, call: str, given: Any
     at: RunnableConfig = {"configurable": {"thread_id": thread_id}}
     step = at | {"metadata": {_CALL: call}}
     state = await graph.aget_state(at)
-    if asked.get("code", code.digest) != code.digest and not _begun(state, call):
-        state = await _asked_again(graph, code, step, asked["asks"])
-    if _begun(state, call):
+    if asked.get("code", code.digest) != code.digest and not _has_begun(state, call):
+        state = await _ask_again(graph, code, step, asked["asks"])
+    if _has_begun(state, call):
         # Not by ``next``: a task whose writes are kept is not named there, though the step that they are of has not ended.
         if not state.tasks or state.interrupts:
-            return _rested(state, code)
+            return _read_rested(state, code)
         given = None
     await _caught_up(state.config["configurable"].get("checkpoint_id", ""))
     await graph.ainvoke(given, step, durability="sync")
-    return _rested(await graph.aget_state(at), code)
+    return _read_rested(await graph.aget_state(at), code)
 
 
-def _begun(state: StateSnapshot, call: str) -> bool:
+def _has_begun(state: StateSnapshot, call: str) -> bool:
     return (state.metadata or {}).get(_CALL) == call
 
 
-async def _asked_again(graph: Any, code: Code, step: RunnableConfig, asks: list[Any]) -> StateSnapshot:
+async def _ask_again(graph: Any, code: Code, step: RunnableConfig, asks: list[Any]) -> StateSnapshot:
     """Lets code that is not the code that asked come to its questions, before it is given the answers.
 
     Raises:
@@ -116,7 +116,7 @@ async def _caught_up(newest: str) -> None:
         await asyncio.sleep(CATCH_UP_SECONDS)
 
 
-def _rested(state: StateSnapshot, code: Code) -> dict[str, Any]:
+def _read_rested(state: StateSnapshot, code: Code) -> dict[str, Any]:
     return {"values": to_jsonable_python(state.values, fallback=str), "asks": _asks(state), "next": list(state.next), "code": code.digest}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from holdfast.core.bounds import sized
+from holdfast.core.bounds import check_size
 from holdfast.machine import note_error
 from holdfast.shelf import Shelf
 
@@ -43,7 +43,7 @@ class Writer:
         Raises:
             TooLarge: one of them is too large; those of others who write now are put all the same.
         """
-        self._awaited |= _sized(rows)
+        self._awaited |= _check_sizes(rows)
         self._once |= once
         # A future of its own for each: who is cancelled while it waits takes nothing from the others, and its rows are put all the same.
         done = asyncio.get_running_loop().create_future()
@@ -53,7 +53,7 @@ class Writer:
 
     def ride(self, rows: Mapping[str, bytes], once: Mapping[str, Otherwise] = NOTHING) -> None:
         """Puts rows with the next commit; one is made if nobody else makes one soon."""
-        self._riding |= _sized(rows)
+        self._riding |= _check_sizes(rows)
         self._once |= once
         if not self._waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WAIT_SECONDS, self._due)
@@ -138,12 +138,12 @@ class Writer:
         for key in await self._shelf.put_many(rows, once=once.keys()):
             instead |= await once[key]()
         if instead:
-            await self._shelf.put_many(_sized(instead))
+            await self._shelf.put_many(_check_sizes(instead))
 
 
-def _sized(rows: Mapping[str, bytes]) -> Mapping[str, bytes]:
+def _check_sizes(rows: Mapping[str, bytes]) -> Mapping[str, bytes]:
     for key, data in rows.items():
-        sized(data, key)
+        check_size(data, key)
     return rows
 
 

@@ -62,17 +62,17 @@ class _Numbers(Dumper):
 
     def dump(self, obj: Numbers) -> bytes:
         if None in obj:
-            return _headed(_BIGINT, obj, [_NULL if number is None else _NUMBER.pack(8, number) for number in obj])
+            return _add_head(_BIGINT, obj, [_NULL if number is None else _NUMBER.pack(8, number) for number in obj])
         sized: list[int | None] = [8] * (2 * len(obj))
         sized[1::2] = obj
-        return _headed(_BIGINT, obj, (_numbers(len(obj)).pack(*sized),))
+        return _add_head(_BIGINT, obj, (_numbers(len(obj)).pack(*sized),))
 
 
 def _array(of: int, items: Sequence[bytes | None]) -> bytes:
     parts: list[bytes] = []
     for item in items:
         parts += (_NULL,) if item is None else (_SIZE.pack(len(item)), item)
-    return _headed(of, items, parts)
+    return _add_head(of, items, parts)
 
 
 @functools.lru_cache(1024)
@@ -81,7 +81,7 @@ def _numbers(count: int) -> struct.Struct:
     return struct.Struct("!" + "iq" * count)
 
 
-def _headed(of: int, items: Sequence[object], parts: Sequence[bytes]) -> bytes:
+def _add_head(of: int, items: Sequence[object], parts: Sequence[bytes]) -> bytes:
     """An array of one dimension whose first item has the number 1; an empty one has no dimension."""
     return b"".join((_HEAD.pack(1, int(None in items), of, len(items), 1), *parts)) if items else _NONE.pack(0, 0, of)
 

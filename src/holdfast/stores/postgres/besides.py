@@ -53,7 +53,7 @@ def hold(found: Iterable[Voucher], stated: Found) -> None:
     vouch.hold(found, [Voucher(*row) for row in stated])
 
 
-def sound(found: Found, voucher: Callable[[Sequence[Any]], Voucher], decode: Callable[[Sequence[Any]], T]) -> list[T]:
+def keep_sound(found: Found, voucher: Callable[[Sequence[Any]], Voucher], decode: Callable[[Sequence[Any]], T]) -> list[T]:
     """Those that are what was written; one that is not is named where its run is read, and by the checker."""
     return [decode(row) for row in found if voucher(row).seal == row[-1]]
 
@@ -126,7 +126,7 @@ def mark_tokens(tokens: Sequence[Token]) -> Iterator[Statement]:
     yield from keep(map(vouch.of_token, tokens))
 
 
-def revoked(tokens: Iterable[Token], run_id: str, waits: Iterable[str], now: int) -> Iterator[Statement]:
+def revoke(tokens: Iterable[Token], run_id: str, waits: Iterable[str], now: int) -> Iterator[Statement]:
     """Revokes the links of waits that are closed."""
     closed = set(waits)
     yield from mark_tokens([msgspec.structs.replace(t, revoked_at=now) for t in tokens if t.run_id == run_id and t.wait_id in closed])
@@ -221,12 +221,12 @@ def put_shelf(shelf: str, rows: Mapping[str, bytes], once: Collection[str]) -> S
 # -- runs that were pruned ----------------------------------------------------------------------------
 
 
-def pruned_of(run_ids: Sequence[str]) -> tuple[Statement, Statement]:
+def ask_pruned(run_ids: Sequence[str]) -> tuple[Statement, Statement]:
     """What reads what is left of runs."""
     return (Q.pruned_get, (list(run_ids),)), (Q.vouch_some, (OWN, "pruned", list(run_ids)))
 
 
-def pruned(rows: Found, stated: Found) -> Tombstone | None:
+def read_pruned(rows: Found, stated: Found) -> Tombstone | None:
     """What is left of the first of them that was pruned."""
     hold((vouch.of_pruned(*row) for row in rows), stated)
     return Tombstone(*rows[0]) if rows else None
@@ -241,7 +241,7 @@ def bury(run_ids: Sequence[str], at: int, by: str) -> Iterator[Statement]:
 # -- what the checker asks ----------------------------------------------------------------------------
 
 
-def kept_of_run(run_id: str, bucket: int) -> list[Statement]:
+def ask_kept_of_run(run_id: str, bucket: int) -> list[Statement]:
     """What is read for ``damage_of_run``."""
     return [
         (Q.effects, {"run": run_id, "key": None, "root": None}),
@@ -298,7 +298,7 @@ _OWN_KINDS = ("schedule", "shelf", "worker", "offer", "pruned", "limit", "bucket
 LIMITS: tuple[Statement, ...] = ((Q.rules, None), (Q.buckets, None), (Q.calls_all, None))
 
 
-def kept_by_store(now: int | None) -> list[Statement]:
+def ask_kept_by_store(now: int | None) -> list[Statement]:
     """What is read for ``damage_of_store``."""
     own = [(Q.vouch_of_run, (OWN, kind)) for kind in _OWN_KINDS]
     rows = [(Q.schedules_all, None), (Q.shelves_all, None), (Q.workers_all, {"now": now}), (Q.offers_all, None), (Q.pruned_all, None), *LIMITS, (Q.meta, None)]
@@ -340,7 +340,7 @@ def _large(effects: Found) -> Iterator[tuple[str, str]]:
     """The large results that effects of pruned runs name, each with its run."""
     for row in effects:
         with contextlib.suppress(HoldfastError):  # what is wrong with it is told as such
-            yield from ((row[1], digest) for digest in blobs.named((), [codec.decode_effect(row[5])]))
+            yield from ((row[1], digest) for digest in blobs.name_blobs((), [codec.decode_effect(row[5])]))
 
 
 def damage_of_claims(rows: Found, stated: Found) -> list[RecordDamaged]:

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.core import ids, vouch
 from holdfast.core.errors import HoldfastError, LeaseLost
 from holdfast.core.lease import Alive, due_since
-from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, Use, chosen, in_force
+from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, Use, choose, in_force
 from holdfast.core.vouch import OWN
 from holdfast.ports import NO_LIMITS, Claim, Claims, Loaded, News, Usage
 from holdfast.stores import apply
@@ -46,7 +46,7 @@ class Claiming(Owners, Reading):
             async def by_name(db: Connection, sent: int) -> list[tuple[Key, Claim]]:
                 return (await self._answers_lost(db, owner) if sent else []) or await self._claim_one(db, owner, named, limits)
 
-            return _driven(committer, await self._do(by_name, whole=True))
+            return _note_driven(committer, await self._do(by_name, whole=True))
         return await self._take_due(self._wanted(owner, queues, skills, shapes, limits) | {"limit": limit}, limits)
 
     async def _take_due(self, values: dict[str, Any], limits: Mapping[str, Limit]) -> Claims:
@@ -56,7 +56,7 @@ class Claiming(Owners, Reading):
         committer = self._commits()
         taken, dead, bounded = await self._do(lambda db, sent: self._claim(db, sent, values), whole=True)
         self._ground.took(len(taken))
-        claims = _driven(committer, taken)  # from here on what is claimed below, and its answer lost, can be told from these
+        claims = _note_driven(committer, taken)  # from here on what is claimed below, and its answer lost, can be told from these
         if dead == self._dead and not bounded:
             return claims
         values |= {"dead": list(dead), "limit": values["limit"] - len(taken)}
@@ -67,7 +67,7 @@ class Claiming(Owners, Reading):
                 raise
             return claims  # they are held: whoever asks again finds the rest
         self._dead = dead
-        return Claims([*claims, *_driven(committer, more)]).until(again)
+        return Claims([*claims, *_note_driven(committer, more)]).until(again)
 
     def _wanted(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limits: Mapping[str, Limit]) -> dict[str, Any]:
         """What a claim is asked for, and what it looks at besides."""
@@ -76,7 +76,7 @@ class Claiming(Owners, Reading):
             "simple": not limits, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
             "shapes": None if shapes is None else list(shapes), "dead": list(self._dead), "now": self._clock(),
             **begins, "look": look, "crowds": self._crowds.look(),
-        }  # fmt: skip
+        }
 
     async def claim_or_load(
         self,
@@ -176,13 +176,13 @@ class Claiming(Owners, Reading):
         _, stored, full, holders, lines, ((now, _),) = await many(
             db, [(Q.limits_lock, None), (Q.rules, None), (Q.buckets, None), (Q.holders, at), (Q.due_lines, values), (Q.see_now, at)]
         )
-        use = Use(in_force(declared, bounds.decoded(stored)), owner, bounds.held(holders, self._lost), dict(full), now)
+        use = Use(in_force(declared, bounds.decode(stored)), owner, bounds.held(holders, self._lost), dict(full), now)
         may = [line for line in lines if use.in_the_way(line[0], line[2]) is None]
         asked = {**values, "in_queues": [q for q, _, _ in may], "in_priorities": [p for _, p, _ in may], "in_tenants": [t for _, _, t in may]}
         orphans, due = await many(db, [(Q.due_orphans, values), (Q.due_in, asked)])
         waiting = {(b, id): (Due((b, id), queue, tenant, priority, due_since(due_at, now), turn), previous, cause)
-                   for b, id, _, queue, tenant, priority, due_at, turn, previous, cause in (*orphans, *due)}  # fmt: skip
-        got = chosen([d for d, _, _ in waiting.values()], use, room)
+                   for b, id, _, queue, tenant, priority, due_at, turn, previous, cause in (*orphans, *due)}
+        got = choose([d for d, _, _ in waiting.values()], use, room)
         if not got.keys:
             return [], got.again
         if not await rows_of(db, Q.see_takers, {"owners": [owner]}):
@@ -195,7 +195,7 @@ class Claiming(Owners, Reading):
     async def _tidy(self, db: Connection, owner: str, dead: Sequence[str]) -> None:
         """Lets go of owners that are gone for good, hold nothing, and whom no attempt names that is not closed: that they are dead must stay provable."""
         idle, unsettled = await many(db, [(Q.workers_idle, {"owner": owner, "dead": dead, "now": self._clock()}), (Q.effects_open, None)])
-        named = {e.owner for e in besides.sound(unsettled, vouch.of_effect_row, besides.decode_effect) if not e.closed}
+        named = {e.owner for e in besides.keep_sound(unsettled, vouch.of_effect_row, besides.decode_effect) if not e.closed}
         for (gone,) in await rows_of(db, Q.workers_delete, ([name for (name,) in idle if name not in named],)):
             self._proofs().forget(gone)
 
@@ -238,7 +238,7 @@ class Claiming(Owners, Reading):
             (_, holder, first, before), *_ = await rows_of(db, Q.see_lanes, asked)
             if holder is not None or (first is not None and before < turn):
                 return None
-        rules = in_force(declared, bounds.decoded(stored))
+        rules = in_force(declared, bounds.decode(stored))
         if previous != owner and rules.touches(queue, tenant):
             _, full, holders, ((now, _),) = await many(db, [(Q.limits_lock, None), (Q.buckets, None), (Q.holders, {"now": at}), (Q.see_now, {"now": at})])
             use = Use(rules, owner, bounds.held(holders, self._lost), dict(full), now)
@@ -246,7 +246,7 @@ class Claiming(Owners, Reading):
                 return None
             use.take(queue, tenant)
             await bounds.keep_buckets(db, use.buckets)
-        return Key(bucket, id), apply.taken(run_id, fence, previous, owner, lost)
+        return Key(bucket, id), apply.take(run_id, fence, previous, owner, lost)
 
     async def _answers_lost(self, db: Connection, owner: str) -> list[tuple[Key, Claim]]:
         """What an owner holds and has never been told of: claims whose answer was lost."""
@@ -255,13 +255,13 @@ class Claiming(Owners, Reading):
         return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause in held if told.get(run) != fence]
 
     async def rules(self) -> list[Rule]:
-        return bounds.sound(*await self._ask((Q.rules, None), (Q.vouch_of_run, (OWN, "limit"))))
+        return bounds.read_sound(*await self._ask((Q.rules, None), (Q.vouch_of_run, (OWN, "limit"))))
 
     async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
         async def work(db: Connection, sent: int) -> bool:
             if await bounds.put_rule(db, rule, before):
                 return True
-            return sent > 0 and rule in bounds.decoded(await rows_of(db, Q.rules))
+            return sent > 0 and rule in bounds.decode(await rows_of(db, Q.rules))
 
         done = await self._do(work)
         self._news.tell(News.DUE)
@@ -292,7 +292,7 @@ class Claiming(Owners, Reading):
         self._news.tell(News.DUE)
 
 
-def _driven(committer: Committer, taken: Sequence[tuple[Key, Claim]]) -> Claims:
+def _note_driven(committer: Committer, taken: Sequence[tuple[Key, Claim]]) -> Claims:
     """What was claimed through this store, as its caller is told of it."""
     for key, claim in taken:
         committer.drives(claim.run_id, key, claim.fence)

@@ -84,7 +84,7 @@ class _Waiting(msgspec.Struct, gc=False):
     sent: bool = False
 
     def touched(self) -> tuple[set[object], set[object]]:
-        return _touched(self.prepared)
+        return _find_touched(self.prepared)
 
 
 W = TypeVar("W", _Stepping, _Waiting)
@@ -297,7 +297,7 @@ class Committer:
         self._under_way.add(task)
         task.add_done_callback(self._ended)
         if meters.METERS:
-            task.add_done_callback(functools.partial(_metered, size, time.perf_counter()))
+            task.add_done_callback(functools.partial(_meter, size, time.perf_counter()))
 
     def _ended(self, task: asyncio.Future[None]) -> None:
         self._under_way.discard(task)
@@ -326,7 +326,7 @@ class Committer:
                 if error is not None:
                     raise error
                 (answer,) = exchange.answers()
-                left = _told(batch, _written(held[1], answer, names))
+                left = _answer_written(batch, _read_written(held[1], answer, names))
             except (psycopg.Error, OSError) as e:
                 self._send(len(batch), self._step_again(batch, held, e))
             else:
@@ -364,7 +364,7 @@ class Committer:
         except (psycopg.Error, OSError) as e:
             await self._failed_steps(batch, e)
             return
-        if left := _told(batch, written):
+        if left := _answer_written(batch, written):
             await self._look_into(left)
 
     async def _failed_steps(self, batch: list[_Stepping], error: psycopg.Error | OSError) -> None:
@@ -382,7 +382,7 @@ class Committer:
         asked, names = self._steps_of(steps)
         if asked is None:
             return set()
-        return _written(db, await db.answer(asked), names)
+        return _read_written(db, await db.answer(asked), names)
 
     def _steps_of(self, steps: Sequence[Step]) -> tuple[Statement | None, dict[int, str]]:
         """The statement that writes those whose runs are driven here, under this fence, and whose log ends where the step says; and their names."""
@@ -420,7 +420,7 @@ class Committer:
         asked = {
             "b": _buckets([w.step.run_id for w in batch]), "run": Texts([w.step.run_id for w in batch]),
             "n": Numbers([w.step.after.row + 1 for w in batch]), "took": Texts(["[]"] * len(batch)),
-        }  # fmt: skip
+        }
         _, _, locked, ends = await many(db, [(Q.begin, None), (Q.bounded, None), (Q.lock_runs, asked), (Q.see_runs, {**asked, "now": self._given()})])
         tips = {run: (n or 0, digest or b"", after) for run, n, digest, after, *_ in ends}
         found = {run: (bucket, id, fence, owner) for run, bucket, id, fence, owner, *_ in locked}
@@ -513,13 +513,13 @@ class Committer:
         taken = [w for w in batch if _takes(w.prepared)]
         asked: list[Statement] = []
         if taken:
-            values = _named(_TAKES, [_take(w.prepared) for w in taken])
+            values = _name_columns(_TAKES, [_take(w.prepared) for w in taken])
             asked += [(Q.lock_runs, {"b": values["bucket"], "run": values["run"]}), (Q.takes, {**values, "now": self._given()})]
         if moved:
-            values = _named(_MOVES, [_move(w.prepared, self.keys[w.prepared.run_id]) for w in moved.values()])
+            values = _name_columns(_MOVES, [_move(w.prepared, self.keys[w.prepared.run_id]) for w in moved.values()])
             asked += [(Q.lock_keys, {"bucket": values["bucket"], "id": values["id"]}), (Q.moves, {**values, "now": self._given()})]
         if born:
-            asked.append((Q.births, {**_named(_BIRTHS, [_birth(w.prepared) for w in born]), "now": self._given()}))
+            asked.append((Q.births, {**_name_columns(_BIRTHS, [_birth(w.prepared) for w in born]), "now": self._given()}))
         spoken = self._with_it(_news([w.prepared for w in (*taken, *moved.values(), *born)])) if asked else None
         return _Plain(born, moved, taken, asked if spoken is None else [*asked, spoken], spoken is not None)
 
@@ -579,7 +579,7 @@ class Committer:
             else:
                 self.keys.pop(c.run.run_id, None)
                 _fail(w, outcome)
-        if any(_told_of(p) for p in written):
+        if any(_concerns_others(p) for p in written):
             self._tell(_news(written), told)
 
     async def _transaction(self, db: Connection, batch: Sequence[_Waiting]) -> list[Tip | HoldfastError]:
@@ -645,7 +645,7 @@ class Committer:
                 "took": Texts([json.dumps(q.commit.took) for q in named.values()]),
             }),
             (Q.see_now, at),
-        ]  # fmt: skip
+        ]
         beside: list[tuple[bool, Statement]] = [
             (any(isinstance(q.commit.lease, Take) for q in every), (Q.see_takers, {"owners": _takers(every)})),
             (bool(lanes), (Q.see_lanes, {
@@ -663,9 +663,9 @@ class Committer:
             (bool(moves), (Q.vouch_some, (OWN, "schedule", moves))),
             (bool(closed), (Q.see_tokens, {"runs": [q.commit.run.run_id for q in closed], "waits": [w for q in closed for w in q.closed]})),
             (bool(entries), (Q.see_numbers, {"count": entries})),
-            (any(_found(q.commit) for q in every), (Q.see_limits, None)),
+            (any(_is_found(q.commit) for q in every), (Q.see_limits, None)),
             *((True, (statement, {"queue": r.queue, "tenant": r.tenant_id})) for r in queued for statement in (Q.queue_lock, Q.waiting_in)),
-        ]  # fmt: skip
+        ]
         answers = await many(db, asked + [statement for wanted, statement in beside if wanted])
         given = iter(answers[5:])
         more = [next(given) if wanted else [] for wanted, _ in beside]
@@ -695,7 +695,7 @@ class Committer:
             effects={},
             schedules={i: codec.decode_schedule(data) for i, _, _, data in more[5]},
             blobs={sha for (sha,) in more[6]},
-            tokens=besides.sound(more[8], besides.of_token_row, besides.decode_token),
+            tokens=besides.keep_sound(more[8], besides.of_token_row, besides.decode_token),
             numbers=iter([number for (number,) in more[9]]),
             queued={(r.queue, r.tenant_id): more[12 + 2 * n][0][0] for n, r in enumerate(queued)},
             limited=bool(more[10]),
@@ -720,7 +720,7 @@ class Committer:
         c, run_id = p.commit, p.commit.run.run_id
         taker = not isinstance(c.lease, Take) or c.lease.owner in seen.takers
         try:
-            ruling = apply.admitted(p, seen.found.get(run_id), seen, incarnation=seen.incarnation, taker=taker, now=seen.now, limited=seen.any_limit)
+            ruling = apply.admit(p, seen.found.get(run_id), seen, incarnation=seen.incarnation, taker=taker, now=seen.now, limited=seen.any_limit)
         except HoldfastError as e:
             return e
         if lost := set(c.took) - seen.vouched.get(run_id, set()):
@@ -734,7 +734,7 @@ class Committer:
         """What a commit writes beside its log row and its run's, which go into ``rows``: they are there before anything else is written."""
         c, run, log = p.commit, p.commit.run, p.sealed.row
         key = seen.keys.get(run.run_id)
-        end = _logged(p)
+        end = _log_values(p)
         ended = run.finished_at if run.terminal else None
         if key is None:
             found_by = (run.tenant_id, run.skill_id, run.shape, run.thread_id, run.session_key, run.lane, run.queue)
@@ -751,7 +751,7 @@ class Committer:
         for lender in c.behind.runs if c.behind is not None else ():
             yield Q.carry_insert, (lender, run.run_id)
         if p.closed:
-            yield from besides.revoked(seen.tokens, run.run_id, p.closed, seen.now)
+            yield from besides.revoke(seen.tokens, run.run_id, p.closed, seen.now)
         if not p.plain:
             yield from self._beside(p, seen, rows)
 
@@ -822,18 +822,18 @@ _BIRTHS: dict[str, Callable[[Any], Any]] = {
     "bucket": Numbers, "run": Texts, "fence": Numbers, "owner": Texts, "due": Numbers, "holds": Numbers, "status": Texts, "tenant": Texts, "skill": Texts,
     "fingerprint": Texts, "thread": Texts, "session": Texts, "lane": Texts, "queue": Texts, "priority": Numbers, "parent": Texts, "root": Texts, "ended": Numbers,
     "doc": Blobs, **_HOT,
-}  # fmt: skip
+}
 _MOVES: dict[str, Callable[[Any], Any]] = {
     "bucket": Numbers, "id": Numbers, "fence": Numbers, "keeps": Numbers, "due": Numbers, "due_unread": Numbers, "holds": Numbers, "holds_anew": Numbers, "status": Texts,
     "priority": Numbers, "fingerprint": Texts, "ended": Numbers, "doc": Blobs, "n": Numbers, "after": Blobs, **_HOT,
-}  # fmt: skip
+}
 _TAKES: dict[str, Callable[[Any], Any]] = {
     "bucket": Numbers, "run": Texts, "fence": Numbers, "owner": Texts, "due": Numbers, "status": Texts, "priority": Numbers, "fingerprint": Texts, "doc": Blobs,
     "n": Numbers, "after": Blobs, **_HOT,
-}  # fmt: skip
+}
 
 
-def _named(arrays: Mapping[str, Callable[[Any], Any]], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+def _name_columns(arrays: Mapping[str, Callable[[Any], Any]], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     return dict(zip(arrays, _columns(list(arrays.values()), rows), strict=True))
 
 
@@ -845,7 +845,7 @@ def _begins(p: Prepared) -> bool:
     return c.run.status is Status.PENDING if isinstance(c.lease, Release | Touch) else isinstance(c.lease, Take) and not c.lease.found
 
 
-def _told_of(p: Prepared) -> bool:
+def _concerns_others(p: Prepared) -> bool:
     """Whether anybody else may have something to do because of it."""
     return p.sealed.doc is not None or not p.plain
 
@@ -855,7 +855,7 @@ def _news(written: Iterable[Prepared]) -> int:
     news, moved = 0, False
     for p in written:
         news |= apply.news_of(p, apply.owner_after(p.commit, "") is not None)
-        moved = moved or _told_of(p)
+        moved = moved or _concerns_others(p)
     return news if moved else 0
 
 
@@ -867,8 +867,8 @@ def _birth(p: Prepared) -> tuple[Any, ...]:
     doc = p.sealed.doc or codec.encode_run(run)
     return (
         ids.bucket_number(run.run_id), run.run_id, c.fence, owner, due, apply.holds_after(c, False), run.status.value, run.tenant_id, run.skill_id, run.shape,
-        run.thread_id, run.session_key, run.lane, run.queue, run.priority, run.parent_run_id, run.lineage_root, None, doc, *_logged(p),
-    )  # fmt: skip
+        run.thread_id, run.session_key, run.lane, run.queue, run.priority, run.parent_run_id, run.lineage_root, None, doc, *_log_values(p),
+    )
 
 
 def _moves(p: Prepared) -> bool:
@@ -888,11 +888,11 @@ def _move(p: Prepared, key: Key) -> tuple[Any, ...]:
     due, unread = apply.due_after(c, owner, 0, lambda: False), apply.due_after(c, owner, 0, lambda: True)
     return (
         key.bucket, key.id, c.fence, owner is not None, due, unread, apply.holds_after(c, True), apply.holds_after(c, False), run.status.value, run.priority, run.shape,
-        run.finished_at if run.terminal else None, p.sealed.doc, c.after.row, c.after.hash, *_logged(p),
-    )  # fmt: skip
+        run.finished_at if run.terminal else None, p.sealed.doc, c.after.row, c.after.hash, *_log_values(p),
+    )
 
 
-def _found(c: Commit) -> bool:
+def _is_found(c: Commit) -> bool:
     """Whether it stands in the place of a claim."""
     return isinstance(c.lease, Take) and c.lease.found
 
@@ -900,7 +900,7 @@ def _found(c: Commit) -> bool:
 def _takes(p: Prepared) -> bool:
     """Whether it begins a run that was found, in the place of its claim, and writes nothing beside."""
     c = p.commit
-    if not _found(c) or c.after is None or not p.plain or p.whole is not None or p.closed or c.took or c.max_queued is not None or c.follows is not None:
+    if not _is_found(c) or c.after is None or not p.plain or p.whole is not None or p.closed or c.took or c.max_queued is not None or c.follows is not None:
         return False
     return not c.run.terminal and apply.holds_after(c, False)
 
@@ -912,8 +912,8 @@ def _take(p: Prepared) -> tuple[Any, ...]:
     owner = apply.owner_after(c, None)
     due = apply.due_after(c, owner, 0, lambda: False)
     return (
-        ids.bucket_number(run.run_id), run.run_id, c.fence, owner, due, run.status.value, run.priority, run.shape, p.sealed.doc, c.after.row, c.after.hash, *_logged(p),
-    )  # fmt: skip
+        ids.bucket_number(run.run_id), run.run_id, c.fence, owner, due, run.status.value, run.priority, run.shape, p.sealed.doc, c.after.row, c.after.hash, *_log_values(p),
+    )
 
 
 def _second(answers: Iterator[list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
@@ -922,7 +922,7 @@ def _second(answers: Iterator[list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
     return next(answers)
 
 
-def _logged(p: Prepared) -> tuple[Any, ...]:
+def _log_values(p: Prepared) -> tuple[Any, ...]:
     run, log = p.commit.run, p.sealed.row
     return log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data
 
@@ -964,7 +964,7 @@ def _apart(waiting: Sequence[W], most: int) -> tuple[list[W], list[W]]:
     return batch, rest
 
 
-def _touched(p: Prepared) -> tuple[set[object], set[object]]:
+def _find_touched(p: Prepared) -> tuple[set[object], set[object]]:
     """What a commit changes, and the runs it puts something into, which several may do at once."""
     c = p.commit
     writes: set[object] = {c.run.run_id}
@@ -977,24 +977,24 @@ def _touched(p: Prepared) -> tuple[set[object], set[object]]:
     writes.update(("schedule", m.after.schedule_id) for m in c.moves)
     tells: set[object] = {i.run_id for i in c.puts}
     for child in p.creates:
-        more, others = _touched(child)
+        more, others = _find_touched(child)
         writes |= more
         tells |= others
     return writes, tells - writes
 
 
-def _metered(size: int, began: float, _: asyncio.Task[None]) -> None:
+def _meter(size: int, began: float, _: asyncio.Task[None]) -> None:
     meters.group(size, time.perf_counter() - began)
 
 
-def _written(db: Connection, answer: PGresult, names: dict[int, str]) -> set[str]:
+def _read_written(db: Connection, answer: PGresult, names: dict[int, str]) -> set[str]:
     """The runs whose step was written: all there are where the statement was that for one."""
     if not answer.nfields:
         return set(names.values()) if answer.command_tuples else set()
     return {names[run] for (run,) in db.rows(answer)}
 
 
-def _told(batch: Sequence[_Stepping], written: set[str]) -> list[_Stepping]:
+def _answer_written(batch: Sequence[_Stepping], written: set[str]) -> list[_Stepping]:
     """Answers the steps that were written, and gives those that were not."""
     left = []
     for w in batch:
@@ -1020,7 +1020,7 @@ def put_values(item: InboxItem, at: int | None) -> dict[str, Any]:
     voucher = vouch.of_inbox(item.run_id, item.key, item.put_at, command, None)
     return {
         "b": ids.bucket_number(item.run_id), "run": item.run_id, "key": item.key, "at": item.put_at, "command": command, "seal": voucher.seal, "now": at,
-    }  # fmt: skip
+    }
 
 
 def keep_blob(run_id: str, blob: Blob) -> Iterator[Statement]:

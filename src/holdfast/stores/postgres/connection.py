@@ -39,7 +39,7 @@ from holdfast.core.lease import AT_ONCE
 from holdfast.machine import note_error
 from holdfast.stores.postgres.arrays import taught
 from holdfast.stores.postgres.wire import Asked, Connection, Plans, Rows, Statement
-from holdfast.stores.statements import named, numbered
+from holdfast.stores.statements import name_statements, read_migrations
 
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
 PATIENCE = 30.0  # seconds for which a verb outlasts an outage
@@ -109,16 +109,16 @@ _FILLED = {
 }
 
 
-def _filled(text: str) -> str:
+def _fill(text: str) -> str:
     """Statements with what stands for a part of theirs replaced by it: parts that several share are in the file too, by names of their own."""
-    parts = {f"{{{name}}}": part for name, part in vars(named(text)).items() if name.startswith("part_")}
+    parts = {f"{{{name}}}": part for name, part in vars(name_statements(text)).items() if name.startswith("part_")}
     for name, meant in (parts | _FILLED).items():
         text = text.replace(name, meant)
     return text
 
 
-Q: Any = named(_filled(_HERE.joinpath("queries.sql").read_text("utf-8")))
-MIGRATIONS = numbered(_HERE / "migrations")
+Q: Any = name_statements(_fill(_HERE.joinpath("queries.sql").read_text("utf-8")))
+MIGRATIONS = read_migrations(_HERE / "migrations")
 OFTEN = (Q.planned_once, Q.claim, Q.claimers, Q.lone, Q.step, Q.steps, Q.births, Q.lock_keys, Q.moves)  # by each worker, over each of its connections
 
 
@@ -157,10 +157,10 @@ def place(url: str) -> Place:
     except psycopg.ProgrammingError as e:
         raise UsageError(f"the URL of the store is not understood: {_text(e)}", hint="postgresql://user@host/database") from e
     listen = ours.get("listen", "" if pooler == "transaction" else conninfo)
-    return Place(_shown(url), conninfo, pooler == "transaction", listen or None, int(partitions))
+    return Place(_show(url), conninfo, pooler == "transaction", listen or None, int(partitions))
 
 
-def _shown(url: str) -> str:
+def _show(url: str) -> str:
     """The URL without its password, as it may stand in an error or a page."""
     return re.sub(r"(://[^/:@]*):[^@/]*@", r"\1:***@", url)
 
@@ -227,7 +227,7 @@ def too_many(error: BaseException | None) -> bool:
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None and any(said in str(error) for said in _FULL)
 
 
-def leaving(error: BaseException) -> bool:
+def is_leaving(error: BaseException) -> bool:
     """Whether the server is no use any more: its other connections are closed too."""
     return passing(error) and (not isinstance(error, psycopg.Error) or error.sqlstate is None or error.sqlstate.startswith(_LEFT))
 
@@ -238,7 +238,7 @@ def translate(error: BaseException, url: str) -> HoldfastError:
         return error
     text = _text(error)
     if isinstance(error, sql.UniqueViolation):
-        return _violated(error)
+        return _translate_violation(error)
     if passing(error):
         return StoreUnavailable(f"{url}: {text}", hint="a worker retries automatically; otherwise check the database")
     if isinstance(error, sql.DiskFull):
@@ -259,7 +259,7 @@ def _text(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _violated(error: psycopg.Error) -> HoldfastError:
+def _translate_violation(error: psycopg.Error) -> HoldfastError:
     """A unique index said no: what that means is known by the index, whatever its partition is called."""
     where = f"{error.diag.table_name or ''} {error.diag.constraint_name or ''}"
     if "effect" in where:
@@ -475,9 +475,9 @@ class Connections:
         if isinstance(error, UNPREPARED):
             self._prepared = False  # a pooler hands each transaction to another backend
             await self.leave()
-        elif leaving(error) or not isinstance(error, psycopg.Error | HoldfastError):
+        elif is_leaving(error) or not isinstance(error, psycopg.Error | HoldfastError):
             await db.close()
-            if leaving(error):
+            if is_leaving(error):
                 await self.leave()
             return
         try:
@@ -533,7 +533,7 @@ async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: fl
         except (psycopg.Error, OSError) as e:
             if not passing(e):
                 raise translate(e, url) from e
-            sent, broken = sent + 1, broken or (leaving(e) and not too_many(e))
+            sent, broken = sent + 1, broken or (is_leaving(e) and not too_many(e))
             wait = max(wait, FULL_WAIT) if too_many(e) else wait
             if time.monotonic() + wait > until:
                 if wrote and broken:
@@ -565,6 +565,6 @@ async def one_of(db: Connection, text: str, values: Any = None) -> tuple[Any, ..
 
 
 __all__ = [
-    "LAST_ANSWER", "MIGRATIONS", "OFTEN", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "first_of", "leaving", "many", "one_of", "outlasting", "passing",
+    "LAST_ANSWER", "MIGRATIONS", "OFTEN", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "first_of", "is_leaving", "many", "one_of", "outlasting", "passing",
     "place", "rows_of", "schema_of", "too_many", "translate", "unreachable",
-]  # fmt: skip
+]

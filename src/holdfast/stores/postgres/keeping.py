@@ -35,7 +35,7 @@ class Keeping(Reading):
         """Every chain of the log, in pages, and what was lost with a server's tail."""
         unknown = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
         problems = [*unknown, *self._lost_tails()]
-        kept = await self._ask(*besides.kept_by_store(self._clock()))
+        kept = await self._ask(*besides.ask_kept_by_store(self._clock()))
         beside = await besides.apart(kept, lambda: besides.damage_of_store(kept))
         return [*problems, *map(record_problem, beside + await self._damaged_claims()), *await self._chains()]
 
@@ -106,7 +106,7 @@ class Keeping(Reading):
         key = Key(*raws[0][:2]) if raws else upkeep.orphans(orphans).get(run_id)
         if key is None:
             return None
-        tips, needs, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}), *besides.kept_of_run(run_id, bucket))
+        tips, needs, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}), *besides.ask_kept_of_run(run_id, bucket))
         lease = self._lease(*found[0][6:]) if found else None
         evidence = upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
         damaged = await besides.apart(beside, lambda: besides.damage_of_run(run_id, beside, self.now())) if raws else []
@@ -161,7 +161,7 @@ class Keeping(Reading):
         await self._do(work)
 
     async def pruned(self, run_id: str) -> Tombstone | None:
-        return besides.pruned(*await self._ask(*besides.pruned_of([run_id])))
+        return besides.read_pruned(*await self._ask(*besides.ask_pruned([run_id])))
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
         """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes. After each batch others have

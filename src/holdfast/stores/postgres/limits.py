@@ -19,18 +19,18 @@ from holdfast.stores.postgres.connection import Connection, Q, many
 Lost = Callable[[str, str | None, int | None], str | None]
 
 
-def decoded(found: Sequence[tuple[Any, ...]]) -> list[Rule]:
+def decode(found: Sequence[tuple[Any, ...]]) -> list[Rule]:
     return [codec.decode_rule(bytes(data)) for _, data in found]
 
 
-def sound(found: Sequence[tuple[Any, ...]], stated: Sequence[tuple[Any, ...]]) -> list[Rule]:
+def read_sound(found: Sequence[tuple[Any, ...]], stated: Sequence[tuple[Any, ...]]) -> list[Rule]:
     """All rules, for whoever looks at them or changes them.
 
     Raises:
         RecordDamaged: one is lost, or is not what was set.
     """
     besides.hold((vouch.of_limit(*row) for row in found), stated)
-    return decoded(found)
+    return decode(found)
 
 
 def held(found: Sequence[tuple[Any, ...]], lost: Lost) -> list[Held]:
@@ -53,7 +53,7 @@ async def keep_buckets(db: Connection, changed: Mapping[str, int]) -> None:
 
 async def put_rule(db: Connection, rule: Rule, before: Rule | None) -> bool:
     _, there, stated = await many(db, [(Q.limits_lock, None), (Q.rule_lock, (rule.name,)), (Q.vouch_some, (OWN, "limit", [rule.name]))])
-    if next(iter(sound(there, stated)), None) != before:
+    if next(iter(read_sound(there, stated)), None) != before:
         return False
     data = codec.encode_rule(rule)
     await many(db, [(Q.rule_put, (rule.name, data)), *besides.keep([vouch.of_limit(rule.name, data)])])
@@ -75,7 +75,7 @@ async def enter(
     if there and there[0][0] == owner:
         return None
     since = there[0][1] if there and there[0][0] is None else None
-    limits, count = in_force({}, decoded(stored)).limits, in_use(calls, lost)
+    limits, count = in_force({}, decode(stored)).limits, in_use(calls, lost)
     got = may_enter([(name, limits.get(name, limit), count[name]) for name, limit in needs.items()], dict(full), now, since)
     if isinstance(got, Later):
         if resting and not there:
@@ -106,4 +106,4 @@ async def leave(db: Connection, at: int | None, owner: str, places: Sequence[str
         await db.execute(Q.wake_line, {"name": name, "n": n, "now": at})
 
 
-__all__ = ["decoded", "enter", "held", "in_use", "keep_buckets", "leave", "put_rule", "sound", "usage"]
+__all__ = ["decode", "enter", "held", "in_use", "keep_buckets", "leave", "put_rule", "read_sound", "usage"]

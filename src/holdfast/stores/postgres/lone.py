@@ -64,7 +64,7 @@ class Look(msgspec.Struct, frozen=True):
     def loaded(self, run: Run) -> Loaded | None:
         """The run, if it stands as its birth left it."""
         loaded = Loaded(run, self.tip, self.lease, None, (self.log,), (), ())
-        return loaded if apply.unbegun(loaded) else None
+        return loaded if apply.is_unbegun(loaded) else None
 
 
 def look(found: Sequence[Any]) -> Look:
@@ -76,7 +76,7 @@ def look(found: Sequence[Any]) -> Look:
     return Look(due, orphans, bounded, workers, known, row, Lease(fence, due=due_at), Tip(seq, digest, n, since, whole), Row(seq, data, digest))
 
 
-def ended(run: Run, lease: Lease, found: Sequence[Sequence[Any]], known: Tip | None) -> Loaded | tuple[Run, Lease]:
+def read_ended(run: Run, lease: Lease, found: Sequence[Sequence[Any]], known: Tip | None) -> Loaded | tuple[Run, Lease]:
     """Reads the rows of the statement ``ended``: a run that has ended, with its log, or its row alone. It is left to ``load`` where its log ends before what is
     known to be committed here."""
     seq, digest, n, since, whole, last = found[-1][11:17]
@@ -85,4 +85,4 @@ def ended(run: Run, lease: Lease, found: Sequence[Sequence[Any]], known: Tip | N
     return Loaded(run, Tip(seq, digest, n, since, whole), lease, None, tuple([Row(*row[16:]) for row in found]), (), ())
 
 
-__all__ = ["MOST_WORKERS", "Few", "Look", "ended", "look"]
+__all__ = ["MOST_WORKERS", "Few", "Look", "look", "read_ended"]

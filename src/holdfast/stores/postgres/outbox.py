@@ -16,7 +16,7 @@ from holdfast.core import codec, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.commit import InboxItem, Settlement
 from holdfast.core.errors import EventUnreadable
-from holdfast.core.intents import Intent, IntentState, answer_lost, claimed, dropped, stands
+from holdfast.core.intents import Intent, IntentState, answer_lost, drop_payload, stands, start_sending
 from holdfast.core.vouch import Voucher
 from holdfast.stores import apply
 from holdfast.stores.postgres import besides
@@ -33,7 +33,7 @@ def intent_row(i: Intent) -> tuple[Any, ...]:
     return (
         i.intent_id, i.run_id, i.tenant_id, i.type, i.target, i.order_key, i.created_at, i.state.value, i.due, i.owner, i.lease_until, i.settled_at,
         i.attempts, bool(i.payload), codec.encode_intent(i),
-    )  # fmt: skip
+    )
 
 
 def put_intents(intents: Sequence[Intent]) -> Iterator[Statement]:
@@ -56,12 +56,12 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
     )
 
 
-def sound(found: Sequence[Sequence[Any]]) -> list[Intent]:
+def keep_sound(found: Sequence[Sequence[Any]]) -> list[Intent]:
     """Those that are what was written: nothing else is sent. The others are named where their run is read, and by the checker."""
-    return besides.sound(found, vouch.of_intent_row, decode_intent)
+    return besides.keep_sound(found, vouch.of_intent_row, decode_intent)
 
 
-def listed(run_id: str | None, state: str | None, type: str | None, tenant_id: str | None, after: str | None, limit: int) -> Statement:
+def ask_list(run_id: str | None, state: str | None, type: str | None, tenant_id: str | None, after: str | None, limit: int) -> Statement:
     """The statement that lists intents."""
     wanted = {"i.run_id = %s": run_id, "i.state = %s": state, "i.type = %s": type, "i.tenant_id = %s": tenant_id}
     wanted["i.id > (SELECT id FROM holdfast.intent WHERE intent_id = %s)"] = after
@@ -124,7 +124,7 @@ async def claim(
         (lost,) = await many(db, [(Q.intents_lost, {**values, "dead": gone})])
     chosen = apply.by_turns([i async for i in _read(lost)], [i async for i in _read(due)], limit, each, room)
     out = [
-        claimed(i, owner, now, now + ttl_us, lost=i.state == IntentState.SENDING, dead=i.owner in gone, answer_lost=answer_lost(i, owner, held, doubt=doubt)) for i in chosen
+        start_sending(i, owner, now, now + ttl_us, lost=i.state == IntentState.SENDING, dead=i.owner in gone, answer_lost=answer_lost(i, owner, held, doubt=doubt)) for i in chosen
     ]
     await many(db, [*await _keep(out), (Q.commit, None)])
     return out
@@ -133,7 +133,7 @@ async def claim(
 async def _read(found: Sequence[Sequence[Any]]) -> AsyncIterator[Intent]:
     """Those that are what was written."""
     async for piece in _in_pieces(found):
-        for intent in sound(piece):
+        for intent in keep_sound(piece):
             yield intent
 
 
@@ -151,7 +151,7 @@ async def _keep(intents: Sequence[Intent]) -> list[Statement]:
     kept: dict[str, tuple[tuple[Any, ...], Voucher]] = {}
     async for piece in _in_pieces(intents):
         for i in piece:
-            row = _kept(i)
+            row = _values_of(i)
             kept[i.intent_id] = row, vouch.of_intent(i, row[-2])
     if not kept:
         return []
@@ -159,14 +159,14 @@ async def _keep(intents: Sequence[Intent]) -> list[Statement]:
 
 
 def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The arrays of such rows as ``_kept`` gives."""
+    """The arrays of such rows as ``_values_of`` gives."""
     state, due, owner, lease_until, settled_at, attempts, carries, data, intent_id = zip(*rows, strict=True)
     return (
         Texts(state), Numbers(due), Texts(owner), Numbers(lease_until), Numbers(settled_at), Numbers(attempts), list(carries), Blobs(data), Texts(intent_id),
-    )  # fmt: skip
+    )
 
 
-def _kept(i: Intent) -> tuple[Any, ...]:
+def _values_of(i: Intent) -> tuple[Any, ...]:
     return (i.state.value, i.due, i.owner, i.lease_until, i.settled_at, i.attempts, bool(i.payload), codec.encode_intent(i), i.intent_id)
 
 
@@ -179,7 +179,7 @@ async def settle_alone(db: Connection, settlements: Sequence[Settlement]) -> boo
     seals: list[bytes] = []
     async for piece in _in_pieces(settlements):
         for s in piece:
-            row = _kept(s.after)
+            row = _values_of(s.after)
             rows.append(row)
             seals.append(vouch.of_intent(s.after, row[-2]).seal)
             was.append((s.before.state.value, s.before.owner, s.before.attempts, vouch.of_intent(s.before, codec.encode_intent(s.before)).seal))
@@ -226,7 +226,7 @@ async def settle(
     items: list[InboxItem] = []
     for s in settlements:
         found = there.get(s.after.intent_id)
-        done = sent and found is not None and _kept(found) == _kept(s.after)
+        done = sent and found is not None and _values_of(found) == _values_of(s.after)
         if not done and found is not None and stands(found, s.before):
             done = True
             there[s.after.intent_id] = s.after
@@ -248,9 +248,9 @@ async def settle(
 
 async def drop_payloads(db: Connection, before: int, limit: int) -> int:
     (rows,) = await many(db, [(Q.intents_to_drop, (before, limit))])
-    old = [dropped(i) for i in sound(rows)]
+    old = [drop_payload(i) for i in keep_sound(rows)]
     await many(db, await _keep(old))
     return len(old)
 
 
-__all__ = ["alone", "claim", "decode_intent", "drop_payloads", "ledger", "listed", "of_ledger", "of_run", "put_intents", "settle", "settle_alone", "sound"]
+__all__ = ["alone", "ask_list", "claim", "decode_intent", "drop_payloads", "keep_sound", "ledger", "of_ledger", "of_run", "put_intents", "settle", "settle_alone"]

@@ -37,7 +37,7 @@ class People(Server):
         values = {
             "hash": t.hash, "wait": t.wait_id, "tenant": t.tenant_id, "actor": t.actor, "created": t.created_at, "expires": t.expires_at,
             "b": ids.bucket_number(t.run_id), "run": t.run_id, "id": voucher.id, "seal": voucher.seal,
-        }  # fmt: skip
+        }
         if not await self._change(Q.token_insert, values):
             raise await self._missing(RunNotFound(f"there is no run {t.run_id}"), t.run_id)
 
@@ -52,7 +52,7 @@ class People(Server):
             asked = [
                 (Q.lock_run, (bucket, item.run_id)), (Q.token_lock, (hash,)), (Q.inbox_get, {"b": bucket, "run": item.run_id, "key": item.key}),
                 (Q.vouch_under, ([hash.hex()], "token")),
-            ]  # fmt: skip
+            ]
             locked, tokens, there, stated = await many(db, asked)
             if sent and there and (kept := _mine(besides.item(item.run_id, there[0]), item, sent)).taken_seq is None:
                 return kept
@@ -92,7 +92,7 @@ class People(Server):
 
     async def schedules(self, due: int | None = None) -> list[Schedule]:
         (found,) = await self._ask((Q.schedules, {"due": due}))
-        return besides.sound(found, vouch.of_schedule_row, lambda row: codec.decode_schedule(row[3]))
+        return besides.keep_sound(found, vouch.of_schedule_row, lambda row: codec.decode_schedule(row[3]))
 
     async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
         """One statement, which is a transaction of its own: one round trip."""
@@ -119,13 +119,13 @@ class People(Server):
         async def work(db: Connection, sent: int) -> bytes | None:
             if await first_of(db, Q.shelf_new, values) is not None:
                 return None
-            there = _shelved(await rows_of(db, *_shelf_read(shelf, key)))
+            there = _read_shelved(await rows_of(db, *_shelf_read(shelf, key)))
             return None if sent and there == data else there
 
         return await self._do(work)
 
     async def shelved(self, shelf: str, key: str) -> bytes | None:
-        return _shelved(*await self._ask(_shelf_read(shelf, key)))
+        return _read_shelved(*await self._ask(_shelf_read(shelf, key)))
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
         asked = besides.shelf_range(shelf, prefix, after) | {"limit": limit}
@@ -145,7 +145,7 @@ def _shelf_read(shelf: str, key: str) -> Statement:
     return besides.READ_SHELF, (shelf, key, OWN, "shelf", [vouch.shelf_id(shelf, key)])
 
 
-def _shelved(found: Sequence[tuple[Any, ...]]) -> bytes | None:
+def _read_shelved(found: Sequence[tuple[Any, ...]]) -> bytes | None:
     rows = besides.shelf_rows(found)
     return rows[0][1] if rows else None
 

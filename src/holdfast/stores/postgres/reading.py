@@ -23,7 +23,7 @@ from holdfast.stores.postgres.arrays import Numbers, Texts
 from holdfast.stores.postgres.commits import emitting
 from holdfast.stores.postgres.connection import Connection, Q, many, rows_of
 from holdfast.stores.postgres.listing import listings
-from holdfast.stores.postgres.remembered import said
+from holdfast.stores.postgres.remembered import tell_rollback
 from holdfast.stores.postgres.server import Server
 
 MAX_LIST = 10_000
@@ -59,7 +59,7 @@ class Reading(Server):
     async def load_if_ended(self, run_id: str) -> Loaded | tuple[Run, Lease] | None:
         known = self._remembered.tip(run_id)
         (found,) = await self._ask((Q.ended, {"b": ids.bucket_number(run_id), "run": run_id, "now": self._clock()}))
-        return lone.ended(self._run(found[-1]), self._lease(*found[-1][6:11]), found, known) if found else None
+        return lone.read_ended(self._run(found[-1]), self._lease(*found[-1][6:11]), found, known) if found else None
 
     async def load(self, run_id: str) -> Loaded | None:
         bucket = ids.bucket_number(run_id)
@@ -77,7 +77,7 @@ class Reading(Server):
         seq, digest, n, since, size = tips[0]
         tip = Tip(seq, digest, n, since, size)
         if known is not None and tip.row < known.row:  # a log that ends before what was committed here has lost its tail (§1.9)
-            self._remembered.named[run_id] = said(run_id, tip.row, known.row)
+            self._remembered.named[run_id] = tell_rollback(run_id, tip.row, known.row)
         whole = codec.decode_whole(run_id, wholes[0][0]) if wholes else None
         newest = tuple(chunks.read(run_id, (data for (data,) in emitted)))
         return Loaded(run, tip, lease, whole, tuple([log_row(r) for r in rows]), tuple(besides.items(run_id, items, stated)), newest)
@@ -159,7 +159,7 @@ class Reading(Server):
         if run_id is None and key is None:
             (found,) = await self._ask(asked)
             if lineage_root is None:
-                return besides.sound(found, vouch.of_effect_row, besides.decode_effect)
+                return besides.keep_sound(found, vouch.of_effect_row, besides.decode_effect)
             for row in found:
                 besides.same(vouch.of_effect_row(row), row[-1])
         else:
@@ -170,7 +170,7 @@ class Reading(Server):
 
     async def newest_effects(self, tenant_id: str | None = None, *, statuses: Sequence[str] = (), limit: int = 100) -> list[Effect]:
         (found,) = await self._ask((Q.effects_newest, {"tenant": tenant_id, "statuses": list(statuses) or None, "limit": min(limit, MAX_LIST)}))
-        return besides.sound(found, vouch.of_effect_row, besides.decode_effect)
+        return besides.keep_sound(found, vouch.of_effect_row, besides.decode_effect)
 
     async def tally(self, tenant_id: str | None = None) -> Tally:
         runs, effects = await self._ask((Q.tally_runs, {"tenant": tenant_id}), (Q.tally_effects, {"tenant": tenant_id}))
@@ -196,7 +196,7 @@ class Reading(Server):
 
     async def open_effects(self, owner: str) -> list[Effect]:
         (found,) = await self._ask((Q.effects_open, None))
-        return [e for e in besides.sound(found, vouch.of_effect_row, besides.decode_effect) if e.owner == owner]
+        return [e for e in besides.keep_sound(found, vouch.of_effect_row, besides.decode_effect) if e.owner == owner]
 
     async def blob(self, digest: str) -> bytes:
         (found,) = await self._ask((Q.blob_get, (digest,)))

@@ -58,7 +58,7 @@ class Remembered:
         known = self._known.pop(run_id)
         effects = {i: e for i, e in known.effects.items() if i not in there or (there[i] in OPEN and e.status not in OPEN)}
         facts = tuple(f for f in known.facts if f.effect_id in effects and not (f.effect_id in there and isinstance(f, ev.SideEffectAttempted)))
-        self.named[run_id] = said(run_id, left, known.tip.row)
+        self.named[run_id] = tell_rollback(run_id, left, known.tip.row)
         self.keep(LostTail(run_id, self.named[run_id], facts, tuple(effects.values())))
 
     def take(self) -> LostTail | None:
@@ -73,9 +73,9 @@ class Remembered:
         self.named.clear()
 
 
-def said(run_id: str, left: int | None, known: int) -> str:
+def tell_rollback(run_id: str, left: int | None, known: int) -> str:
     where = f"{run_id} is gone" if left is None else f"{run_id} ends with commit {left}"
     return f"{where}, but commit {known} was acknowledged here"
 
 
-__all__ = ["MOST", "Remembered", "said"]
+__all__ = ["MOST", "Remembered", "tell_rollback"]

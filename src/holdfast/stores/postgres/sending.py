@@ -28,10 +28,10 @@ class Sending(Server):
         after: str | None = None,
         limit: int = 500,
     ) -> list[Intent]:
-        found, *whole = await self._ask(outbox.listed(run_id, state, type, tenant_id, after, limit), *outbox.of_run(run_id))
+        found, *whole = await self._ask(outbox.ask_list(run_id, state, type, tenant_id, after, limit), *outbox.of_run(run_id))
         if whole:
             besides.hold(map(vouch.of_intent_row, whole[0]), whole[1])
-        return outbox.sound(found)
+        return outbox.keep_sound(found)
 
     async def intent(self, intent_id: str) -> Intent | None:
         found, stated = await self._ask((Q.intents + " WHERE i.intent_id = %s", (intent_id,)), (Q.vouch_under, ([intent_id], "intent")))

@@ -327,7 +327,7 @@ class Server:
         return self._proofs().alive(owner)
 
     def _lost(self, owner: str, its: str | None, left: int | None) -> str | None:
-        return apply.lost(left, self._alive(owner, its))
+        return apply.why_lost(left, self._alive(owner, its))
 
     def now(self) -> int:
         """The database's time as it was heard last, and what the clock since boot counted from there on (§10.3)."""
@@ -421,12 +421,12 @@ class Server:
 
     async def _missing(self, error: RunNotFound, *run_ids: str) -> RunNotFound:
         """What is said of runs of which one is not here: whether it was pruned."""
-        left = besides.pruned(*await self._ask(*besides.pruned_of(run_ids)))
+        left = besides.read_pruned(*await self._ask(*besides.ask_pruned(run_ids)))
         return error if left is None else missing(left.run_id, left)
 
     async def _left(self, db: Connection, run_id: str) -> RunNotFound:
         """Inside a transaction: what is said of a run that is not here."""
-        return missing(run_id, besides.pruned(*await many(db, besides.pruned_of([run_id]))))
+        return missing(run_id, besides.read_pruned(*await many(db, besides.ask_pruned([run_id]))))
 
     async def _put(self, db: Connection, item: InboxItem) -> InboxItem:
         bucket = ids.bucket_number(item.run_id)

@@ -67,7 +67,7 @@ class PostgresStore(Claiming, People, Sending, Keeping):
         values = {
             "run": effect.run_id, "id": effect.effect_id, "key": effect.key, "status": effect.status.value, "data": data, "expected": str(expected),
             "seal": vouch.of_effect(effect, data).seal,
-        }  # fmt: skip
+        }
         done = await self._change(Q.effect_settle, values, mine)
         self._news.tell(News.OTHER)
         return done

@@ -20,7 +20,7 @@ from holdfast.core.vouch import Voucher
 from holdfast.ports import Dossier, Evidence, Needs, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
-from holdfast.stores.evidence import COPIED, as_loaded, copied, plain, row_problems, stands
+from holdfast.stores.evidence import COPIED, as_loaded, copy_of, plain, row_problems, stands
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.commits import Key, Statement, keep_blob
 from holdfast.stores.postgres.connection import Connection, Q, many
@@ -139,7 +139,7 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
 
 def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, holds: bool, turn: int | None) -> Statement:
     bucket, ended = ids.bucket_number(run.run_id), run.finished_at if run.terminal else None
-    columns = [copied(run, name) for name in COPIED]
+    columns = [copy_of(run, name) for name in COPIED]
     stands = (fence, owner, due, holds)
     return Q.run_put, (bucket, id, run.run_id, *stands, run.status.value, *columns, ended, codec.encode_run(run), run.run_id, *stands, turn)
 
@@ -149,8 +149,8 @@ def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, h
 
 async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
     """Inside a transaction: writes a run that is not here yet."""
-    run, stands = d.run, apply.adopted(d, incarnation, now)
-    if (left := besides.pruned(*await many(db, besides.pruned_of([run.run_id])))) is not None:
+    run, stands = d.run, apply.adopt(d, incarnation, now)
+    if (left := besides.read_pruned(*await many(db, besides.ask_pruned([run.run_id])))) is not None:
         raise missing(run.run_id, left)
     ((id,),), drawn = await many(db, [(Q.next_number, None), (Q.see_numbers, {"count": len(d.ledger)})])
     bucket = ids.bucket_number(run.run_id)

@@ -53,7 +53,7 @@ class Mark(NamedTuple):
 def pack(mark: Mark) -> bytes:
     """The whole file, with this mark alone."""
     data = bytearray(SIZE)
-    data[:_PLACE] = _checked(_HEAD.pack(_MAGIC, mark.incarnation))
+    data[:_PLACE] = _check(_HEAD.pack(_MAGIC, mark.incarnation))
     for at, place in _places(mark):
         data[at : at + _PLACE] = place
     return bytes(data)
@@ -64,7 +64,7 @@ def unpack(data: bytes) -> Mark | None:
     if data[:4] in _PAST:
         return _past(_PAST[data[:4]], data)
     places = [data[at : at + _PLACE] for at in range(0, SIZE, _PLACE)]
-    if len(data) != SIZE or data[:4] != _MAGIC or any(place != _NOTHING and _checked(place[:-4]) != place for place in places):
+    if len(data) != SIZE or data[:4] != _MAGIC or any(place != _NOTHING and _check(place[:-4]) != place for place in places):
         return None
     incarnation = int(_HEAD.unpack(places[0][:-4])[1])
     rows = [_ROW.unpack(place[:-4]) for place in places[1 : 1 + ROWS]]
@@ -84,7 +84,7 @@ def _past(layout: struct.Struct, data: bytes) -> Mark | None:
     return Mark(*layout.unpack(data[:-4])[1:]) if whole else None
 
 
-def _checked(body: bytes) -> bytes:
+def _check(body: bytes) -> bytes:
     return body + zlib.crc32(body).to_bytes(4, "big")
 
 
@@ -92,9 +92,9 @@ def _places(mark: Mark) -> list[tuple[int, bytes]]:
     """Where what of a mark goes."""
     places = []
     if mark.last:
-        places.append(((1 + mark.last % ROWS) * _PLACE, _checked(_ROW.pack(mark.incarnation, mark.last, mark.hash))))
+        places.append(((1 + mark.last % ROWS) * _PLACE, _check(_ROW.pack(mark.incarnation, mark.last, mark.hash))))
     if mark.writes:
-        places.append(((1 + ROWS + mark.writes % WRITES) * _PLACE, _checked(_WRITES.pack(mark.incarnation, mark.writes))))
+        places.append(((1 + ROWS + mark.writes % WRITES) * _PLACE, _check(_WRITES.pack(mark.incarnation, mark.writes))))
     return places
 
 

@@ -331,7 +331,7 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
 def _unnoted(db: apsw.Connection, kept: Sequence[Any]) -> list[str]:
     """The large results that an effect of a pruned run names, and that nobody has noted as needed."""
     try:
-        large = blobs.named((), [codec.decode_effect(kept[-1])])
+        large = blobs.name_blobs((), [codec.decode_effect(kept[-1])])
     except HoldfastError:
         return []  # what is wrong with it is told as such
     return [digest for digest in large if not row(db, Q.blob_used, (kept[1], bytes.fromhex(digest)))[0]]

@@ -176,7 +176,7 @@ class Committer:
             owner: str = c.lease.owner  # type: ignore[union-attr]
             asked = None if c.follows is None else run.thread_id
             last, incarnation, known, busy, *ended = row(self.db, Q.birth_look, (owner, run.tenant_id, run.session_key, run.lane, now, asked))
-            ruling = apply.ruled(p, None, incarnation=int(incarnation), taker=bool(known))
+            ruling = apply.rule(p, None, incarnation=int(incarnation), taker=bool(known))
             if isinstance(ruling, HoldfastError) or busy or (asked is not None and thread_end(ended) != c.follows):
                 continue  # the general way says what is wrong
             key = (key or last) + 1
@@ -289,11 +289,11 @@ class Committer:
         lease = p.commit.lease
         taker = not isinstance(lease, Take) or self._known(lease.owner)
         if state is None:
-            return apply.admitted(p, None, sight, incarnation=self._incarnation(), taker=taker, now=now)
+            return apply.admit(p, None, sight, incarnation=self._incarnation(), taker=taker, now=now)
         tip, fence, owner, holds, turn, status, digest, _ = state
         live = owner is not None and isinstance(lease, Take | Touch) and self._owners.lost(self._owners.find(self.db, owner)) is None
         there = Found(fence, owner, live, tip, digest, bool(holds), turn, status)
-        return apply.admitted(p, there, sight, incarnation=0, taker=taker, now=now, limited=lambda: bool(row(self.db, Q.rule_any)[0]))
+        return apply.admit(p, there, sight, incarnation=0, taker=taker, now=now, limited=lambda: bool(row(self.db, Q.rule_any)[0]))
 
     def _known(self, owner: str) -> bool:
         """Whether there is such a worker; looked up once in a transaction."""

@@ -27,7 +27,7 @@ from holdfast.core.errors import (
     UnsupportedFormat,
     VersionConflict,
 )
-from holdfast.stores.statements import named, numbered
+from holdfast.stores.statements import name_statements, read_migrations
 
 APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell whose database this is
 LOOP_BUSY = 0.002
@@ -41,8 +41,8 @@ _READ_MARKS = range(124, 128)  # those that readers lock, each for what it reads
 _HERE = Path(__file__).parent  # importlib.resources would load archive and temporary-file modules with every start
 
 
-Q: Any = named(_HERE.joinpath("queries.sql").read_text("utf-8"))
-MIGRATIONS = numbered(_HERE / "migrations")
+Q: Any = name_statements(_HERE.joinpath("queries.sql").read_text("utf-8"))
+MIGRATIONS = read_migrations(_HERE / "migrations")
 
 
 def translate(error: apsw.Error, path: str) -> HoldfastError:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from holdfast.core import codec, vouch
 from holdfast.core.commit import LedgerRow, Settlement
 from holdfast.core.errors import EventUnreadable, HoldfastError, RecordDamaged
-from holdfast.core.intents import Intent, IntentState, claimed, dropped, held_too_long, stands
+from holdfast.core.intents import Intent, IntentState, drop_payload, held_too_long, stands, start_sending
 from holdfast.core.lease import Alive
 from holdfast.core.vouch import Voucher
 from holdfast.ports import IntentCount
@@ -38,7 +38,7 @@ def put_intent(db: apsw.Connection, i: Intent) -> Voucher:
     values = (
         i.intent_id, i.run_id, i.tenant_id, i.type, i.target, i.order_key, i.created_at, i.state, i.due, i.owner, i.lease_until, i.settled_at,
         i.attempts, int(bool(i.payload)), data,
-    )  # fmt: skip
+    )
     db.execute(Q.intent_upsert, values)
     return vouch.of_intent(i, data)
 
@@ -57,7 +57,7 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
     )
 
 
-def _sound(db: apsw.Connection, kept: Sequence[Sequence[Any]]) -> list[Intent]:
+def _keep_sound(db: apsw.Connection, kept: Sequence[Sequence[Any]]) -> list[Intent]:
     """Those that are what was written: nothing else is sent. The others are named where their run is read, and by the checker."""
     stated = set(besides.under_any(db, [k[9] for k in kept], "intent"))
     return [decode_intent(k) for k in kept if vouch.of_intent_row(k) in stated]
@@ -72,7 +72,7 @@ def put_ledger(db: apsw.Connection, entries: Sequence[LedgerRow]) -> list[Vouche
     return [vouch.of_ledger(r) for r in numbered]
 
 
-def listed(
+def read_list(
     db: apsw.Connection, run_id: str | None, state: str | None, type: str | None, tenant_id: str | None, after: str | None, limit: int
 ) -> list[Intent]:
     wanted = {"run_id = ?": run_id, "state = ?": state, "type = ?": type, "tenant_id = ?": tenant_id}
@@ -81,7 +81,7 @@ def listed(
     sql = Q.intents + (" WHERE " + " AND ".join(where) if where else "") + " ORDER BY id LIMIT ?"
     if run_id is not None:
         hold_intents(db, run_id)
-    return _sound(db, rows(db, sql, (*where.values(), limit)))
+    return _keep_sound(db, rows(db, sql, (*where.values(), limit)))
 
 
 def hold_intents(db: apsw.Connection, run_id: str) -> None:
@@ -95,7 +95,7 @@ def hold_intents(db: apsw.Connection, run_id: str) -> None:
     )
 
 
-def found(db: apsw.Connection, intent_id: str) -> Intent | None:
+def read_intent(db: apsw.Connection, intent_id: str) -> Intent | None:
     kept = row(db, Q.intents + " WHERE intent_id = ?", (intent_id,))
     vouch.hold([] if kept is None else [vouch.of_intent_row(kept)], besides.under(db, intent_id, "intent"))
     return None if kept is None else decode_intent(kept)
@@ -127,7 +127,7 @@ class Search:
             left = self._owners.left_of(worker, ticks, until, now)
             if not gone and left > 0 and mine is None:
                 continue
-            found = _sound(db, [kept])
+            found = _keep_sound(db, [kept])
             if gone or left <= 0 or (mine is not None and any(map(mine, found))):
                 lost += found
                 dead.update([owner] if gone and found else [])
@@ -136,7 +136,7 @@ class Search:
         return [(i, i.owner in dead) for i in chosen]
 
     def _of_run(self, db: apsw.Connection, types: Sequence[str], now: int, limit: int, run_id: str) -> list[Intent]:
-        found = _sound(db, rows(db, Q.intents_of_run_due, (run_id, now, limit)))
+        found = _keep_sound(db, rows(db, Q.intents_of_run_due, (run_id, now, limit)))
         return [i for i in found if i.type in types]
 
     def _by_lanes(
@@ -162,7 +162,7 @@ class Search:
                 free = min(limit - taken, room.get((type_, tenant, target), each))
                 if free > 0:
                     kept = rows(db, Q.lane_head, (tenant, type_, order, target, now)) if order else rows(db, Q.lane_due, (type_, tenant, target, now, free))
-                    out += _sound(db, kept)
+                    out += _keep_sound(db, kept)
                     taken += len(kept)
             self._after[type_] = at
         return out
@@ -171,21 +171,21 @@ class Search:
 def claim(db: apsw.Connection, ready: Sequence[tuple[Intent, bool]], owner: str, now: int, until: int, ticks: int, mine: Callable[[Intent], bool] | None) -> list[Intent]:
     """Two statements for all of them."""
     out = [
-        claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead, answer_lost=mine is not None and mine(i)) for i, dead in ready
+        start_sending(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead, answer_lost=mine is not None and mine(i)) for i, dead in ready
     ]
-    kept = [_kept(i) for i in out]
+    kept = [_values_of(i) for i in out]
     besides.vouch_for(db, [vouch.of_intent(i, k[7]) for i, k in zip(out, kept, strict=True)])
     db.executemany(Q.intent_take, [(ticks, *k) for k in kept])
     return out
 
 
-def _kept(i: Intent) -> tuple[Any, ...]:
+def _values_of(i: Intent) -> tuple[Any, ...]:
     return (i.state, i.due, i.owner, i.lease_until, i.settled_at, i.attempts, int(bool(i.payload)), codec.encode_intent(i), i.intent_id)
 
 
 def _keep(db: apsw.Connection, intents: Sequence[Intent]) -> list[Voucher]:
     """One statement for all of them; gives what vouches for each."""
-    kept = [_kept(i) for i in intents]
+    kept = [_values_of(i) for i in intents]
     db.executemany(Q.intent_keep, kept)
     return [vouch.of_intent(i, k[7]) for i, k in zip(intents, kept, strict=True)]
 
@@ -219,7 +219,7 @@ def settle(db: apsw.Connection, settlements: Sequence[Settlement], put: Callable
 
 
 def drop_payloads(db: apsw.Connection, before: int, limit: int) -> int:
-    old = [dropped(i) for i in _sound(db, rows(db, Q.intents_to_drop, (before, limit)))]
+    old = [drop_payload(i) for i in _keep_sound(db, rows(db, Q.intents_to_drop, (before, limit)))]
     besides.vouch_for(db, _keep(db, old))
     return len(old)
 

@@ -101,7 +101,7 @@ class Owners:
 
     def _judged(self, row: WorkerRow) -> Seen:
         alive = self.alive(row)
-        return Seen(row, alive, apply.lost(self.left(row), alive))
+        return Seen(row, alive, apply.why_lost(self.left(row), alive))
 
     def left(self, row: WorkerRow) -> int:
         """Microseconds until the lease runs out; below one it has."""
@@ -130,7 +130,7 @@ class Owners:
 
     def lost(self, row: WorkerRow | None) -> str | None:
         """Why an owner's runs may be taken over: ``owner_dead`` or ``expired``; None while it lives (§10.6)."""
-        return apply.lost(None, Alive.UNKNOWN) if row is None else apply.lost(self.left(row), self.alive(row))
+        return apply.why_lost(None, Alive.UNKNOWN) if row is None else apply.why_lost(self.left(row), self.alive(row))
 
     def forgettable(self, seen: Seen) -> bool:
         """Whether the row of a lost owner without runs may go, if no open attempt names it."""

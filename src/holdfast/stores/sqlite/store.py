@@ -51,7 +51,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.intents import Intent, answer_lost
 from holdfast.core.lease import Alive, Lease, at_once, due_since
-from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, chosen, in_force
+from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, choose, in_force
 from holdfast.core.offers import Offer
 from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run
@@ -506,7 +506,7 @@ class SqliteStore:
         if declared or row(db, Q.rule_any)[0]:
             return None
         with contextlib.suppress(HoldfastError, UnicodeDecodeError), reading(db):
-            if (loaded := self._loaded(db, run_id)) is not None and apply.unbegun(loaded):
+            if (loaded := self._loaded(db, run_id)) is not None and apply.is_unbegun(loaded):
                 return loaded
         return None
 
@@ -576,7 +576,7 @@ class SqliteStore:
         """The claim of a run that was due, that was asked for by name, or that a lost owner had; ``lost``: why each owner is."""
         if c.holds is not None:
             return Claim(c.run_id, c.fence + 1)
-        return apply.taken(c.run_id, c.fence, c.previous, owner, lost.get(c.previous) if c.previous is not None else None)
+        return apply.take(c.run_id, c.fence, c.previous, owner, lost.get(c.previous) if c.previous is not None else None)
 
     def _litter(self, db: apsw.Connection, owner: str) -> list[str]:
         """Owners that are gone for good, hold nothing, and whom no attempt names that is not closed: their death must stay provable. They are in
@@ -618,7 +618,7 @@ class SqliteStore:
         if use is None:
             found.sort(key=lambda r: (-r[4], due_since(r[5], now), r[7]))
             return _Found([candidates[r[0]] for r in found[:limit]])
-        got = chosen([Due(r[0], r[8], r[9], r[4], due_since(r[5], now), r[7]) for r in found], use, limit)
+        got = choose([Due(r[0], r[8], r[9], r[4], due_since(r[5], now), r[7]) for r in found], use, limit)
         return _Found([candidates[key] for key in got.keys], got.buckets, got.again)
 
     def _candidate(
@@ -967,11 +967,11 @@ class SqliteStore:
         limit: int = 500,
     ) -> list[Intent]:
         with mapped(self.path):
-            return outbox.listed(self._read(), run_id, state, type, tenant_id, after, limit)
+            return outbox.read_list(self._read(), run_id, state, type, tenant_id, after, limit)
 
     async def intent(self, intent_id: str) -> Intent | None:
         with mapped(self.path):
-            return outbox.found(self._read(), intent_id)
+            return outbox.read_intent(self._read(), intent_id)
 
     async def claim_intents(
         self,
@@ -1162,7 +1162,7 @@ class SqliteStore:
                 beside = [] if many else self._beside(db, run_id, raw["id"])
             else:
                 place = self._orphan(db, run_id)
-                return None if place is None else upkeep.orphaned(run_id, *place, row(db, Q.log_end, (place[1],)))
+                return None if place is None else upkeep.find_orphan(run_id, *place, row(db, Q.log_end, (place[1],)))
         if many:  # others of the loop have their turn meanwhile (§12.6)
             beside = await asyncio.to_thread(self._beside_apart, run_id, raw["id"])
         return msgspec.structs.replace(found, problems=(*found.problems, *beside))
@@ -1337,8 +1337,8 @@ class SqliteStore:
         building = f"{target}.{os.getpid()}.tmp"
         try:
             with mapped(target), shutting(connect(source)) as here, shutting(apsw.Connection(building)) as there:
-                _poured(there.backup("main", here, "main"))
-                if not _sound(there):
+                _pour_all(there.backup("main", here, "main"))
+                if not _is_sound(there):
                     raise StoreCorrupt(f"{source} is damaged, so no backup was made of it", hint="holdfast check and doctor say what is wrong; restore an older backup")
             with on_disk(target):
                 with open(building, "rb") as f:
@@ -1369,11 +1369,11 @@ class SqliteStore:
         with mapped(source), shutting(connect(source, readonly=True)) as there:
             check_backup(there, source)
             with mapped(self.path), shutting(connect(self.path)) as here:
-                _poured(here.backup("main", there, "main"))
+                _pour_all(here.backup("main", there, "main"))
                 schema(here, self.path, 0)
 
 
-def _poured(copying: apsw.Backup) -> None:
+def _pour_all(copying: apsw.Backup) -> None:
     try:
         copying.step(-1)
     except BaseException:
@@ -1392,12 +1392,12 @@ def _integrity(path: str, word: str) -> Problem:
 
 def check_backup(db: apsw.Connection, path: str) -> None:
     """Refuses what is no store of ours, before anything is overwritten."""
-    if not _sound(db) or not db.table_exists("main", "log"):
+    if not _is_sound(db) or not db.table_exists("main", "log"):
         raise StoreCorrupt(f"{path} is damaged, or is not a Holdfast store", hint="choose another backup")
     readable(db.pragma("user_version"), path)
 
 
-def _sound(db: apsw.Connection) -> bool:
+def _is_sound(db: apsw.Connection) -> bool:
     """Whether SQLite finds every page of a file in order."""
     return [str(r[0]) for r in rows(db, "PRAGMA quick_check(1)")] == ["ok"]
 

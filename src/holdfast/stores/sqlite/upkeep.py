@@ -24,7 +24,7 @@ from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Dossier, Evidence, Needs, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
-from holdfast.stores.evidence import COPIED, STANDING, as_loaded, copied, plain, row_problems, stands
+from holdfast.stores.evidence import COPIED, STANDING, as_loaded, copy_of, plain, row_problems, stands
 from holdfast.stores.files import on_disk
 from holdfast.stores.sqlite import besides, limits, outbox
 from holdfast.stores.sqlite.commits import keep_blob
@@ -33,7 +33,7 @@ from holdfast.stores.sqlite.connection import Q, row, rows
 COLUMNS = (
     "id", "seq", "tip", "since", "version", "step", "head", "fence", "owner", "due", "holds", "turn", "whole", "run_id", "status", "tenant_id",
     "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc", "seal",
-)  # fmt: skip
+)
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 
 
@@ -71,7 +71,7 @@ def evidence_of(raw: dict[str, Any], lease: Any, last: tuple[int, bytes] | None)
     return Evidence(run_id=raw["run_id"], run=run, lease=lease, tip=tip, raw=raw, problems=tuple(found))
 
 
-def orphaned(run_id: str, key: int, tip: int, last: tuple[int, bytes]) -> Evidence:
+def find_orphan(run_id: str, key: int, tip: int, last: tuple[int, bytes]) -> Evidence:
     """The evidence of a run without a row."""
     return Evidence(run_id=run_id, run=None, lease=None, tip=Tip(last[0], last[1], tip, WHOLE_FLOOR + 1, 0), raw={"id": key})
 
@@ -150,8 +150,8 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
 def _insert(db: apsw.Connection, run: Run, key: int | None, **columns: Any) -> int:
     values = {
         "id": key, "version": run.version, "step": run.current_step_id, "head": run.checkpoint_head, "run_id": run.run_id,
-        "status": run.status.value, "doc": codec.encode_run(run), **columns, **{n: copied(run, n) for n in COPIED},
-    }  # fmt: skip
+        "status": run.status.value, "doc": codec.encode_run(run), **columns, **{n: copy_of(run, n) for n in COPIED},
+    }
     values["seal"] = vouch.standing(run.run_id, *[values[n] for n in STANDING])
     db.execute(Q.run_adopt, [values[n] for n in COLUMNS])
     return db.last_insert_rowid() if key is None else key
@@ -162,7 +162,7 @@ def _insert(db: apsw.Connection, run: Run, key: int | None, **columns: Any) -> i
 
 def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[int, bytes]:
     """Inside a transaction: writes a run that is not here yet. Gives the newest log row."""
-    run, stands = d.run, apply.adopted(d, incarnation, now)
+    run, stands = d.run, apply.adopt(d, incarnation, now)
     key = _insert(
         db, run, None, seq=stands.seq, tip=0, since=0, fence=stands.fence, owner=None, due=None, holds=0, turn=row(db, Q.last_log)[0] + 1, whole=0
     )
@@ -196,11 +196,11 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
 
 def prunable(db: apsw.Connection, before: int, loans: Sequence[tuple[str, str]]) -> Pruned:
     """The runs of all lineages that may go, and the lineages that are old enough but may not (§6.10)."""
-    found = [Aged(run_id, root, parent, _ended(status, doc)) for run_id, root, parent, status, doc in rows(db, Q.run_lineages)]
+    found = [Aged(run_id, root, parent, _end_of(status, doc)) for run_id, root, parent, status, doc in rows(db, Q.run_lineages)]
     return apply.prunable(found, before, {r for (r,) in rows(db, Q.lineages_open)}, loans)
 
 
-def _ended(status: str, doc: bytes) -> int | None:
+def _end_of(status: str, doc: bytes) -> int | None:
     """When a run ended; None where it has not, or where that cannot be read."""
     try:
         return codec.decode_run(doc).finished_at if status in _TERMINAL else None
