@@ -108,5 +108,5 @@ async def test_the_walk_does_not_grow(phase: str, monkeypatch: pytest.MonkeyPatc
 def test_what_is_large_does_not_grow() -> None:
     """Largest class, module and function, private members reached for on anything but oneself, and ``Any`` in the engine."""
     weight = weighed(ROOT, "engine")
-    assert weight.largest["class"][0] <= 1320 and weight.largest["module"][0] <= 1520 and weight.largest["function"][0] <= 110, weight.largest
+    assert weight.largest["class"][0] <= 1320 and weight.largest["module"][0] <= 1485 and weight.largest["function"][0] <= 110, weight.largest
     assert weight.private <= 42 and weight.any_in_1000 <= 32

@@ -1,4 +1,7 @@
-"""``Runtime``: the façade and composition root: the only module that knows stores and engine."""
+"""``Runtime``: the façade and composition root: the only module that knows stores and engine.
+
+It is long because each verb lists its options with their types and says what they mean: no verb takes ``**options``.
+"""
 
 from __future__ import annotations
 

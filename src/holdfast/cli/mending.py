@@ -22,7 +22,7 @@ from holdfast.engine.keep.check import Checker, Findings
 from holdfast.engine.keep.repair import Repair
 from holdfast.ports import RunFilter, Store, offers_health, offers_reindexing, offers_vouching
 from holdfast.runtime import Runtime
-from holdfast.stores.sqlite.store import set_aside
+from holdfast.stores.sqlite.keeping import set_aside
 
 
 class File(Protocol):

@@ -367,3 +367,9 @@ def abort(db: apsw.Connection) -> None:
     """Ends the open transaction; some errors have already rolled it back by themselves."""
     if db.in_transaction:
         db.execute(Q.rollback)
+
+
+def value_of(db: apsw.Connection, sql: str, values: Sequence[Any]) -> Any:
+    """The first value of the first row; None where there is none."""
+    found = row(db, sql, values)
+    return None if found is None else found[0]

@@ -1,0 +1,348 @@
+"""One SQLite file as a process has it open: its connections, its identity, its anchor, its clock and its news.
+
+Three connections at most: the loop's, which reads and, while commits are quick, writes; the writer thread's, when they are not (``writer.py``); and the
+renewal's, so that a heartbeat in its own thread depends on nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import apsw
+
+from holdfast import machine
+from holdfast.core.errors import HoldfastError, IncarnationChanged, LogRolledBack, ProcessForked, StoreClosed, StoreMoved, UsageError
+from holdfast.core.lease import at_once
+from holdfast.ports import ANYTHING, News, Problem
+from holdfast.stores.changes import BOARD, Bell, Board, Changes
+from holdfast.stores.crowds import Crowds
+from holdfast.stores.files import Identity, on_disk, store_error
+from holdfast.stores.liveness import Liveness
+from holdfast.stores.sqlite import outbox
+from holdfast.stores.sqlite.anchor import Anchor, Mark
+from holdfast.stores.sqlite.commits import Committer
+from holdfast.stores.sqlite.connection import (
+    LOG_LIMIT,
+    LOOP_BUSY,
+    PATIENCE,
+    Q,
+    begin_anew,
+    connect,
+    mapped,
+    process_named,
+    readers,
+    row,
+    schema,
+    shut,
+    unmake,
+    value_of,
+    waiting_log,
+    writing,
+)
+from holdfast.stores.sqlite.owners import Owners
+from holdfast.stores.sqlite.writer import Writer
+
+READ_SECONDS = 0.2  # a reader that is there for so long is told of
+LITTLE_ROOM = 256 * 1024 * 1024  # on a disk with less than this left, doctor warns
+
+
+class File:
+    """What all verbs of a store share: its connections, and what is known of its file and of other processes."""
+
+    def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] | None = None) -> None:
+        self.path = os.fspath(path)
+        self.url = f"sqlite:///{self.path}"
+        self.incarnation = 0
+        self.suspect: HoldfastError | None = None
+        self.patience = PATIENCE
+        self._now = now or machine.wall
+        self._anchor = Anchor(self.path + "-anchor", self._unsynced, self._each_second)
+        self._liveness = Liveness(self.path + "-live")
+        self._moved = now is not None
+        self._owners = Owners(self._liveness, self._now, given=self._moved)
+        self._tidied = -math.inf
+        self._crowds = Crowds()
+        self._search = outbox.Search(self._owners)
+        self._changes = Changes(self._data_version)
+        self._noted = (0, 0)
+        self._overgrown: HoldfastError | None = None
+        self._file: Identity | None = None
+        self._log: dict[str, Identity] = {}  # the write-ahead log and its index, from the first commit on until the last connection here ends
+        self._orphans: dict[str, tuple[int, int]] = {}
+        self._db: apsw.Connection | None = None
+        self._writer: Writer | None = None
+        self._renewing: apsw.Connection | None = None
+        self._renewal = threading.Lock()
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Opens or creates the file. A log that went backwards is named in ``suspect`` and by ``verify``; it opens for reading.
+
+        Raises:
+            StoreReadOnly, StoreCorrupt, StoreBusy, UnsupportedFormat: by what stands in the way.
+        """
+        if self._db is not None:
+            return
+        folder = os.path.dirname(os.path.abspath(self.path))
+        if not os.path.isdir(folder):
+            raise UsageError(f"the folder {folder} does not exist", hint="create it first")
+        new = not os.path.lexists(self.path)
+        try:
+            self._prepare(connect(self.path, create=True))
+        except BaseException:
+            self._anchor.close()
+            if new:
+                unmake(self.path)
+            raise
+        self._db = connect(self.path, patience=LOOP_BUSY)
+        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._after, self._changes.tell)
+        self._forks = machine.forks()
+        self._anchor.keep_synced()
+        posted = partial(Board.of, os.path.join(self.path + "-live", BOARD), self.path)
+        self._changes.reopen(None if self._moved else Bell.of(self.path), posted)  # where time is given, so is the order of what happens
+
+    def _prepare(self, db: apsw.Connection) -> None:
+        """Makes the tables where there are none, and looks what the file is."""
+        try:
+            with mapped(self.path):
+                empty = db.pragma("user_version") == 0
+                schema(db, self.path, secrets.randbits(31))
+                if empty:
+                    # The schema is in the file itself from the start: a lost log then shows as a lost log, not as a new store.
+                    db.pragma("wal_checkpoint(TRUNCATE)")
+                known = value_of(db, Q.meta_get, ("incarnation",))
+                self.incarnation = known if isinstance(known, int) and 0 <= known < 2**31 else 0
+                with on_disk(self._anchor.path):
+                    self.suspect = self._suspicion(db)
+                self._file = Identity(self.path, filled=True)
+        finally:
+            shut(db)
+
+    def _committer(self, db: apsw.Connection) -> Committer:
+        return Committer(db, self._owners, self._now, self._same)
+
+    def _thread_committer(self) -> Committer:
+        return self._committer(self._another())
+
+    def _another(self) -> apsw.Connection:
+        """One more connection to the file that is open, and to no other that has come into its place."""
+        self._same_file()
+        if isinstance(self.suspect, StoreMoved):
+            raise self.suspect
+        return connect(self.path)
+
+    def _end(self, db: apsw.Connection) -> Mark:
+        """Where the store stands: its newest log row, and its newest transaction without one."""
+        last, digest = row(db, Q.log_last) or (0, b"")
+        return Mark(self.incarnation, last, digest, value_of(db, Q.meta_get, ("writes",)) or 0)
+
+    def _suspicion(self, db: apsw.Connection) -> HoldfastError | None:
+        """Holds the end of the store against the anchor, in constant time (§1.9). The anchor is read first: it is never ahead."""
+        mark = self._anchor.open()
+        end = self._end(db)
+        self._noted = (end.last, end.writes)
+        way_out = "look at what is missing (holdfast check), restore a backup, or accept the loss: holdfast doctor --acknowledge"
+        if mark is None:
+            if end.last == 0 and end.writes == 0:
+                self._anchor.begin(Mark(self.incarnation, 0, b""), first=True)
+                return None
+            return LogRolledBack(f"{self._anchor.path} is missing or damaged, so the end of the log cannot be verified", hint=way_out)
+        if mark.last > end.last:
+            return LogRolledBack(f"{self.path} ends with log row {end.last}, but row {mark.last} was acknowledged", hint=way_out)
+        if mark.incarnation != self.incarnation:
+            return IncarnationChanged(f"{self.path} is not the store its anchor belongs to", hint=way_out)
+        if mark.writes > end.writes:
+            about = f"{self.path} contains {end.writes} writes outside the log, but {mark.writes} were acknowledged"
+            return LogRolledBack(about, hint=way_out)
+        if mark.last:
+            found = row(db, Q.log_hash, (mark.last,))
+            if found is None or found[0] != mark.hash:
+                return LogRolledBack(f"{self.path}: log row {mark.last} is not the one that was acknowledged", hint=way_out)
+        self._anchor.renew()
+        return None
+
+    def _after(self, committer: Committer) -> HoldfastError | None:
+        """Between COMMIT and the answer: the anchor follows. Gives what must be answered instead, where the file that was written is
+        no longer the store: nothing is acknowledged into the void. May run in the writer's thread."""
+        self._same_file()
+        if not self._log:
+            self._same_log()
+        if isinstance(self.suspect, StoreMoved):
+            return self.suspect
+        number, digest = committer.last
+        grown = number > self._noted[0] or committer.wrote > self._noted[1]
+        self._noted = (max(number, self._noted[0]), max(committer.wrote, self._noted[1]))
+        try:  # what does not grow may be another store by now, restored from an older copy
+            followed = self._anchor.raise_to(Mark(self.incarnation, number, digest, committer.wrote)) if grown else self._anchor.of(self.incarnation)
+        except OSError as e:
+            self._unsynced(e)
+            return None
+        if not followed:
+            self.suspect = self._replaced()
+            return self.suspect
+        return None
+
+    def _same(self, incarnation: int) -> None:
+        """Asked inside each transaction that no fence guards, before it writes.
+
+        Raises:
+            IncarnationChanged: another process has restored or acknowledged the store meanwhile.
+        """
+        if incarnation != self.incarnation:
+            self.suspect = self._replaced()
+            raise self.suspect
+
+    def _replaced(self) -> IncarnationChanged:
+        return IncarnationChanged(f"{self.path} was restored or acknowledged by another process", hint="open the store again")
+
+    def _unsynced(self, error: OSError) -> None:
+        """The anchor could not follow: whatever is acknowledged from now on nothing would vouch for. May run in any thread."""
+        if self.suspect is None:
+            self.suspect = store_error(error, self._anchor.path)
+
+    def _each_second(self) -> None:
+        """In the anchor's thread: looks at the file and its log, and empties a log that a reader which has left had let grow."""
+        self._same_file()
+        self._same_log()
+        if self.suspect is None:
+            try:
+                begin_anew(self.path, LOG_LIMIT)
+                self._overgrown = None
+            except HoldfastError as e:
+                self._overgrown = e  # it is tried again; ``doctor`` tells of it
+
+    async def health(self) -> list[Problem]:
+        """Whether the disk is nearly full, and who reads for so long that the write-ahead log cannot start anew (``doctor``)."""
+        left = self._overgrown
+        told = [] if left is None else [Problem(left.code, "warning", f"{self.path}: its write-ahead log cannot be emptied: {left.message}", left.hint)]
+        told += self._room()
+        if not (before := await asyncio.to_thread(self._old_readers)):
+            return told
+        await asyncio.sleep(READ_SECONDS)
+        stays = sorted({pid for pid, _ in before & await asyncio.to_thread(self._old_readers)})
+        size = os.stat(self.path + "-wal").st_size if stays else 0
+        about = f"reads an old state of {self.path}: its write-ahead log, {size >> 10} KiB now, grows until that ends"
+        return told + [Problem("snapshot_old", "warning", f"{process_named(pid)} {about}", "end that reader; the write-ahead log is then emptied within a second") for pid in stays]
+
+    def _room(self) -> list[Problem]:
+        """How much the disk still takes, if that is little."""
+        free = shutil.disk_usage(os.path.dirname(os.path.abspath(self.path))).free
+        if free >= LITTLE_ROOM:
+            return []
+        return [Problem("disk_low", "warning", f"the disk of {self.path} has {free >> 20} MiB left", "make room: on a full disk every run stops at its last commit")]
+
+    def _old_readers(self) -> set[tuple[int, int]]:
+        with mapped(self.path), contextlib.closing(connect(self.path, patience=0)) as db:
+            return readers(self.path) if waiting_log(db) else set()
+
+    def _same_file(self) -> None:
+        """Looks whether the path still leads to the file that is open; writes end where it does not (X-27). May run in any thread."""
+        if self._file is not None and self.suspect is None and (what := self._file.lost()):
+            way_out = "put the file back, or end the processes that use it and open what is there now"
+            self.suspect = StoreMoved(f"{self.path} {what} while it was open", hint=way_out)
+
+    def _same_log(self) -> None:
+        """Looks whether the write-ahead log is the one that is open: in another one nobody else would see what is written here, and what is
+        written here would go with this process. With another index beside it, two processes would write over each other."""
+        try:
+            for path in (self.path + "-wal", self.path + "-shm"):
+                if path not in self._log:
+                    if os.path.exists(path):
+                        self._log[path] = Identity(path)
+                elif self.suspect is None and (what := self._log[path].lost()):
+                    way_out = "stop this process with SIGTERM, so that what it wrote reaches the file; then open the store again"
+                    self.suspect = StoreMoved(f"{path} {what} while it was open", hint=way_out)
+        except HoldfastError as e:
+            self.suspect = self.suspect or e
+
+    async def close(self) -> None:
+        """Ends what is in hand, syncs the anchor, and lets go of every owner's proof of life."""
+        self._changes.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        with self._renewal:
+            if self._renewing is not None:
+                shut(self._renewing)
+                self._renewing = None
+        self._liveness.close()
+        self._anchor.close()
+        self._log = {}
+        if self._db is not None:
+            shut(self._db)
+            self._db = None
+
+    def now(self) -> int:
+        return self._now()
+
+    # -- the ways in --------------------------------------------------------------------------------
+
+    def _read(self) -> apsw.Connection:
+        if self._db is None:
+            raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
+        self._own()
+        return self._db
+
+    def _own(self) -> None:
+        """Refuses the child of a fork: it shares its parent's connection."""
+        if machine.forks() != self._forks:
+            raise ProcessForked(f"{self.path} was opened by the process that this one was forked from", hint="open it again in the child")
+
+    def _write(self) -> Writer:
+        if (writer := self._writer) is None:
+            raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
+        if machine.forks() != self._forks:
+            self._own()
+        if self.suspect is not None:
+            raise type(self.suspect)(self.suspect.message, hint=self.suspect.hint, code=self.suspect.code)
+        return writer
+
+    # -- news ---------------------------------------------------------------------------------------
+
+    def _data_version(self) -> int:
+        with mapped(self.path):
+            return int(value_of(self._read(), "PRAGMA data_version", ()))
+
+    @property
+    def rings(self) -> bool:
+        """Whether it tells other processes of this machine what it writes."""
+        return self._changes.bell is not None
+
+    async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
+        return await self._changes.wait(timeout, about)
+
+    async def acknowledge(self) -> None:
+        """An operator accepts the log as it is: a new incarnation, and every fence given out before is void (§1.9)."""
+        if self._db is None:
+            raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
+        with mapped(self.path):
+            self._renew_incarnation(self._db)
+
+    def _renew_incarnation(self, db: apsw.Connection) -> None:
+        incarnation = self.incarnation
+        while incarnation == self.incarnation:
+            incarnation = secrets.randbits(31)
+        with writing(db):
+            db.execute(Q.meta_set, ("incarnation", incarnation))
+            db.execute(Q.move_fences, (incarnation, at_once(self._now())))
+            db.execute(Q.forget_workers)
+            db.execute(Q.vouch_forget_workers)
+            db.execute(Q.meta_wrote)
+            end = self._end(db)._replace(incarnation=incarnation)
+        self._anchor.begin(end)
+        self.incarnation, self._noted, self.suspect = incarnation, (end.last, end.writes), None
+        if self._writer is not None:
+            self._writer.forget()
+        self._changes.tell()
+
+
+__all__ = ["File"]

@@ -1,0 +1,336 @@
+"""The store as a whole over SQLite: checks, repair, import, pruning, backups (``ports.Upkeep``, ``ports.Copies``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import os
+from collections.abc import Sequence
+
+import apsw
+import msgspec
+
+from holdfast.core import canon, codec
+from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.codec import Row
+from holdfast.core.commit import Commit, DedupClaim
+from holdfast.core.consistency import problem, record_problem
+from holdfast.core.errors import HoldfastError, StoreBusy, StoreCorrupt, UsageError
+from holdfast.core.pruned import Tombstone
+from holdfast.ports import Dossier, Evidence, Problem, Pruned
+from holdfast.stores import apply
+from holdfast.stores.files import on_disk
+from holdfast.stores.liveness import Liveness
+from holdfast.stores.sqlite import besides, outbox, upkeep
+from holdfast.stores.sqlite.commits import Committer
+from holdfast.stores.sqlite.connection import Q, connect, mapped, readable, reading, row, rows, schema, shutting, writing
+from holdfast.stores.sqlite.reading import Reading, log_forward
+
+MAX_PROBLEMS = 100
+BESIDE = ("", "-wal", "-shm", "-anchor")
+"""What a store's files are called; the database is the first."""
+
+
+class Keeping(Reading):
+    """The verbs of ``ports.Upkeep`` and ``ports.Copies``, and what the checker asks of a store."""
+
+    async def verify(self) -> list[Problem]:
+        """SQLite's own check, the anchor and incarnation, and every chain of the log; in a thread, on a connection of its own."""
+        self._read()
+        problems = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
+        return problems + await asyncio.to_thread(self._inspect)
+
+    def _inspect(self) -> list[Problem]:
+        try:
+            with mapped(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db:
+                with reading(db):
+                    words = [str(r[0]) for r in db.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})")]
+                    bad = [_integrity(self.path, w) for w in words if w != "ok"]
+                    found = bad + _chains(db) + [record_problem(e) for e in besides.damage_of_store(db)]
+                with writing(db):
+                    return found  # whoever holds the write lock for seconds is named, with the process id
+        except HoldfastError as e:
+            return [Problem(e.code, "error", e.message, e.hint)]
+
+    async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            if not after:
+                self._orphans = upkeep.orphans(db)
+            found = [r for (r,) in rows(db, Q.run_ids, (after, limit)) if isinstance(r, str)]  # a damaged index gives anything
+        end = found[-1] if len(found) == limit else None
+        lost = [r for r in self._orphans if r > after and (end is None or r <= end)]
+        return sorted([*found, *lost]) if lost else found
+
+    async def evidence(self, run_id: str) -> Evidence | None:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            raw = upkeep.raw_row(db, run_id)
+            if raw is not None:
+                found = upkeep.evidence_of(raw, self._lease(db, raw["fence"], raw["owner"], raw["due"]), row(db, Q.log_end, (raw["tip"],)))
+                found = msgspec.structs.replace(found, needs=upkeep.needs(db, run_id, raw["id"]))
+                many = bool(row(db, Q.vouch_many, (run_id,))[0])
+                beside = [] if many else self._beside(db, run_id, raw["id"])
+            else:
+                place = self._orphan(db, run_id)
+                return None if place is None else upkeep.find_orphan(run_id, *place, row(db, Q.log_end, (place[1],)))
+        if many:  # others of the loop have their turn meanwhile (§12.6)
+            beside = await asyncio.to_thread(self._beside_apart, run_id, raw["id"])
+        return msgspec.structs.replace(found, problems=(*found.problems, *beside))
+
+    def _beside(self, db: apsw.Connection, run_id: str, id: int) -> list[Problem]:
+        """What is wrong with a run's records beside its log."""
+        return [record_problem(e) for e in [*besides.damage_of_run(db, run_id, id), *outbox.damage_of_run(db, run_id, self._owners, self._now())]]
+
+    def _beside_apart(self, run_id: str, id: int) -> list[Problem]:
+        """The same in a thread, on a connection of its own."""
+        with mapped(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db, reading(db):
+            return self._beside(db, run_id, id)
+
+    def _orphan(self, db: apsw.Connection, run_id: str) -> tuple[int, int] | None:
+        if run_id not in self._orphans:
+            self._orphans = upkeep.orphans(db)
+        return self._orphans.get(run_id)
+
+    async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            place = row(db, Q.run_tip, (run_id,)) or self._orphan(db, run_id)
+            return [] if place is None else log_forward(db, place[0], place[1], after, limit)
+
+    async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            place = row(db, Q.run_tip, (run_id,)) or self._orphan(db, run_id)
+            found = None if place is None else row(db, Q.whole_next, (place[0], after))
+        if found is None:
+            return None
+        try:
+            return found[0], codec.decode_whole(run_id, found[1])[0]
+        except HoldfastError as e:
+            return found[0], e
+
+    async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
+        writer = self._write()
+        backup = upkeep.keep_backup(self.path, evidence)
+
+        def lost(owner: str) -> bool:
+            return self._owners.lost(self._owners.find(self._read(), owner)) is not None
+
+        def work(committer: Committer) -> None:
+            with committer.writing():
+                committer.last = upkeep.rebuild(committer.db, evidence, commits, self._now(), lost)
+
+        try:
+            await writer.run(work)
+        except BaseException:
+            upkeep.drop_backup(self.path, backup)
+            raise
+        self._orphans = {}
+        self._changes.tell()
+        return backup
+
+    async def claims_of(self, run_id: str) -> list[DedupClaim]:
+        with mapped(self.path):
+            return besides.claims_of(self._read(), run_id)
+
+    async def adopt(self, dossier: Dossier) -> bool:
+        run_id = dossier.run.run_id
+        if await self.get(run_id) is not None:
+            return not apply.same(dossier, await self.rows(run_id))
+
+        def work(committer: Committer) -> None:
+            with committer.writing():
+                if besides.pruned(committer.db, run_id) is not None:
+                    raise besides.missing(committer.db, run_id)
+                committer.last = upkeep.adopt(committer.db, dossier, self.incarnation, self._now())
+
+        await self._write().run(work)
+        self._changes.tell()
+        return True
+
+    async def loans(self) -> list[tuple[str, str]]:
+        with mapped(self.path):
+            return rows(self._read(), Q.loans)
+
+    async def keep_origin(self, run_id: str, origin: bytes) -> None:
+        def work(committer: Committer) -> None:
+            with committer.writing():
+                committer.db.execute(Q.origin_insert, (origin, run_id))
+
+        await self._write().run(work)
+
+    async def pruned(self, run_id: str) -> Tombstone | None:
+        with mapped(self.path):
+            return besides.pruned(self._read(), run_id)
+
+    async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
+        with mapped(self.path):
+            if dry:
+                return upkeep.prunable(self._read(), before, ())
+
+        def work(committer: Committer) -> Pruned:
+            with committer.writing():
+                found = upkeep.prunable(committer.db, before, rows(committer.db, Q.loans))
+                upkeep.prune(committer.db, found.run_ids)
+                besides.bury(committer.db, found.run_ids, self._now(), actor)
+                return found
+
+        done = await self._write().run(work)
+        self._changes.tell()
+        return done
+
+    async def reindex(self) -> None:
+        """Makes all indexes anew from their tables: what an index does not find is found again."""
+
+        def work(committer: Committer) -> None:
+            with committer.writing():
+                committer.db.execute("REINDEX")
+
+        await self._write().run(work)
+        self._changes.tell()
+
+    async def vouch_anew(self) -> None:
+        """An operator accepts the records beside the log as they are: what is lost is lost, what was altered counts as it stands."""
+
+        def work(committer: Committer) -> None:
+            with committer.writing():
+                besides.vouch_anew(committer.db)
+                outbox.free(committer.db, self._owners, self._now())
+
+        await self._write().run(work)
+        self._changes.tell()
+
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        """A consistent copy in one file, taken while the store is in use. Opening the copy asks for an acknowledgement.
+
+        Raises:
+            UsageError: the file exists.
+            StoreCorrupt, LogRolledBack: the store is damaged, or an older state of it lies there: no backup is made of that.
+        """
+        target = os.fspath(path)
+        if os.path.exists(target):
+            raise UsageError(f"{target} exists", hint="give a new name")
+        self._read()
+        self._same_file()
+        if self.suspect is not None:
+            raise self.suspect
+        await asyncio.to_thread(self._copy, self.path, target)
+
+    def _copy(self, source: str, target: str) -> None:
+        """The copy has its name once it is whole and on the disk; one that fails leaves nothing behind."""
+        building = f"{target}.{os.getpid()}.tmp"
+        try:
+            with mapped(target), shutting(connect(source)) as here, shutting(apsw.Connection(building)) as there:
+                _pour_all(there.backup("main", here, "main"))
+                if not _is_sound(there):
+                    raise StoreCorrupt(f"{source} is damaged, so no backup was made of it", hint="holdfast check and doctor say what is wrong; restore an older backup")
+            with on_disk(target):
+                with open(building, "rb") as f:
+                    os.fsync(f.fileno())
+                os.rename(building, target)
+        except BaseException:
+            for left in (building, f"{building}-journal", f"{building}-wal"):
+                with contextlib.suppress(OSError):
+                    os.unlink(left)
+            raise
+
+    async def restore(self, path: str | os.PathLike[str]) -> None:
+        """Puts a backup in the place of what is there, under a new incarnation: old workers are refused (X-02).
+
+        Raises:
+            UsageError: there is no such file.
+            StoreCorrupt, UnsupportedFormat: it is no store this release can read; nothing was changed.
+        """
+        source = os.fspath(path)
+        if not os.path.isfile(source):
+            raise UsageError(f"there is no file {source}", hint="give the path of a backup")
+        db = self._read()
+        await asyncio.to_thread(self._pour, source)
+        with mapped(self.path):
+            self._renew_incarnation(db)
+
+    def _pour(self, source: str) -> None:
+        with mapped(source), shutting(connect(source, readonly=True)) as there:
+            check_backup(there, source)
+            with mapped(self.path), shutting(connect(self.path)) as here:
+                _pour_all(here.backup("main", there, "main"))
+                schema(here, self.path, 0)
+
+
+def _pour_all(copying: apsw.Backup) -> None:
+    try:
+        copying.step(-1)
+    except BaseException:
+        with contextlib.suppress(apsw.Error):  # a disk that fails while it ends too: what it said first counts
+            copying.finish()
+        raise
+    copying.finish()
+
+
+def _integrity(path: str, word: str) -> Problem:
+    """What SQLite's own check says. An index that differs from its table hides rows, and can be made anew from it."""
+    if " index " in word or "entry" in word:
+        return problem("index_damaged", f"{path}: {word}", "rebuild the indexes: holdfast doctor --rebuild")
+    return Problem(StoreCorrupt.code, "error", f"{path}: {word}", "restore a backup")
+
+
+def check_backup(db: apsw.Connection, path: str) -> None:
+    """Refuses what is no store of ours, before anything is overwritten."""
+    if not _is_sound(db) or not db.table_exists("main", "log"):
+        raise StoreCorrupt(f"{path} is damaged, or is not a Holdfast store", hint="choose another backup")
+    readable(db.pragma("user_version"), path)
+
+
+def _is_sound(db: apsw.Connection) -> bool:
+    """Whether SQLite finds every page of a file in order."""
+    return [str(r[0]) for r in rows(db, "PRAGMA quick_check(1)")] == ["ok"]
+
+
+def set_aside(path: str, source: str) -> str:
+    """Moves the files of a damaged store out of the way of the backup ``source``, and gives the new name of the first. Nothing is deleted.
+
+    Raises:
+        StoreCorrupt, UnsupportedFormat: the backup is none that could take its place.
+        StoreBusy: a living process still has the store open.
+    """
+    with mapped(source), shutting(connect(source, readonly=True)) as db:
+        check_backup(db, source)
+    if living := Liveness(f"{path}-live").living():
+        raise StoreBusy(f"{path} is still open in {', '.join(living)}", hint="end these processes first, then restore again")
+    kept = f"{path}.damaged-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}"
+    with on_disk(path):
+        for beside in BESIDE:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(f"{path}{beside}", f"{kept}{beside}")
+    return kept
+
+
+def _chains(db: apsw.Connection) -> list[Problem]:
+    """Walks the whole log once: every row must follow its run's previous one, and every run must end at its tip."""
+    ends: dict[int, tuple[int, bytes]] = {}
+    broken: dict[int, str] = {}
+    last = 0
+    while page := rows(db, Q.chain_page, (last,)):
+        for number, run, seq, prev, digest, data in page:
+            before, previous = ends.get(run, (0, b""))
+            if prev != before or canon.chain(previous, data) != digest:
+                broken.setdefault(run, f"the commit that ends with event {seq} does not match its hash")
+            ends[run] = (number, digest)
+        if page[-1][0] <= last:
+            break  # the table itself is damaged, which SQLite's own check has said
+        last = page[-1][0]
+    problems: list[Problem] = []
+    key, before = 0, -1
+    while key > before and (tips := rows(db, Q.tips_page, (key,))):
+        before = key
+        for key, run_id, tip, seq in tips:
+            if ends.get(key, (0, b""))[0] != tip:
+                broken.setdefault(key, f"the run's row says that the log ends at event {seq}, but it does not")
+            if key in broken and len(problems) < MAX_PROBLEMS:
+                problems.append(Problem("event_chain_broken", "error", broken[key], "restore a backup", run_id))
+    return problems
+
+
+__all__ = ["Keeping", "check_backup", "set_aside"]
