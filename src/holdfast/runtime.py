@@ -1196,29 +1196,29 @@ class Runtime:
             InvalidInput: ``name`` cannot be the name of a limit, or ``limit`` is not a ``Limit``.
         """
         ((found, given),) = bounding.admit({name: limit}).items()
-        return await self._changed(found, "set", given, actor, reason)
+        return await self._change(found, "set", given, actor, reason)
 
     @verb
     async def unset_limit(self, name: str, *, actor: str, reason: str = "") -> LimitView:
         """Removes the stored limit with this name; the limits that processes declare apply again."""
-        return await self._changed(bounding.name(name), "unset", None, actor, reason)
+        return await self._change(bounding.name(name), "unset", None, actor, reason)
 
     @verb
     async def pause_queue(self, queue: str, *, actor: str, reason: str = "") -> QueueView:
         """Pauses a queue: no more of its runs start; those that are being executed continue until they wait or end."""
-        await self._changed(bounding.QUEUE + queue, "paused", None, actor, reason)
+        await self._change(bounding.QUEUE + queue, "paused", None, actor, reason)
         return await self._queue(queue)
 
     @verb
     async def unpause_queue(self, queue: str, *, actor: str, reason: str = "") -> QueueView:
         """Unpauses a queue."""
-        await self._changed(bounding.QUEUE + queue, "unpaused", None, actor, reason)
+        await self._change(bounding.QUEUE + queue, "unpaused", None, actor, reason)
         return await self._queue(queue)
 
     async def _queue(self, queue: str) -> QueueView:
         return next((q for q in await self.queues() if q.queue == queue), QueueView(queue=queue, depth=0, oldest_at=None, in_flight=0, paused=False, blocked={}))
 
-    async def _changed(self, name: str, action: str, limit: Limit | None, actor: str, reason: str) -> LimitView:
+    async def _change(self, name: str, action: str, limit: Limit | None, actor: str, reason: str) -> LimitView:
         change = bounding.Change(self._store.now(), actor, action, limit, reason)
         for _ in range(CHANGE_TRIES):
             before = next((r for r in await self._store.rules() if r.name == name), None)
@@ -1393,7 +1393,7 @@ class Runtime:
             tags=tags, tenant_id=tenant_id, target=target, paused_lane=paused_lane, recovery=recovery, unattended=unattended, budgets=budgets, on_busy=on_busy,
         )
         await self._own()
-        driving = asyncio.ensure_future(self._driven_to_its_end(run.run_id))
+        driving = asyncio.ensure_future(self._drive_to_its_end(run.run_id))
         self._following.add(driving)
         driving.add_done_callback(self._following.discard)
         feed = self.follower(run.run_id, modes=modes, after=str(Cursor())).parts()
@@ -1404,7 +1404,7 @@ class Runtime:
         finally:
             await feed.aclose()  # type: ignore[attr-defined]
 
-    async def _driven_to_its_end(self, run_id: str) -> None:
+    async def _drive_to_its_end(self, run_id: str) -> None:
         """Drives a run as far as it goes, and on whenever its wait is over."""
         while (driven := await self._conductor.drive_on(run_id, named=False)).status not in TERMINAL:
             waits = driven.blocked_by is not None

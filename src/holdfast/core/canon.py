@@ -374,7 +374,7 @@ class _Walk:
             return FrozenList([self.admit(x, f"{path}[{i}]", depth + 1) for i, x in enumerate(value)])
         if kind is dict:
             return self.mapping(value, path, depth)
-        return self._typed(kind, value, path, depth)
+        return self._check_typed(kind, value, path, depth)
 
     def mapping(self, value: dict[Any, Any], path: str, depth: int) -> FrozenDict:
         """What nearly all writes are made of is told apart here: plain text and numbers cost no call and no path of their own."""
@@ -389,7 +389,7 @@ class _Walk:
                 out[key] = self.admit(item, f"{path}.{key}", depth + 1)
         return FrozenDict(out)
 
-    def _typed(self, kind: type, value: Any, path: str, depth: int) -> Any:
+    def _check_typed(self, kind: type, value: Any, path: str, depth: int) -> Any:
         self.boxed = True
         codec = _by_type.get(kind)
         if codec is None and isinstance(value, dict):

@@ -201,13 +201,13 @@ class Weights:
                 if name in channels and channels[name].reducer.tag != LAST:
                     by_channel.setdefault(name, []).append(value)
         for name, values in by_channel.items():
-            weight = self._grown(channels[name].reducer.tag, name, before.get(name, MISSING), values, after)
+            weight = self._weigh_growth(channels[name].reducer.tag, name, before.get(name, MISSING), values, after)
             if weight > GROWN_BYTES:
                 raise TooLarge(f"{name}, grown", weight, GROWN_BYTES, hint="keep fewer items with window(n), or write the data to files and keep only their names in the channel")
             if after is not None and name in after:
                 self._known[name] = (after[name], weight)
 
-    def _grown(self, tag: str, name: str, old: Any, writes: list[Any], after: Mapping[str, Any] | None) -> int:
+    def _weigh_growth(self, tag: str, name: str, old: Any, writes: list[Any], after: Mapping[str, Any] | None) -> int:
         if tag in _REPLACED:
             return self._of(after[name] if after is not None and name in after else writes[-1])
         was = 0 if old is MISSING or old is None or tag == TOPIC else self.weight(name, old)

@@ -306,7 +306,7 @@ class Dispatcher:
         try:
             move = intents.next_move(intent, route.how)
             if isinstance(move, LookUp):
-                intent, settled, answer = await self._looked_up(intent, route, move)
+                intent, settled, answer = await self._look_up(intent, route, move)
                 if settled is not None:
                     await self._ended(before, intent, settled, route, answer)
                     return
@@ -327,15 +327,15 @@ class Dispatcher:
     async def _ended(self, before: Intent, intent: Intent, after: Intent, route: Route, answer: Any) -> None:
         """Notes what is to be settled, with what the transport's hook gives where it was sent, by whichever attempt."""
         hooked = after.state is IntentState.SENT and route.on_response is not None
-        found = await self._hooked(intent, after, route, answer) if hooked else Settlement(before, after)
+        found = await self._call_hook(intent, after, route, answer) if hooked else Settlement(before, after)
         self._done.append(replace(found, before=before))  # only now: meanwhile others may have been settled
 
-    async def _looked_up(self, intent: Intent, route: Route, move: LookUp) -> tuple[Intent, Intent | None, Any]:
+    async def _look_up(self, intent: Intent, route: Route, move: LookUp) -> tuple[Intent, Intent | None, Any]:
         """What the transport says about an attempt that was lost: the intent as it is to be sent, or as it is settled, and the answer."""
         assert route.verify is not None
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
-                answer = fx.understood(await self._called(intent.lane, route.verify, canon.thaw(canon.decode(intent.payload)), intent.key), f"verify of {intent.type}")
+                answer = fx.understood(await self._call(intent.lane, route.verify, canon.thaw(canon.decode(intent.payload)), intent.key), f"verify of {intent.type}")
         except Exception as e:  # the hook is the author's code; one that raises or hangs does not know (X-05)
             answer = fx.Unknown(f"verify raised {type(e).__name__}: {e}")
         now = self._store.now()
@@ -440,7 +440,7 @@ class Dispatcher:
 
     # -- hooks --------------------------------------------------------------------------------------
 
-    async def _called(self, lane: Lane, hook: Callable[..., Any], *args: Any) -> Any:
+    async def _call(self, lane: Lane, hook: Callable[..., Any], *args: Any) -> Any:
         """What a hook gives: awaited if it is asynchronous, else from a thread of those that its receiver has for hooks."""
         if asynchronous(hook):
             return await hook(*args)
@@ -448,12 +448,12 @@ class Dispatcher:
         value = await self._hooks.do(lane, functools.partial(hook, *args))
         return await value if isinstance(value, Awaitable) else value
 
-    async def _hooked(self, intent: Intent, after: Intent, route: Route, answer: Any) -> Settlement:
+    async def _call_hook(self, intent: Intent, after: Intent, route: Route, answer: Any) -> Settlement:
         """The settlement with what the transport's hook gives (§9.5). A hook that fails is told on the intent, which was sent all the same."""
         assert route.on_response is not None
         try:
             async with asyncio.timeout(route.timeout):
-                values = read_given(await self._called(intent.lane, route.on_response, IntentView.of(after), answer))
+                values = read_given(await self._call(intent.lane, route.on_response, IntentView.of(after), answer))
             return self._beside(intent, after, values)
         except Exception as e:  # the hook is the author's code and may raise anything
             return Settlement(intent, replace(after, detail=f"sent; on_response failed: {type(e).__name__}: {e}"[:1000]))

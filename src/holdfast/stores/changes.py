@@ -219,15 +219,15 @@ class Changes:
         if kinds & OTHER or (self._probe is not None and self._posting() is None):
             kinds = OTHER  # of every change, which the probe finds; without a board it is of no kind
         self._look(kinds)
-        if not self._unseen(task, kinds) and not self._closed:
+        if not self._find_unseen(task, kinds) and not self._closed:
             await self._sleep(timeout, kinds)
         if self._closed:
             raise StoreClosed
-        found = self._unseen(task, kinds)
+        found = self._find_unseen(task, kinds)
         self._seen[task] = self._generations
         return ANYTHING if found & OTHER else News(found)
 
-    def _unseen(self, task: asyncio.Task[Any], about: int) -> int:
+    def _find_unseen(self, task: asyncio.Task[Any], about: int) -> int:
         seen = self._seen.get(task)
         if seen is None:
             return about

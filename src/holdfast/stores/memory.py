@@ -761,7 +761,7 @@ class MemoryStore(Small):
             if all(getattr(row.run, f) == value for f, value in asked):
                 found.append(row)
         out: list[tuple[Run, Lease]] = []
-        for row in self._ordered(found, query):
+        for row in self._put_in_order(found, query):
             if len(out) == query.limit:
                 break
             with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
@@ -769,7 +769,7 @@ class MemoryStore(Small):
                 out.append((self._run(row), lease))
         return out
 
-    def _ordered(self, found: list[_Row], query: RunFilter) -> list[_Row]:
+    def _put_in_order(self, found: list[_Row], query: RunFilter) -> list[_Row]:
         if not query.ahead:
             return sorted(found, key=(lambda r: r.turn) if query.by_turn else (lambda r: r.run.run_id), reverse=True)
         now, until = self.now(), self._runs.get(query.until or "")

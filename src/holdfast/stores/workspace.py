@@ -376,7 +376,7 @@ class WorkspaceStore(MemoryStore):
     def _kept(self, run_id: str) -> Kept:
         return read_log(run_id, _read(self._at(run_id, EVENTS)) or b"", lambda name: _read(self._at(run_id, "checkpoints", f"{name}.json")))
 
-    async def _kept_now(self, run_id: str) -> Kept:
+    async def _keep_now(self, run_id: str) -> Kept:
         """The same, a long log in a thread; nothing was written to it since it was read."""
         stamp = self._stamp(run_id)
         kept = await asyncio.to_thread(self._kept, run_id) if _bytes(stamp) > SLICE_BYTES else None
@@ -733,7 +733,7 @@ class WorkspaceStore(MemoryStore):
     async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
         self._writable()
         taken = sorted(key for key in once if (shelf, key) in self._shelves)
-        self._shelved({**self._shelves, **{(shelf, key): data for key, data in rows.items() if key not in taken}})
+        self._write_shelves({**self._shelves, **{(shelf, key): data for key, data in rows.items() if key not in taken}})
         return taken
 
     async def shelved(self, shelf: str, key: str) -> bytes | None:
@@ -753,10 +753,10 @@ class WorkspaceStore(MemoryStore):
         self._writable()
         kept = {place: data for place, data in self._shelves.items() if place[0] != shelf or not place[1].startswith(prefix)}
         gone = len(self._shelves) - len(kept)
-        self._shelved(kept)
+        self._write_shelves(kept)
         return gone
 
-    def _shelved(self, shelves: dict[tuple[str, str], bytes]) -> None:
+    def _write_shelves(self, shelves: dict[tuple[str, str], bytes]) -> None:
         rows = [[name, key, base64.b64encode(data).decode()] for (name, key), data in sorted(shelves.items())]
         if self._unshelved is not None:
             raise self._unshelved  # what is there would be overwritten
@@ -980,7 +980,7 @@ class WorkspaceStore(MemoryStore):
         if not run_id or not any(os.path.isfile(self._at(run_id, f)) for f in (EVENTS, META)):
             return None
         await self._look_by_turns(run_id)
-        kept = await self._kept_now(run_id)
+        kept = await self._keep_now(run_id)
         self._parsed = (run_id, kept)
         text = _read(self._at(run_id, META))
         tip = None if not kept.rows else Tip(kept.rows[-1].seq, kept.rows[-1].hash, 0, sum(len(r.data) for r in kept.rows), 0)
@@ -1005,7 +1005,7 @@ class WorkspaceStore(MemoryStore):
 
     async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
         if self._parsed is None or self._parsed[0] != run_id:
-            self._parsed = (run_id, await self._kept_now(run_id))
+            self._parsed = (run_id, await self._keep_now(run_id))
         return [r for r in self._parsed[1].rows if r.seq > after][:limit]
 
     async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:

@@ -263,7 +263,7 @@ class Chaos:
         except HoldfastError:  # refused, or the file was held: it is no fault that was done
             self.faults[fault] -= 1
 
-    def _died(self, events: Sequence[EventView]) -> bool:
+    def _has_died(self, events: Sequence[EventView]) -> bool:
         """Whether each owner that a run was taken over from was one that we had killed or frozen."""
         lost = [OwnerId.parse(str(e.payload["owner"])) for e in events if e.type == "attempt.lease_expired"]
         return all(o is not None and o.pid in self.struck for o in lost)
@@ -353,7 +353,7 @@ class Chaos:
             if run.status not in TERMINAL and not run.waits and run.condition != "interrupted":
                 wrong.append(f"{run_id} has not ended and waits for nobody: {run.condition}")
             text = json.dumps([e.payload for e in events], default=str)
-            if run.stop_reason == "takeover_limit" and self._died(events):
+            if run.stop_reason == "takeover_limit" and self._has_died(events):
                 self.report.limited += 1  # its owners were killed by us, each of them: that is what it says
                 continue
             for code in HOUSE:

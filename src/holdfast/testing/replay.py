@@ -335,12 +335,12 @@ class _Replay:
         store = MemoryStore(now=clock.now)
         async with Runtime(store, clock=clock, **self._options) as rt:
             rt._services.recording = self._answers
-            stopped = past.cut > 0 and await self._went(rt, store)
+            stopped = past.cut > 0 and await self._go(rt, store)
             now = await rt.get(past.run.run_id) if past.cut else None
             if now is not None:
                 for row in await store.rows(past.run.run_id):
                     _plan(open_row(row), self._planned, self._ended)
-        at = self._parted()  # what is called where other nodes run says nothing more
+        at = self._find_parting()  # what is called where other nodes run says nothing more
         found = [*self._routes(at, stopped), *(d for step, d in self._answers.differences if at is None or step < at), *self._missing(at)]
         if now is not None and not stopped and past.whole:
             found += self._ends(now)
@@ -348,7 +348,7 @@ class _Replay:
             past.run.run_id, past.run.skill_id, tuple(found), self._answers.served, program.fingerprint == past.run.fingerprint, str(past.run.status)
         )
 
-    async def _went(self, rt: Runtime, store: MemoryStore) -> bool:
+    async def _go(self, rt: Runtime, store: MemoryStore) -> bool:
         """Lets the code go on from the first checkpoint to where it rests; True if a call stopped it."""
         rows, run = self._kept.rows[: self._past.cut], None
         for row in rows:
@@ -382,7 +382,7 @@ class _Replay:
 
     # -- comparing ----------------------------------------------------------------------------------
 
-    def _parted(self) -> int | None:
+    def _find_parting(self) -> int | None:
         """The first super-step in which other nodes run."""
         both = sorted(self._past.planned.keys() & self._planned.keys())
         return next((step for step in both if sorted(self._past.planned[step]) != sorted(self._planned[step])), None)

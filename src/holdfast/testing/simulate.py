@@ -291,9 +291,9 @@ class Simulation:
                 task.cancel()
             await asyncio.gather(people, *workers, asking, *self.tasks, return_exceptions=True)
             for task in (people, *workers):
-                self._own_fault(task)
+                self._note_own_fault(task)
 
-    def _own_fault(self, task: asyncio.Future[Any]) -> None:
+    def _note_own_fault(self, task: asyncio.Future[Any]) -> None:
         """A mistake of the simulator itself must not look like a calm end."""
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, SimulatedCrash):
             raise error

@@ -212,9 +212,9 @@ class World:
             case "put":
                 self.diary.note(f"asks {args[0].run_id}: {type(args[0].command).__name__}", run=args[0].run_id)
             case "commit":
-                self._applied(args[0])
+                self._apply(args[0])
             case "step":
-                self._applied(self._whole(args[0]))
+                self._apply(self._whole(args[0]))
 
     def _claimed(self, owner: str, claim: Claim) -> None:
         """A claim takes nothing from an owner that lives (§10.1)."""
@@ -232,7 +232,7 @@ class World:
         run = fold_all(self._runs[step.run_id], record.events)
         return Commit(run=run, events=record.events, after=step.after, fence=step.fence, at=record.at, delta=record.delta_bytes)
 
-    def _applied(self, commit: Commit) -> None:
+    def _apply(self, commit: Commit) -> None:
         run = self._runs[commit.run.run_id] = commit.run
         for born in commit.creates:
             self._runs[born.run.run_id] = born.run

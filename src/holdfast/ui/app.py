@@ -90,7 +90,7 @@ class Pages:
             ("/workers", "GET", view, self.workers),
             ("/health", "GET", view, self.health),
         ]
-        made: list[BaseRoute] = [Path(path, self._guarded(scope, page), methods=[method]) for path, method, scope, page in rows]
+        made: list[BaseRoute] = [Path(path, self._guard(scope, page), methods=[method]) for path, method, scope, page in rows]
         return [
             *made, Path("/login", self.login, methods=["GET", "POST"]), Path("/logout", self.logout, methods=["POST"]),
             Path("/w/{token}", self.link, methods=["GET", "POST"]), Path("/zone", self.zone, methods=["POST"]), Path("/static/{name}", self.static, methods=["GET"]),
@@ -98,7 +98,7 @@ class Pages:
 
     # -- around every page --------------------------------------------------------------------------
 
-    def _guarded(self, scope: Scope | None, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def _guard(self, scope: Scope | None, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             viewer = await self._sessions.viewer(request)
             if viewer is None:

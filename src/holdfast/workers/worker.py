@@ -143,7 +143,7 @@ class Worker:
         self._passed: set[str] = set()
         self._offered: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._looked = -math.inf
-        self._sweeper = Sweeper(services, self._queues, self._unfired) if schedules else None
+        self._sweeper = Sweeper(services, self._queues, self._note_unfired) if schedules else None
         self._running: set[asyncio.Task[Report | None]] = set()
         self._draining = asyncio.Event()
         self._closing = asyncio.Event()
@@ -322,7 +322,7 @@ class Worker:
             self._patience.looked(in_vain=not found)
         if found.again is not None and len(found) < room:
             self._look_in(max(0, found.again - self._services.store.now()) / 1_000_000 + self._patience.seconds())
-        claims = found + (await self._reclaimed(room - len(found)) if room > 0 else [])
+        claims = found + (await self._reclaim(room - len(found)) if room > 0 else [])
         ahead = asyncio.ensure_future(_turns(AHEAD_TURNS)) if len(claims) > AHEAD else None
         for n, claim in enumerate(claims):
             self._start(claim.run_id, self._one(claim, after=None if n < AHEAD else ahead))
@@ -417,7 +417,7 @@ class Worker:
             raise error
         return 0
 
-    async def _reclaimed(self, room: int) -> list[Claim]:
+    async def _reclaim(self, room: int) -> list[Claim]:
         """Runs that are held here and that nobody drives, because the store failed under their driver, or the lease was not
         safe for a while: taken up again, under a new fence. Else they would be nobody's while this process lives (X-09)."""
         services, out = self._services, list[Claim]()
@@ -459,7 +459,7 @@ class Worker:
             if told is not None:
                 await told
 
-    async def _unfired(self, schedule_id: str, error: Exception) -> None:
+    async def _note_unfired(self, schedule_id: str, error: Exception) -> None:
         await self._tell(Report("", None, error, schedule_id))
 
     async def _one(self, claim: Claim, found: Loaded | None = None, begun: asyncio.Event | None = None, after: asyncio.Future[None] | None = None) -> Report | None:

@@ -320,7 +320,7 @@ class Attempt:
         self.prefix = f"{inner}/" if inner else ""  # under which all places of this task stand, whatever the round it is done in
         self.nodes: Mapping[str, Node] = NO_NODES if program is None else program.nodes
         self.state = state
-        self.rounds, self.feedback = self._redone()
+        self.rounds, self.feedback = self._count_redone()
         self._closed = False
         self._places: Places | None = None  # most steps make no recorded call
         self.waits: dict[str, Wait] = {}
@@ -501,7 +501,7 @@ class Attempt:
 
     # -- done again ---------------------------------------------------------------------------------
 
-    def _redone(self) -> tuple[int, str | None]:
+    def _count_redone(self) -> tuple[int, str | None]:
         """How often this task has been sent back so far, and with what feedback the last time."""
         record = self.record(f"{self.prefix}{REDO}")
         if record is None or record.value is None:

@@ -177,7 +177,7 @@ class Performance:
         """``again``: the node is tried again after this effect had failed."""
         if again:
             await self._again(self.attempt.number)
-        if self.journal.echo is not None and self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._echoed()) is not None:
+        if self.journal.echo is not None and self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._find_echo()) is not None:
             return await self._replay(echoed)
         until: int | None = None
         if self.options.elsewhere is not None:
@@ -216,7 +216,7 @@ class Performance:
                     if done:
                         return value
 
-    def _echoed(self) -> StepRecord | None:
+    def _find_echo(self) -> StepRecord | None:
         """What the source of a replay has on record here, if it is this very call."""
         echoed = self.journal.echoed(self.attempt.key, self.path)
         if echoed is None:
@@ -456,20 +456,20 @@ class Performance:
         if over is not None and over.run_id != self.journal.run.run_id and not self.shared:
             self.key, self.records, over, same = self.apart, [], None, False  # a forebear's row is not ours to write
         if self.options.undoes is not None:  # who is over its budget, or is to stop soon, must clean up all the same
-            return await self._attempted(over, same)
+            return await self._begin_attempt(over, same)
         if self.journal.run.budgets:
             await steps.afford(self.attempt, self.path)
         self._stands()
         await self.attempt.begin()
         try:
             if self.options.limit is None:
-                return await self._attempted(over, same)
+                return await self._begin_attempt(over, same)
             async with steps.held(self.services, self.journal.run.run_id, f"{self.attempt.attempt_id}/{self.path}", self.options.limit):
-                return await self._attempted(over, same)
+                return await self._begin_attempt(over, same)
         finally:
             self.attempt.finish()
 
-    async def _attempted(self, over: Effect | None, same: bool) -> tuple[bool, Any]:
+    async def _begin_attempt(self, over: Effect | None, same: bool) -> tuple[bool, Any]:
         self.journal.replayed()
         if not await self.services.holds():
             self._too_late()
@@ -481,7 +481,7 @@ class Performance:
             draft.effects.insert(0, replace(over, status=EffectStatus.ABANDONED, closed=True, settled_at=effect.attempted_at))
             draft.facts.insert(0, self._fact(ev.SideEffectAbandoned, over, "done again"))
         if self.options.elsewhere is not None:
-            return await self._requested(self.options.elsewhere, effect, draft)
+            return await self._request(self.options.elsewhere, effect, draft)
         # From before the attempt is seen until its outcome is: whoever looks meanwhile waits.
         # Under the fence too: a driver of this process that was overtaken by another one here must not end that one's turn.
         turn = (effect.effect_id, f"call {effect.fence}")
@@ -503,7 +503,7 @@ class Performance:
         finally:
             self.services.acting.discard(turn)
 
-    async def _requested(self, elsewhere: Elsewhere, effect: Effect, draft: Draft) -> tuple[bool, Any]:
+    async def _request(self, elsewhere: Elsewhere, effect: Effect, draft: Draft) -> tuple[bool, Any]:
         """Asks whoever does it elsewhere, in the commit of the attempt, and rests. (False, None): somebody came first."""
         if self.journal.run.cancel_requested_at is not None:
             raise asyncio.CancelledError("the run is being canceled")
@@ -529,7 +529,7 @@ class Performance:
             return await self._left(effect, "its request was taken back before it began")
         effect = replace(effect, owner=answer.owner)
         if answer.lost:
-            await self._lost_track(effect, answer.lost, closed=answer.closed)
+            await self._lose_track(effect, answer.lost, closed=answer.closed)
             return False, None
         if answer.word is not None:
             by = fx.attribute(answer.word.actor, answer.word.reason)
@@ -590,14 +590,14 @@ class Performance:
             try:
                 value, data = canon.pack(act.result(), f"{self.name}()")
             except (Unserializable, TooLarge) as e:
-                await self._lost_track(effect, f"done, but its result cannot be stored: {e.message}", closed=True)
+                await self._lose_track(effect, f"done, but its result cannot be stored: {e.message}", closed=True)
                 raise
-            return True, await self._recorded(effect, value, data)
+            return True, await self._record(effect, value, data)
         if isinstance(failure, NotBegun):
-            return await self._abandoned(effect, failure)
+            return await self._abandon(effect, failure)
         if isinstance(failure, StepTimeout) and not self.options.idempotent:
             # It may have happened: that is for the hook or a person to say.
-            await self._lost_track(effect, "timed out", closed=self._cooperative())
+            await self._lose_track(effect, "timed out", closed=self._cooperative())
             if self.options.verify is None or not self._cooperative():
                 return False, None
             answer = await self._verify()
@@ -617,13 +617,13 @@ class Performance:
     async def _cut_short(self, effect: Effect) -> tuple[bool, Any]:
         """A cancel ended the act in the middle: what became of it is for the hook to say, else it stays unknown (§10.12)."""
         why = "canceled while it was being carried out"
-        await self._lost_track(effect, why, closed=True)
+        await self._lose_track(effect, why, closed=True)
         if self.options.verify is not None:
             answer = await self._verify()
             if isinstance(answer, fx.Happened):
                 return True, await self._settled(effect, *canon.pack(answer.result, f"verify of {self.name}"))
             if isinstance(answer, fx.Absent):
-                return await self._abandoned(effect, NotBegun(why))
+                return await self._abandon(effect, NotBegun(why))
         raise asyncio.CancelledError(why)
 
     def _cooperative(self) -> bool:
@@ -719,7 +719,7 @@ class Performance:
 
     # -- writing down -------------------------------------------------------------------------------
 
-    async def _recorded(self, effect: Effect, value: Any, data: bytes) -> Any:
+    async def _record(self, effect: Effect, value: Any, data: bytes) -> Any:
         now = self.services.clock.now()
         recorded = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now)
         done = StepRecord(self.attempt.key, self.path, self.name, value=data, kind="effect", attempt=self.attempt.number, digest=self.request)
@@ -738,13 +738,13 @@ class Performance:
         """An unknown attempt whose result is known now, by its hook or by a person."""
         if effect.run_id != self.journal.run.run_id and not self.shared:
             self.key, self.records = self.apart, []
-            return await self._recorded(replace(self._attempt(None), closed=True, source_effect_id=fx.origin(effect)), value, data)
+            return await self._record(replace(self._attempt(None), closed=True, source_effect_id=fx.origin(effect)), value, data)
         if effect.run_id != self.journal.run.run_id:
             now = self.services.clock.now()
             settled = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now, closed=True)
             await self._settle_theirs(settled, effect.status)
             return await self._reuse(settled, self._fact(ev.SideEffectRecorded, settled, f"in the run {effect.run_id}, whose effect it is"))
-        return await self._recorded(replace(effect, closed=True), value, data)
+        return await self._record(replace(effect, closed=True), value, data)
 
     async def _settle_theirs(self, settled: Effect, seen: EffectStatus) -> None:
         """Writes what is known now on the row of another run, whose effect it is under a shared key. Its owner finds it there.
@@ -768,7 +768,7 @@ class Performance:
         if decision.action != RECORD_RESULT:
             return await self._given_up(effect, fx.attribute(decision.actor, decision.note or ""))
         data = decision.payload if decision.payload is not None else canon.encode(None)
-        return await self._recorded(replace(effect, closed=True), canon.decode(data), data)
+        return await self._record(replace(effect, closed=True), canon.decode(data), data)
 
     async def blocked(self, why: str) -> EffectFailed:
         """Puts on record that it may not be done; gives the failure that says so."""
@@ -824,11 +824,11 @@ class Performance:
         self.journal.hold(draft)
         return await self.attempt.given(echoed)
 
-    async def _lost_track(self, effect: Effect, why: str, *, closed: bool) -> None:
+    async def _lose_track(self, effect: Effect, why: str, *, closed: bool) -> None:
         unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=why, closed=closed)
         await self._save(effect, Draft(facts=[self._fact(ev.SideEffectUnknown, effect, why)], effects=[unknown]), why)
 
-    async def _abandoned(self, effect: Effect, shut: NotBegun) -> tuple[bool, Any]:
+    async def _abandon(self, effect: Effect, shut: NotBegun) -> tuple[bool, Any]:
         """Too late to act: the attempt closes itself on its own row, whoever has the lease now (§6.5). One that was late for a moment
         is attempted anew."""
         why = str(shut)

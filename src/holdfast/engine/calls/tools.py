@@ -118,13 +118,13 @@ class ToolCall:
         if not told:
             outcome = msgspec.structs.replace(outcome, reports=missing(self._tool.postconditions, outcome.reports))
         if outcome.reports or outcome.artifacts:
-            await self._evidenced(outcome, request)
+            await self._keep_evidence(outcome, request)
         if self._check and not outcome.ok and not any(isinstance(c, ExitCode) for c in self._tool.postconditions):
             said = (outcome.stderr.strip() or outcome.stdout.strip())[-SHOWN:]
             raise ToolFailed(f"{self._tool.name} ended with {outcome.exit_code}: {said}", hint="check=False hands the outcome to the node")
         return outcome
 
-    async def _evidenced(self, outcome: ToolOutcome, request: ToolRequest | None) -> None:
+    async def _keep_evidence(self, outcome: ToolOutcome, request: ToolRequest | None) -> None:
         """Keeps what was seen with the call's end, be it good or bad (§11.4).
 
         Raises:

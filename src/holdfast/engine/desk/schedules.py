@@ -48,10 +48,10 @@ class Scheduler:
         Raises:
             InvalidInput: the input, by field; the cron line, zone or interval. UsageError: cronsim is missing. UnknownOption.
         """
-        new = self._drafted(program, given, rule, schedule_id, options)
+        new = self._draft(program, given, rule, schedule_id, options)
         return await self._change(new.schedule_id, lambda old, now: sch.revise(old, new, now, actor, CALENDAR))
 
-    def _drafted(self, program: Program, given: Mapping[str, Any], rule: Rule, schedule_id: str | None, options: Mapping[str, Any]) -> Schedule:
+    def _draft(self, program: Program, given: Mapping[str, Any], rule: Rule, schedule_id: str | None, options: Mapping[str, Any]) -> Schedule:
         check_known(options, door.KEPT, "a schedule")
         if rule.overlap not in OVERLAP:
             raise InvalidInput(f"overlap is skip or allow, not {rule.overlap!r}")

@@ -138,7 +138,7 @@ class Conductor:
                 raise
             journal.dead = None
             return await self._queued(born, "lane busy" if e.code == "lane_busy" else "its thread's turn", step_limit, detach)
-        record = await self._driven(born.run_id, driver, None, ())
+        record = await self._drive(born.run_id, driver, None, ())
         if record.terminal:
             return self._reader.left(record, Lease(journal.fence), journal.progress.checkpoint.values)
         return await self.drive_on(born.run_id, step_limit=step_limit, detach=detach)
@@ -202,7 +202,7 @@ class Conductor:
 
     # -- driving ------------------------------------------------------------------------------------
 
-    async def _driven(
+    async def _drive(
         self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...], named: bool = False
     ) -> records.Run:
         self._services.driving.add(run_id)
@@ -251,7 +251,7 @@ class Conductor:
             await asyncio.shield(let_go(self._services, claim.run_id, claim.fence, e))
             self._services.driving.discard(claim.run_id)
             raise
-        await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
+        await self._drive(claim.run_id, driver, claim, loaded.inbox, named)
         return driver.journal
 
     async def drive_on(
@@ -302,7 +302,7 @@ class Conductor:
                 if left.run.terminal:
                     return self._reader.left(left.run, Lease(left.fence), left.progress.checkpoint.values)
                 judged, forced = None, False
-            elif (blocked := await self._way_cleared(run) or await self._limited(run)) is not None:
+            elif (blocked := await self._way_cleared(run) or await self._wait_for_limit(run)) is not None:
                 return blocked
 
     async def _room(self, run_id: str, left: int) -> None:
@@ -313,7 +313,7 @@ class Conductor:
         finally:
             self._waited[run_id] -= 1
 
-    async def _limited(self, run: records.Run) -> Blocked | None:
+    async def _wait_for_limit(self, run: records.Run) -> Blocked | None:
         """Waits a moment where a limit will soon let the run go, or what this process drives itself is in the way; else says what is (§10.11)."""
         held = await obstacles.find_limit(self._services, run)
         if held is None:

@@ -88,7 +88,7 @@ class Desk:
         loaded = await self._reader.loaded(run_id)
         run = loaded.run
         wait_id = wait_id or _only_wait(run, action)
-        await self._found_out(run)
+        await self._find_out(run)
         command = door.decision(
             wait_id, action, actor=actor, feedback=feedback, note=note, given=payload, at=self._store.now(), resume=resume, force=force, via=via
         )
@@ -103,7 +103,7 @@ class Desk:
         if wait is not None and wait.effect_id is not None:
             await self._elsewhere(run, wait.effect_id, command)
 
-    async def _found_out(self, run: records.Run) -> bool:
+    async def _find_out(self, run: records.Run) -> bool:
         """Answers this run's questions about acts that another run of its lineage has settled meanwhile; False if there is none."""
         told = False
         for wait in run.waits:
@@ -278,7 +278,7 @@ class Desk:
     async def brought_up(self, run: records.Run) -> bool:
         """Takes over what other runs of the lineage know of the acts that this one asks about, and what lies in its inbox; False if
         there was nothing."""
-        if not (await self._found_out(run) | bool(await self._store.inbox(run.run_id))):
+        if not (await self._find_out(run) | bool(await self._store.inbox(run.run_id))):
             return False
         await self.settle(run.run_id)
         return True

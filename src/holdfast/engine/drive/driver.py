@@ -95,7 +95,7 @@ class Driver:
             self._again = True  # the entry reads the inbox by itself; what came after that is looked at then
         elif self._attending is None or self._attending.done():
             self._attending = asyncio.ensure_future(self._attend())
-            self._attending.add_done_callback(self._attended)
+            self._attending.add_done_callback(self._note_attended)
         else:
             self._again = True
 
@@ -127,7 +127,7 @@ class Driver:
             if not self._again:
                 return
 
-    def _attended(self, task: asyncio.Task[None]) -> None:
+    def _note_attended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.broke(error)
 
@@ -301,9 +301,9 @@ class Driver:
         if claim is not None and claim.previous_owner is not None:
             journal.supersede()
             journal.hold(await surface_open(self._services, claim.run_id, claim.previous_owner, claim.cause))
-            if self._taken_over(claim) and await self._stop_here(named):
+            if self._is_taken_over(claim) and await self._stop_here(named):
                 return journal.run
-        elif claim is not None and self._spent() is not None and await self._stop_here(named):
+        elif claim is not None and self._why_spent() is not None and await self._stop_here(named):
             return journal.run
         if journal.run.cancel_requested_at is not None and journal.run.status in LIVE:
             self._end = self._canceling  # its owner died between the request and the boundary
@@ -335,7 +335,7 @@ class Driver:
     async def _enter(self, claim: Claim | None) -> None:
         """Waits until the run may be driven beside others; one that may end the process is driven alone (``Quarantine``)."""
         progress = self.journal.progress
-        self._suspect = claim is not None and (progress.takeovers > 0 or progress.cuts > 1) and not self._late and self._spent() is None
+        self._suspect = claim is not None and (progress.takeovers > 0 or progress.cuts > 1) and not self._late and self._why_spent() is None
         await self._services.quarantine.enter(progress.checkpoint.run_id, suspect=self._suspect, waits=claim is not None)
         self._began = self._services.clock.monotonic()
 
@@ -344,7 +344,7 @@ class Driver:
         """Whether its driving has begun a moment ago."""
         return self._began is not None and self._services.clock.monotonic() - self._began < ALONE_SECONDS
 
-    def _taken_over(self, claim: Claim) -> bool:
+    def _is_taken_over(self, claim: Claim) -> bool:
         """Whether another owner had it. Taking one's own run up again, after an outage or a late renewal, counts nowhere (§10.6)."""
         return claim.previous_owner not in (None, self._services.owner)
 
@@ -359,7 +359,7 @@ class Driver:
             progress = self.journal.progress
             # One that its last owner had claimed, and not begun, when that died of another run, has killed nobody.
             begun = not progress.takeovers or progress.fence in (0, counter(claim.fence) - 1)
-            if (run.recovery == "hold" and not named) or self._spent() is not None:
+            if (run.recovery == "hold" and not named) or self._why_spent() is not None:
                 return [expired, *facts]
             facts = [
                 expired,
@@ -381,7 +381,7 @@ class Driver:
         if run.recovery == "hold" and not named:
             await self.journal.leave(Draft(facts=[ev.RunInterrupted("recovery is on hold until a person resumes it")]))
             return True
-        if (spent := self._spent()) is not None:
+        if (spent := self._why_spent()) is not None:
             await self._fail(Draft(), spent, record(spent))
             return True
         # A step that kills its owners before their first commit must be counted all the same.
@@ -392,7 +392,7 @@ class Driver:
             await self._services.renew()
         return False
 
-    def _spent(self) -> StepFailure | None:
+    def _why_spent(self) -> StepFailure | None:
         """Why a run that has used up one of its two budgets of owners does not go on: those that died, or those that lived and were late."""
         progress, most = self.journal.progress, self._services.max_takeovers
         if self._late and progress.late >= most:
@@ -628,15 +628,15 @@ class Driver:
         """The commit that carries a super-step across; the last one also ends the run. True if it rests now. ``taken`` are the tasks that
         have come to their end, None for all that are pending; the others wait on (§5.11)."""
         try:
-            return await self._crossed(results, inline, decoded, taken)
+            return await self._cross(results, inline, decoded, taken)
         except StatementFailed as e:  # the application's own tables say no: the run stands where it stood, and its finished tasks are kept
-            return await self._uncrossed(results, inline, e)
+            return await self._note_uncrossed(results, inline, e)
 
-    async def _uncrossed(self, results: Mapping[str, TaskResult], inline: set[str], e: Exception) -> bool:
+    async def _note_uncrossed(self, results: Mapping[str, TaskResult], inline: set[str], e: Exception) -> bool:
         done = [results[k] for k in inline]
         return await self._fail(Draft(facts=[_end_fact(self.journal.progress.checkpoint, r) for r in done], results=list(done)), e, record(e))
 
-    async def _crossed(
+    async def _cross(
         self, results: Mapping[str, TaskResult], inline: set[str], decoded: Mapping[str, Mapping[str, Any]], taken: tuple[Task, ...] | None = None
     ) -> bool:
         journal, program = self.journal, self._program
@@ -647,7 +647,7 @@ class Driver:
             if tip is not None and (len(inline) > 1 or tip.since + tip.whole > ROOM):
                 self._weigh(parent, moved, results, inline)
         except BaseException as raised:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
-            return await self._uncrossed(results, inline, contain(raised, "a reducer"))
+            return await self._note_uncrossed(results, inline, contain(raised, "a reducer"))
         draft = Draft(facts=[_end_fact(parent, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
         if taken is not None:
             results = {t.key: results[t.key] for t in taken}

@@ -142,7 +142,7 @@ class Round:
             if error is not None:
                 self._failed(key, error, batch)
             elif finished is not None:
-                self._finished(key, finished, batch)
+                self._finish(key, finished, batch)
         self._reenter()
         outcome = self._outcome
         if batch and not self._running and self._over:
@@ -162,7 +162,7 @@ class Round:
             return False
         return len(group) == len(self._pending) or {r.task for r in batch.results} <= {t.key for t in group}
 
-    def _finished(self, key: str, finished: Finished, batch: Draft) -> None:
+    def _finish(self, key: str, finished: Finished, batch: Draft) -> None:
         result = finished.result
         self._outcome.results[key] = result
         self._outcome.decoded[key] = finished.writes

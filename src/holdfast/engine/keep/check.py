@@ -113,7 +113,7 @@ class Checker:
             return []
         return [Problem("no_worker_for", "warning", lacking.said, lacking.way_out(run.run_id), run.run_id)]
 
-    async def _unsent(self, diagnosis: Diagnosis) -> list[Problem]:
+    async def _find_unsent(self, diagnosis: Diagnosis) -> list[Problem]:
         """Queued intents of a type that nobody who is up sends (§9.1), and those whose sender lacked something for them (§5.9)."""
         lacking = [
             Problem("not_configured", "warning", f"{count} queued {'message' if count == 1 else 'messages'} of type {type!r} could not be sent: {what}", way, diagnosis.run_id)
@@ -146,7 +146,7 @@ class Checker:
             return False  # it was pruned while it was looked at, between two of its parts
         found.note(problems)
         found.note(await self._nobody(evidence))
-        found.note(await self._unsent(diagnosis))
+        found.note(await self._find_unsent(diagnosis))
         found.runs += 1
         found.events += evidence.tip.seq if evidence.tip is not None else 0
         return True

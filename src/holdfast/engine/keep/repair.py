@@ -113,7 +113,7 @@ class Repairer:
         report = Repair(run_id=run_id, dry_run=not apply, problems=problems, status_before=before, status_after=before)
         codes = {p.code for p in problems}
         wanted = codes & (SAFE | DOUBTFUL if rebuild else SAFE)
-        undecided = self._undecided(evidence, diagnosis, codes)
+        undecided = self._is_undecided(evidence, diagnosis, codes)
         if undecided and not (evidence.lease is not None and evidence.lease.live(self._store.now())):
             return replace(report, refused="needs_operator_decision", reason=UNDECIDED, needs_operator_decision=True)
         if not wanted:
@@ -147,7 +147,7 @@ class Repairer:
             return "diagnosis_only", f"the row contains facts that no event records ({', '.join(doubt)}): look at the run first; holdfast doctor --rebuild then rewrites the row from the events"
         return None
 
-    def _undecided(self, evidence: Evidence, diagnosis: Diagnosis, codes: set[str]) -> bool:
+    def _is_undecided(self, evidence: Evidence, diagnosis: Diagnosis, codes: set[str]) -> bool:
         """Whether the run was interrupted with a handoff that a person has not decided: nothing is repaired before that (§12.3)."""
         folded = diagnosis.folded
         if "interrupted_with_active_handoff" in codes:

@@ -141,7 +141,7 @@ class Follower:
                     yield part
             if len(rows) == PAGE:
                 continue
-            for part in self._emitted(self._at.seq):
+            for part in self._read_emitted(self._at.seq):
                 yield part
             self.level = self._at.seq >= run.version
             self.over = run.status in TERMINAL and self.level
@@ -172,7 +172,7 @@ class Follower:
         for event in record.events:
             if event.seq <= self._at.seq:
                 continue
-            for part in self._emitted(event.seq - 1):
+            for part in self._read_emitted(event.seq - 1):
                 yield part
             number = 0
             for part in [*self._superseded(event), *self._told(run, event), *(self._state(record, vouching.seq) if event is vouching else ())]:
@@ -227,7 +227,7 @@ class Follower:
                 return
             page = await self._store.chunks(self._run_id, self._serial, PAGE)
 
-    def _emitted(self, seq: int) -> list[StreamPart]:
+    def _read_emitted(self, seq: int) -> list[StreamPart]:
         """What was emitted up to this event, with what there is to say of it."""
         out: list[StreamPart] = []
         while self._hold and self._hold[0].batch.after <= seq:
@@ -301,11 +301,11 @@ class Follower:
                 break
         for batch in batches:
             self._next[batch.turn.key] = batch.last + 1
-        await self._retold(batches)
+        await self._go_over(batches)
         if batches and self._resume is not None:  # of the last one not all may have been given
             self._next[batches[-1].turn.key] = min(self._next[batches[-1].turn.key], self._resume.number + 1)
 
-    async def _retold(self, batches: Sequence[Batch]) -> None:
+    async def _go_over(self, batches: Sequence[Batch]) -> None:
         """Goes over what was told of these attempts, so that nothing of it is told again."""
         if not batches:
             return

@@ -159,7 +159,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             made[key] = r.encode(self._value(thread, ns, channel, str(version), kind, body))
             _remember(self._known, key, None)
         shown: dict[str, Any] = {**checkpoint, "channel_values": near}
-        maps = self._mapped(thread, ns, checkpoint, shown, made)
+        maps = self._map_versions(thread, ns, checkpoint, shown, made)
         kind, body = self.serde.dumps_typed(shown)
         meta = get_checkpoint_metadata(config, metadata)
         meta_kind, told = self.serde.dumps_typed(meta)
@@ -176,7 +176,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             raise
         return _config(thread, ns, id)
 
-    def _mapped(self, thread: Thread, ns: str, checkpoint: Checkpoint, shown: dict[str, Any], made: dict[str, bytes]) -> str | None:
+    def _map_versions(self, thread: Thread, ns: str, checkpoint: Checkpoint, shown: dict[str, Any], made: dict[str, bytes]) -> str | None:
         """Leaves in ``shown`` what of the maps of versions differs from those that were put last, which it names. Those are put anew where need be."""
         versions, seen = checkpoint["channel_versions"], checkpoint["versions_seen"]
         if len(versions) + len(seen) < r.MANY:
@@ -553,10 +553,10 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
                 await self._delete(thread)
                 continue
             kept = {(row.ns, row.id) for row in every if row in r.latest(every).values()}
-            kept |= {place for row in r.latest(every).values() for place in self._needed(row, every)}
+            kept |= {place for row in r.latest(every).values() for place in self._find_needed(row, every)}
             await self._drop(thread, [row for row in every if (row.ns, row.id) not in kept])
 
-    def _needed(self, row: r.Checkpoint, every: Sequence[r.Checkpoint]) -> list[tuple[str, str]]:
+    def _find_needed(self, row: r.Checkpoint, every: Sequence[r.Checkpoint]) -> list[tuple[str, str]]:
         """The ancestors that a checkpoint's delta channels are rebuilt from: back to one that holds a value for each."""
         left = set(cast(dict[str, Any], self._meta(row)).get("counters_since_delta_snapshot") or ())
         by_place = {(each.ns, each.id): each for each in every}
@@ -587,10 +587,10 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self, config: RunnableConfig | None, *, filter: dict[str, Any] | None = None, before: RunnableConfig | None = None, limit: int | None = None
     ) -> AsyncIterator[CheckpointTuple]:
         """Checkpoints, newest first."""
-        for found in await self._join(self._listed(config, filter, before, limit)):
+        for found in await self._join(self._list_tuples(config, filter, before, limit)):
             yield found
 
-    async def _listed(
+    async def _list_tuples(
         self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None, limit: int | None
     ) -> list[CheckpointTuple]:
         return [found async for found in self._list(config, filter, before, limit)]
@@ -647,7 +647,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self, config: RunnableConfig | None, *, filter: dict[str, Any] | None = None, before: RunnableConfig | None = None, limit: int | None = None
     ) -> Iterator[CheckpointTuple]:
         """Like ``alist``."""
-        yield from self._call(self._listed(config, filter, before, limit))
+        yield from self._call(self._list_tuples(config, filter, before, limit))
 
     def delete_thread(self, thread_id: str) -> None:
         """Like ``adelete_thread``."""

@@ -354,7 +354,7 @@ class Committer:
     async def _step_again(self, batch: list[_Stepping], held: Held, error: psycopg.Error | OSError) -> None:
         """Steps whose answer was an error, or did not come."""
         await self._pool.give_back_broken(held, error)
-        await self._failed_steps(batch, error)
+        await self._fail_steps(batch, error)
 
     async def _write_steps(self, batch: list[_Stepping]) -> None:
         """One statement for all; what became of those that were not written is looked into."""
@@ -362,12 +362,12 @@ class Committer:
             async with asyncio.timeout(self._patience), self._pool.held() as db:
                 written = await self._step(db, [w.step for w in batch])
         except (psycopg.Error, OSError) as e:
-            await self._failed_steps(batch, e)
+            await self._fail_steps(batch, e)
             return
         if left := _answer_written(batch, written):
             await self._look_into(left)
 
-    async def _failed_steps(self, batch: list[_Stepping], error: psycopg.Error | OSError) -> None:
+    async def _fail_steps(self, batch: list[_Stepping], error: psycopg.Error | OSError) -> None:
         if not passing(error) and not isinstance(error, UNPREPARED):
             for w in batch:
                 _fail(w, translate(error, self._url))
@@ -463,7 +463,7 @@ class Committer:
 
         def over(found: list[Rows] | BaseException) -> None:
             try:
-                left = asked.left(batch, found) if isinstance(found, BaseException) else self._written_at_once(batch, asked, found)
+                left = asked.left(batch, found) if isinstance(found, BaseException) else self._answer_at_once(batch, asked, found)
             except Exception as e:  # nobody awaits this: whoever waits for these commits is told
                 for w in batch:
                     _fail(w, translate(e, self._url))
@@ -487,7 +487,7 @@ class Committer:
             except (psycopg.Error, OSError) as e:
                 left = asked.left(batch, e)
             else:
-                left = self._written_at_once(batch, asked, found)
+                left = self._answer_at_once(batch, asked, found)
         await self._settle_others(left)
 
     async def _settle_others(self, batch: list[_Waiting]) -> None:
@@ -523,7 +523,7 @@ class Committer:
         spoken = self._with_it(_news([w.prepared for w in (*taken, *moved.values(), *born)])) if asked else None
         return _Plain(born, moved, taken, asked if spoken is None else [*asked, spoken], spoken is not None)
 
-    def _written_at_once(self, batch: Sequence[_Waiting], asked: _Plain, found: Sequence[Rows]) -> list[_Waiting]:
+    def _answer_at_once(self, batch: Sequence[_Waiting], asked: _Plain, found: Sequence[Rows]) -> list[_Waiting]:
         """Answers those that were written, by the keys under which they were sent: what is known of runs here may have been forgotten meanwhile. Gives those that
         were not, and all others: why not is found the general way."""
         given = iter(found)
@@ -539,7 +539,7 @@ class Committer:
                 done.append(w)
                 if isinstance(w.prepared.commit.lease, Take):
                     self.keys[w.prepared.run_id] = Key(ids.bucket_number(w.prepared.run_id), id)
-        self._concluded(done, [w.prepared.tip(_number(w.prepared.commit)) for w in done], told=asked.told)
+        self._conclude(done, [w.prepared.tip(_number(w.prepared.commit)) for w in done], told=asked.told)
         written = {w.prepared.run_id for w in done}
         return [w for w in batch if w.prepared.run_id not in written]
 
@@ -562,9 +562,9 @@ class Committer:
                         raise
             raise AssertionError("the last attempt gives an outcome")
 
-        self._concluded(batch, await outlasting(work, self._url, self._patience))
+        self._conclude(batch, await outlasting(work, self._url, self._patience))
 
-    def _concluded(self, batch: Sequence[_Waiting], outcomes: Sequence[Tip | HoldfastError], *, told: bool = False) -> None:
+    def _conclude(self, batch: Sequence[_Waiting], outcomes: Sequence[Tip | HoldfastError], *, told: bool = False) -> None:
         """Answers commits, and tells those whom they concern, unless they were told already."""
         written: list[Prepared] = []
         for w, outcome in zip(batch, outcomes, strict=True):

@@ -354,7 +354,7 @@ class Connections:
             try:
                 found = [db.rows(answer) for answer in exchange.answers()]
             except Exception as e:
-                self._later(self._sent_in_vain(held, e, over))
+                self._later(self._end_in_vain(held, e, over))
             else:
                 self.give_back(held)
                 over(found)
@@ -363,19 +363,19 @@ class Connections:
             if ended.cancelled():  # too late, or the store was closed
                 late.cancel()
                 exchange.leave()
-                self._later(self._sent_in_vain(held, TimeoutError("no answer"), over))
+                self._later(self._end_in_vain(held, TimeoutError("no answer"), over))
 
         try:
             exchange = db.begin(asked, answered)
         except Exception as e:
-            self._later(self._sent_in_vain(held, e, over))
+            self._later(self._end_in_vain(held, e, over))
             return
         late = loop.call_later(seconds, ended.cancel)
         self._asked.add(ended)
         ended.add_done_callback(self._asked.discard)
         ended.add_done_callback(gone)
 
-    async def _sent_in_vain(self, held: Held, error: Exception, over: Callable[[list[Rows] | BaseException], None]) -> None:
+    async def _end_in_vain(self, held: Held, error: Exception, over: Callable[[list[Rows] | BaseException], None]) -> None:
         try:
             await self.give_back_broken(held, error)
         finally:

@@ -34,15 +34,15 @@ class Keeping(Reading):
     async def verify(self) -> list[Problem]:
         """Every chain of the log, in pages, and what was lost with a server's tail."""
         unknown = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
-        problems = [*unknown, *self._lost_tails()]
+        problems = [*unknown, *self._list_lost_tails()]
         kept = await self._ask(*besides.ask_kept_by_store(self._clock()))
         beside = await besides.apart(kept, lambda: besides.damage_of_store(kept))
-        return [*problems, *map(record_problem, beside + await self._damaged_claims()), *await self._chains()]
+        return [*problems, *map(record_problem, beside + await self._find_damaged_claims()), *await self._chains()]
 
-    def _lost_tails(self) -> list[Problem]:
+    def _list_lost_tails(self) -> list[Problem]:
         return [Problem(LogRolledBack.code, "error", about, "look at what is missing: holdfast check", run) for run, about in self._remembered.named.items()]
 
-    async def _damaged_claims(self) -> list[RecordDamaged]:
+    async def _find_damaged_claims(self) -> list[RecordDamaged]:
         """In pages: there may be many."""
         out: list[RecordDamaged] = []
         last: tuple[str, str, str] = ("", "", "")

@@ -105,11 +105,11 @@ class Claiming(Leases, Reading):
             found = self._found(db, owner, wanted, min(limit, 2), None)
             behind = lanes.behind(db, self._crowds, queues, self._now())
             alone = len(found.runs) == 1 and found.runs[0].holds is not None and not behind
-            if alone and (loaded := self._unbegun(db, found.runs[0].run_id, limits)) is not None:
+            if alone and (loaded := self._load_unbegun(db, found.runs[0].run_id, limits)) is not None:
                 return loaded
         return await self._claimed(owner, wanted, limit, None, found, behind)
 
-    def _unbegun(self, db: apsw.Connection, run_id: str, declared: Mapping[str, Limit]) -> Loaded | None:
+    def _load_unbegun(self, db: apsw.Connection, run_id: str, declared: Mapping[str, Limit]) -> Loaded | None:
         """A run as it stands, if it was only ever born and no limit concerns it. One that cannot be read is claimed: its claimer says so on the run."""
         if declared or row(db, Q.rule_any)[0]:
             return None

@@ -245,7 +245,7 @@ class Committer:
         state = row(self.db, Q.run_state, (run.run_id,))
         key, tip = (0, 0) if state is None else state[:2]
         sight = Sight(self.db, now, key, bool(state[8]) if state is not None else False)
-        ruling = self._ruled(p, None if state is None else state[1:], sight, now)
+        ruling = self._rule(p, None if state is None else state[1:], sight, now)
         self._log_id = number = self._log_id + 1
         self._log_hash = log.hash
         owner = ruling.owner
@@ -284,7 +284,7 @@ class Committer:
         assert isinstance(done[0], Tip), "the run's key is there"
         return Applied(done[0], key, True)
 
-    def _ruled(self, p: Prepared, state: tuple[Any, ...] | None, sight: Sight, now: int) -> Ruling:
+    def _rule(self, p: Prepared, state: tuple[Any, ...] | None, sight: Sight, now: int) -> Ruling:
         """What becomes of the run's row, of which ``state`` holds tip, fence, owner, holds, turn, status and the tip's hash."""
         lease = p.commit.lease
         taker = not isinstance(lease, Take) or self._known(lease.owner)
@@ -362,7 +362,7 @@ class Sight:
         self._db, self._now, self._key, self._unread = db, now, key, unread
         self._keys: set[str] | None = None
 
-    def _untaken(self) -> set[str]:
+    def _find_untaken(self) -> set[str]:
         if self._keys is None:
             self._keys = {name for (name,) in rows(self._db, Q.inbox_untaken_keys, (self._key,))} if self._unread else set()
         return self._keys
@@ -380,10 +380,10 @@ class Sight:
         return thread_end(row(self._db, Q.thread_end, (thread_id, tenant_id)))
 
     def unread(self, run_id: str, took: Sequence[str]) -> bool:
-        return bool(self._untaken().difference(took)) if took else self._unread
+        return bool(self._find_untaken().difference(took)) if took else self._unread
 
     def untaken(self, run_id: str, key: str) -> bool:
-        return key in self._untaken()
+        return key in self._find_untaken()
 
     def claimant(self, claim: DedupClaim) -> str | None:
         there = besides.claimed(self._db, claim.kind, claim.scope, claim.key, self._now)

@@ -64,7 +64,7 @@ class File:
         self.suspect: HoldfastError | None = None
         self.patience = PATIENCE
         self._now = now or machine.wall
-        self._anchor = Anchor(self.path + "-anchor", self._unsynced, self._each_second)
+        self._anchor = Anchor(self.path + "-anchor", self._note_unsynced, self._each_second)
         self._liveness = Liveness(self.path + "-live")
         self._moved = now is not None
         self._owners = Owners(self._liveness, self._now, given=self._moved)
@@ -184,10 +184,10 @@ class File:
         try:  # what does not grow may be another store by now, restored from an older copy
             followed = self._anchor.raise_to(Mark(self.incarnation, number, digest, committer.wrote)) if grown else self._anchor.of(self.incarnation)
         except OSError as e:
-            self._unsynced(e)
+            self._note_unsynced(e)
             return None
         if not followed:
-            self.suspect = self._replaced()
+            self.suspect = self._refuse_replaced()
             return self.suspect
         return None
 
@@ -198,13 +198,13 @@ class File:
             IncarnationChanged: another process has restored or acknowledged the store meanwhile.
         """
         if incarnation != self.incarnation:
-            self.suspect = self._replaced()
+            self.suspect = self._refuse_replaced()
             raise self.suspect
 
-    def _replaced(self) -> IncarnationChanged:
+    def _refuse_replaced(self) -> IncarnationChanged:
         return IncarnationChanged(f"{self.path} was restored or acknowledged by another process", hint="open the store again")
 
-    def _unsynced(self, error: OSError) -> None:
+    def _note_unsynced(self, error: OSError) -> None:
         """The anchor could not follow: whatever is acknowledged from now on nothing would vouch for. May run in any thread."""
         if self.suspect is None:
             self.suspect = store_error(error, self._anchor.path)
