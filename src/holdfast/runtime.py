@@ -28,16 +28,7 @@ from holdfast.core.describe import AttemptView, LaneView, LimitView, QueueView, 
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
-from holdfast.core.errors import (
-    Conflict,
-    ForeignLoop,
-    NotFound,
-    ProcessForked,
-    StoreClosed,
-    StoreError,
-    StoreReadOnly,
-    UsageError,
-)
+from holdfast.core.errors import Conflict, ForeignLoop, NotFound, ProcessForked, StoreClosed, StoreError, StoreReadOnly, UsageError
 from holdfast.core.graph import Program
 from holdfast.core.intents import IntentState
 from holdfast.core.lease import DEFAULT_TTL_US

@@ -191,6 +191,14 @@ def test_when_to_come_back() -> None:
     assert come_back(Rules({"queue:q": Limit(per_second=0.1), "tenant:*": Limit(in_flight=1)}), "q", "t") == 10.0
 
 
+def test_a_rate_that_holds_runs_back_says_when_the_first_of_them_may_go() -> None:
+    soon, late = Limit(per_second=1, burst=1), Limit(per_second=0.25, burst=1)
+    use = Use(in_force({"queue:a": soon, "queue:b": late}, []), "me", [], {"queue:a": SECOND, "queue:b": 4 * SECOND}, 0)
+    for queue, at, again in (("b", 4 * SECOND, 4 * SECOND), ("a", SECOND, SECOND), ("b", 4 * SECOND, SECOND)):
+        held = use.in_the_way(queue, "t")
+        assert held is not None and held[1] == at and use.again == again, (queue, held)
+
+
 def test_a_queue_says_what_stands_in_the_way() -> None:
     backlog = [
         Backlog("q", "full", "s", "known", 5, 2, 30), Backlog("q", "free", "s", "known", 1, 0, 10), Backlog("q", "free", "s", "gone", 4, 0, 20),

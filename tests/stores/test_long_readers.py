@@ -18,7 +18,7 @@ from tests.postgres.server import shared
 from holdfast.core.errors import StoreFull
 from holdfast.stores import PostgresStore, SqliteStore
 from holdfast.stores.postgres import ground, upkeep
-from holdfast.stores.sqlite import store as sqlite
+from holdfast.stores.sqlite import file as sqlite
 from holdfast.testing.conformance import TTL, Script
 
 READER = """

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from holdfast.access import Forbidden, Unauthorized
 from holdfast.api.bodies import Problem
-from holdfast.core.errors import (
-    Conflict,
-    Denied,
-    HoldfastError,
-    NotFound,
-    Rejected,
-    RequestConflict,
-    StoreError,
-    TokenRefused,
-    UsageError,
-)
+from holdfast.core.errors import Conflict, Denied, HoldfastError, NotFound, Rejected, RequestConflict, StoreError, TokenRefused, UsageError
 
 TITLES = {
     400: "Bad request", 401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed", 409: "Conflict", 412: "Precondition failed",

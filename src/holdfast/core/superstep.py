@@ -530,22 +530,6 @@ def expect(program: Program, pending: tuple[Task, ...]) -> None:
 
 
 __all__ = [
-    "INTENTS",
-    "REVIEW_TASK",
-    "Turns",
-    "Unserializable",
-    "again",
-    "barrier",
-    "check_input",
-    "check_values",
-    "check_writes",
-    "delivery",
-    "expect",
-    "first",
-    "fit_writes",
-    "plan",
-    "settle",
-    "wakes",
-    "whole",
-    "write_signals",
+    "INTENTS", "REVIEW_TASK", "Turns", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect", "first",
+    "fit_writes", "plan", "settle", "wakes", "whole", "write_signals",
 ]

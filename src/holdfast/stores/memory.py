@@ -31,12 +31,7 @@ from holdfast.core.chunks import LINGER_US, Batch, Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, ThreadEnd, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import (
-    Conflict,
-    HoldfastError,
-    LeaseLost,
-    RunNotFound,
-)
+from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, RunNotFound
 from holdfast.core.intents import Intent, IntentState, answer_lost, drop_payload, stands, start_sending
 from holdfast.core.jsons import json_of
 from holdfast.core.lease import Alive, Lease, Take, Touch, at_once

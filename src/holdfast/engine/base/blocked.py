@@ -98,7 +98,7 @@ GATES = SETTLING | frozenset({
 })
 # Frames of the engine that only hand through: nothing is lost if what they call raises.
 BETWEEN = frozenset({
-    "holdfast.engine.calls.functions:Begun._kept", "holdfast.engine.calls.functions:First.__await__", "holdfast.engine.calls.functions:awaited",
+    "holdfast.engine.calls.functions:Begun._kept", "holdfast.engine.calls.functions:First.__await__", "holdfast.engine.calls.functions:await_any",
     "holdfast.engine.calls.functions:_in_thread", "holdfast.engine.calls.scopes:_branches.<locals>.branch", "holdfast.engine.drive.executor:_call.<locals>.whole",
     "holdfast.engine.drive.executor:_route", "holdfast.engine.drive.executor:_interpret", "holdfast.engine.calls.effects:Performance._gated.<locals>.act",
 })
