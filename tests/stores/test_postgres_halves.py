@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from tests.postgres.server import shared
 
+from holdfast.core.errors import StoreError
 from holdfast.stores import PostgresStore
 from holdfast.stores.postgres.connection import Q
-from holdfast.stores.postgres.wire import Connection
+from holdfast.stores.postgres.wire import Connection, Exchange
 from holdfast.testing.conformance import TTL, Script
 
 CROWD = 100
@@ -92,4 +93,21 @@ async def test_what_is_forgotten_of_runs_meanwhile_keeps_no_commit_from_its_answ
     await asyncio.wait_for(committing, 10)
     loaded = await store.load("r1")
     assert loaded is not None and loaded.tip == script.tip
+    await store.close()
+
+
+async def test_steps_whose_answer_cannot_be_read_are_told() -> None:
+    """What goes wrong in a callback of the event loop is raised to nobody: whoever waits for the step would wait for ever."""
+    store = PostgresStore(shared().fresh("unread"))
+    (script,) = await crowd(store, 1)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def odd(exchange: Exchange) -> Any:
+            raise RuntimeError("odd")
+
+        patch.setattr(Exchange, "answers", odd)
+        with pytest.raises(StoreError, match="RuntimeError: odd"):
+            await asyncio.wait_for(script.steps(1), 10)
+    loaded = await store.load("r0")
+    assert loaded is not None
     await store.close()

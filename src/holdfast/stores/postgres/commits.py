@@ -327,7 +327,7 @@ class Committer:
                     raise error
                 (answer,) = exchange.answers()
                 left = _answer_written(batch, _read_written(held[1], answer, names))
-            except (psycopg.Error, OSError) as e:
+            except Exception as e:  # nobody awaits this: whoever waits for these steps is told
                 self._send(len(batch), self._step_again(batch, held, e))
             else:
                 self._pool.give_back(held)
@@ -351,7 +351,7 @@ class Committer:
         late = loop.call_later(self._patience, too_late)
         return True
 
-    async def _step_again(self, batch: list[_Stepping], held: Held, error: psycopg.Error | OSError) -> None:
+    async def _step_again(self, batch: list[_Stepping], held: Held, error: Exception) -> None:
         """Steps whose answer was an error, or did not come."""
         await self._pool.give_back_broken(held, error)
         await self._fail_steps(batch, error)
@@ -367,7 +367,7 @@ class Committer:
         if left := _answer_written(batch, written):
             await self._look_into(left)
 
-    async def _fail_steps(self, batch: list[_Stepping], error: psycopg.Error | OSError) -> None:
+    async def _fail_steps(self, batch: list[_Stepping], error: Exception) -> None:
         if not passing(error) and not isinstance(error, UNPREPARED):
             for w in batch:
                 _fail(w, translate(error, self._url))
