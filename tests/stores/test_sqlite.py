@@ -718,24 +718,24 @@ class Locked:
 
 def test_the_first_naps_before_a_locked_database_are_shorter_than_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """§1.11: a lock that a neighbour has let go of is taken soon; one that is held for long is looked at less often, and not beyond the patience."""
-    path, now, naps = str(tmp_path / "s.db"), [0.0], list[float]()
+    path, now, pauses = str(tmp_path / "s.db"), [0.0], list[float]()
 
     def sleep(seconds: float) -> None:
-        naps.append(seconds)
+        pauses.append(seconds)
         now[0] += seconds
 
     monkeypatch.setattr(connection_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     with contextlib.closing(connect(path, create=True)) as holder, contextlib.closing(connect(path)) as waiter:
-        for _ in range(2):  # each wait begins with brief naps
-            naps.clear()
+        for _ in range(2):  # each wait begins with short pauses
+            pauses.clear()
             holder.execute("BEGIN IMMEDIATE")
             with pytest.raises(apsw.BusyError):
                 waiter.execute("BEGIN IMMEDIATE")
             holder.execute("ROLLBACK")
-            assert max(naps[:32]) <= 0.0008
-            assert max(naps[:32]) < max(naps[32:]) <= 0.002
-            assert min(naps) >= 0.0001 and len(set(naps[:32])) > 16, "naps are uneven, so that two processes do not look in step"
-            assert 5.0 <= sum(naps) < 5.0 + 0.002
+            assert max(pauses[:32]) <= 0.0008
+            assert max(pauses[:32]) < max(pauses[32:]) <= 0.002
+            assert min(pauses) >= 0.0001 and len(set(pauses[:32])) > 16, "pauses are uneven, so that two processes do not look in step"
+            assert 5.0 <= sum(pauses) < 5.0 + 0.002
 
 
 def test_who_has_waited_for_a_locked_database_waits_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,8 @@ from holdfast.stores.statements import name_statements, read_migrations
 APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell whose database this is
 LOOP_BUSY = 0.002
 PATIENCE = 5.0
-BRIEF_NAPS = 32  # so many naps are brief: a neighbour's commit takes about a millisecond, and a nap as long leaves the lock unused behind it
-BRIEF_SECONDS, NAP_SECONDS = (0.0001, 0.0008), (0.0002, 0.002)  # the least and the most
+SHORT_PAUSES = 32  # so many pauses are short: a neighbour's commit takes about a millisecond, and a pause as long leaves the lock unused behind it
+SHORT_SECONDS, PAUSE_SECONDS = (0.0001, 0.0008), (0.0002, 0.002)  # the least and the most
 LOG_LIMIT = 64 * 1024 * 1024  # a write-ahead log that a long reader has made longer is cut to this when it starts anew
 INDEX_BYTES = 64 * 1024  # twice what the index of a log needs at first
 _WRITE_LOCK = 120  # the byte of the -shm file that a writer locks
@@ -222,8 +222,8 @@ def shutting(db: apsw.Connection) -> Iterator[apsw.Connection]:
 
 
 def _waiter(patience: float) -> Any:
-    """A busy handler with short, uneven naps: SQLite's own sleeps grow to 100 ms, and a busy neighbour would starve us. Who holds the lock for longer
-    than a few commits is waited for with longer naps, for its end is not near."""
+    """A busy handler with short, uneven pauses: SQLite's own sleeps grow to 100 ms, and a busy neighbour would starve us. Who holds the lock for longer
+    than a few commits is waited for with longer pauses, for its end is not near."""
     began = 0.0
 
     def wait(count: int) -> bool:
@@ -233,7 +233,7 @@ def _waiter(patience: float) -> Any:
             began = now
         if now - began >= patience:
             return False
-        time.sleep(min(random.uniform(*(BRIEF_SECONDS if count < BRIEF_NAPS else NAP_SECONDS)), patience / 4))
+        time.sleep(min(random.uniform(*(SHORT_SECONDS if count < SHORT_PAUSES else PAUSE_SECONDS)), patience / 4))
         return True
 
     return wait
