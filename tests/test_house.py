@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -110,3 +111,28 @@ def test_what_is_large_does_not_grow() -> None:
     weight = weighed(ROOT, "engine")
     assert weight.largest["class"][0] <= 1320 and weight.largest["module"][0] <= 1485 and weight.largest["function"][0] <= 110, weight.largest
     assert weight.private <= 42 and weight.any_in_1000 <= 32
+
+
+IRREGULAR = (
+    "begun born bound broken built caught chosen come done driven fallen found frozen given gone heard held hidden kept known laid left lent lost made meant paid said "
+    "seen sent shown spent stood struck taken thought told understood unseen woken won written"
+)
+INFINITIVES = frozenset({"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed"})
+AS_DOCUMENTED = {"telemetry.measured", "telemetry.traced", "testing.conformance.refused"}
+
+
+def participles() -> set[str]:
+    """Functions whose names begin with a participle, by module; properties say how something is, and may."""
+    found, irregular = set(), frozenset(IRREGULAR.split())
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or any("property" in ast.dump(d) or "setter" in ast.dump(d) for d in node.decorator_list):
+                continue
+            word = node.name.strip("_").split("_")[0]
+            if word in irregular or (word.endswith("ed") and word not in INFINITIVES):
+                found.add(".".join((*path.relative_to(ROOT).with_suffix("").parts, node.name)))
+    return found
+
+
+def test_functions_are_named_by_verbs() -> None:
+    assert participles() == AS_DOCUMENTED

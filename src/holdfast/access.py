@@ -152,7 +152,7 @@ class Tokens:
         await self._shelf.put(token_id, _encode(gone))
         return gone
 
-    async def known(self, token: str, *, now: int) -> Access | None:
+    async def find(self, token: str, *, now: int) -> Access | None:
         """Whose token it is; None if it is not known, expired or revoked. It takes the same time whichever of these it is."""
         head, _, rest = token.partition("_")
         number, _, secret = rest.partition("_")
@@ -165,7 +165,7 @@ class Tokens:
 class Known(Protocol):
     """Who knows tokens: those of a store, or of a file beside them."""
 
-    async def known(self, token: str, *, now: int) -> Access | None:
+    async def find(self, token: str, *, now: int) -> Access | None:
         """Whose token it is; None if it is not known or does not hold."""
 
     async def holds(self, access: Access, *, now: int) -> bool:
@@ -194,8 +194,8 @@ class FileTokens:
             raise InvalidInput(f"the token file cannot be read: {e}", field="token_file", hint="a line for each token: TOKEN scopes=view,decide") from e
         return self._read[2]
 
-    async def known(self, token: str, *, now: int) -> Access | None:
-        return self._lines().get(_digest(token)) or await self._beside().known(token, now=now)
+    async def find(self, token: str, *, now: int) -> Access | None:
+        return self._lines().get(_digest(token)) or await self._beside().find(token, now=now)
 
     async def holds(self, access: Access, *, now: int) -> bool:
         return access in self._lines().values() or await self._beside().holds(access, now=now)

@@ -23,8 +23,8 @@ from holdfast.core.bounds import (
     constructor,
     duration,
     function,
+    guess,
     lasting,
-    meant,
     one_of,
     text,
     texts,
@@ -536,19 +536,19 @@ class Graph(Generic[S]):
             if source == END or target == START:
                 faults.append(f"the edge {source} → {target} leads {'out of END' if source == END else 'back to START'}; no edge may leave END or enter START")
             elif source != START and source not in nodes:
-                faults.append(f"an edge leads from {source!r}, which is not a node{meant(source, nodes)}")
+                faults.append(f"an edge leads from {source!r}, which is not a node{guess(source, nodes)}")
             elif target in nodes:
                 trigger = Trigger("any", (START if source == START else f"done:{source}",))
                 nodes[target] = msgspec.structs.replace(nodes[target], triggers=(*nodes[target].triggers, trigger))
             elif target != END:
-                faults.append(f"an edge leads to {target!r}, which is not a node{meant(target, nodes)}")
+                faults.append(f"an edge leads to {target!r}, which is not a node{guess(target, nodes)}")
         for name, routers in self._routers.items():
             if name in nodes:
                 nodes[name] = msgspec.structs.replace(nodes[name], routers=tuple(routers))
             elif name == START:
                 faults.append("a branch cannot start at START; attach the router to a node")
             else:
-                faults.append(f"a branch starts at {name!r}, which is not a node{meant(name, nodes)}")
+                faults.append(f"a branch starts at {name!r}, which is not a node{guess(name, nodes)}")
         alone = [n for n, node in nodes.items() if not node.triggers]
         if alone and (routes or self._routers):
             for name, node in nodes.items():

@@ -89,7 +89,7 @@ def log_commit(commit: Commit) -> None:
     for listener in LISTENERS:
         listener(commit)
     for meter in METERS:
-        meter.heard(commit)
+        meter.hear(commit)
     if not LOG.isEnabledFor(logging.INFO) and LOUD.isdisjoint([event.fact.wire for event in commit.events]):
         return  # nearly always: nobody listens to what goes well
     if not LOG.isEnabledFor(logging.WARNING) or _muted.get():

@@ -45,7 +45,7 @@ class Meter:
         self.commits = Histogram(SECONDS)
         self.groups = Histogram(SIZES)
 
-    def heard(self, commit: Commit) -> None:
+    def hear(self, commit: Commit) -> None:
         """A commit of this process that has become durable."""
         for event in commit.events:
             match event.fact:

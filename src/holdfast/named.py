@@ -302,7 +302,7 @@ class SideEffectLedger(_Port):
         run_id = KNOWN["run_id"](said["run_id"], "run_id")
         short, name = text(said["idempotency_key"], "idempotency_key"), text(said["capability"], "capability")
         word = EffectClass(one_of(effect_class, "effect_class", tuple(c.value for c in EffectClass)))
-        run, _ = await self._rt._reader.found(run_id)
+        run, _ = await self._rt._reader.find(run_id)
         full = effect_key(run.tenant_id, "effect", name, short)
         records = await self._rt.store.effects(key=full)
         digest = canon.fingerprint(said["request"])

@@ -380,10 +380,10 @@ class Runs(Protocol):
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]: ...
 
-    async def marked(self, owner: str) -> list[str]:
+    async def find_marked(self, owner: str) -> list[str]:
         """The runs of an owner whose inbox holds what nobody has taken (§10.12)."""
 
-    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None: ...
+    async def find_claim(self, kind: str, scope: str, key: str) -> DedupClaim | None: ...
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
         """Effect records, oldest first, of a run, of a key or of a lineage."""
@@ -534,7 +534,7 @@ class Upkeep(Protocol):
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
         """Keeps what a run carries from its thread with the run itself, which ends its loan (§4.15)."""
 
-    async def pruned(self, run_id: str) -> Tombstone | None:
+    async def find_pruned(self, run_id: str) -> Tombstone | None:
         """What is left of a run that was pruned here; None if none was."""
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
@@ -633,7 +633,7 @@ class Shelves(Protocol):
     async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
         """Puts a row if there is none under its key; gives the one that is there already, and then changes nothing."""
 
-    async def shelved(self, shelf: str, key: str) -> bytes | None: ...
+    async def find_shelved(self, shelf: str, key: str) -> bytes | None: ...
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
         """Rows whose keys begin so and come after that one, by key."""
@@ -699,7 +699,7 @@ class Sealing(Protocol):
     def as_kept(self) -> Store:
         """The store beneath it, whose payloads are as they are kept: what is carried from store to store."""
 
-    async def sealed_origin(self, run_id: str, origin: bytes) -> bytes:
+    async def seal_origin(self, run_id: str, origin: bytes) -> bytes:
         """What a run carries from its thread, as a whole checkpoint, as it may be kept."""
 
 

@@ -86,7 +86,7 @@ class AgUi:
         if part.mode == "events":
             yield from self._event(part)
         elif part.superseded:
-            yield from self._ended(attempt_id=part.attempt_id)
+            yield from self._end(attempt_id=part.attempt_id)
             yield self._custom("superseded", {"stepId": part.step_id, "attempt": part.attempt, "attemptId": part.attempt_id})
         elif part.mode == "values":
             yield {"type": "STATE_SNAPSHOT", "snapshot": _show(part.data, mask)}
@@ -113,12 +113,12 @@ class AgUi:
             case "step.completed" | "step.degraded" | "step.skipped" | "step.failed":
                 name = str(event.payload.get("task", part.step_id))
                 if not event.payload.get("path"):
-                    yield from self._ended(step_id=part.step_id)
+                    yield from self._end(step_id=part.step_id)
                     if name in self._steps:
                         self._steps.remove(name)
                         yield {"type": "STEP_FINISHED", "stepName": name}
             case kind if kind in ENDS:
-                yield from self._ended()
+                yield from self._end()
                 for name in reversed(self._steps):
                     yield {"type": "STEP_FINISHED", "stepName": name}
                 self._over = True
@@ -130,7 +130,7 @@ class AgUi:
             case kind if kind in WAITS:
                 yield self._custom(kind, event.payload)
 
-    def _ended(self, *, step_id: str | None = None, attempt_id: str | None = None) -> Iterator[Wire]:
+    def _end(self, *, step_id: str | None = None, attempt_id: str | None = None) -> Iterator[Wire]:
         for name in self._texts.end(step_id=step_id, attempt_id=attempt_id):
             yield {"type": "TEXT_MESSAGE_END", "messageId": name}
 
@@ -161,7 +161,7 @@ class Vercel:
         if part.mode == "events":
             yield from self._event(part)
         elif part.superseded:
-            yield from self._ended(attempt_id=part.attempt_id)
+            yield from self._end(attempt_id=part.attempt_id)
             yield {"type": "data-superseded", "data": {"stepId": part.step_id, "attempt": part.attempt, "attemptId": part.attempt_id}}
         elif part.mode == "values":
             yield {"type": "data-values", "id": "values", "data": _show(part.data, mask)}
@@ -184,12 +184,12 @@ class Vercel:
                 self._steps += 1
                 yield {"type": "start-step"}
             case "step.completed" | "step.degraded" | "step.skipped" | "step.failed" if not event.payload.get("path"):
-                yield from self._ended(step_id=part.step_id)
+                yield from self._end(step_id=part.step_id)
                 if self._steps:
                     self._steps -= 1
                     yield {"type": "finish-step"}
             case kind if kind in ENDS:
-                yield from self._ended()
+                yield from self._end()
                 yield from ({"type": "finish-step"} for _ in range(self._steps))
                 self._over = True
                 if kind == "run.failed":
@@ -199,7 +199,7 @@ class Vercel:
             case kind if kind in WAITS:
                 yield {"type": f"data-{kind.replace('.', '-').replace('_', '-')}", "id": str(event.payload.get("wait_id") or event.payload.get("wait", {}).get("wait_id", "")), "data": event.payload}
 
-    def _ended(self, *, step_id: str | None = None, attempt_id: str | None = None) -> Iterator[Wire]:
+    def _end(self, *, step_id: str | None = None, attempt_id: str | None = None) -> Iterator[Wire]:
         for name in self._texts.end(step_id=step_id, attempt_id=attempt_id):
             yield {"type": "text-end", "id": name}
 

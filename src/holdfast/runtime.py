@@ -607,10 +607,10 @@ class Runtime:
         """
         await self._own()
 
-        def made() -> Worker:
+        def make() -> Worker:
             return Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle, upgrade=upgrade)
 
-        await run_worker(made, await self._dispatcher() if dispatch else None, self._sends, self._working, stop=stop, until_idle=until_idle)
+        await run_worker(make, await self._dispatcher() if dispatch else None, self._sends, self._working, stop=stop, until_idle=until_idle)
 
     # -- the outbox ---------------------------------------------------------------------------------
 
@@ -649,7 +649,7 @@ class Runtime:
     async def intents(self, run_id: str | None = None, *, state: str | None = None, type: str | None = None, limit: int = 100) -> list[IntentView]:
         """Outgoing messages (intents), oldest first, each with all attempts at sending it (§9.3)."""
         if run_id is not None:
-            await self._reader.found(run_id)
+            await self._reader.find(run_id)
         return await self._rulings.views(await self._store.intents(run_id, state=state, type=type, limit=limit))
 
     @verb
@@ -683,7 +683,7 @@ class Runtime:
     ) -> list[LedgerView]:
         """Rows of the ledger, oldest first (§9.6). With ``after``, the number of a row, only later ones."""
         if run_id is not None:
-            await self._reader.found(run_id)
+            await self._reader.find(run_id)
         return [LedgerView.of(r) for r in await self._store.ledger(run_id, topic=topic, key=key, after=after, limit=limit)]
 
     # -- schedules ----------------------------------------------------------------------------------
@@ -746,12 +746,12 @@ class Runtime:
             cron=cron, every_us=None if every is None else duration(every, "every"), zone=zone, overlap=overlap, missed=missed, catch_up=catch_up,
             grace_us=sch.GRACE_US if grace is None else duration(grace, "grace"),
         )
-        return self._shown(await self._scheduler.put(self._program(skill), door.inputs(inputs), rule, id, actor, options))
+        return self._show(await self._scheduler.put(self._program(skill), door.inputs(inputs), rule, id, actor, options))
 
     @verb
     async def schedules(self) -> list[Schedule]:
         """All schedules; the one whose next slot is soonest comes first."""
-        return [self._shown(s) for s in await self._store.schedules()]
+        return [self._show(s) for s in await self._store.schedules()]
 
     @verb
     async def unschedule(self, schedule_id: str) -> None:
@@ -765,19 +765,19 @@ class Runtime:
     @verb
     async def pause_schedule(self, schedule_id: str, *, actor: str = "operator") -> Schedule:
         """Pauses a schedule until it is unpaused."""
-        return self._shown(await self._scheduler.pause(schedule_id, actor))
+        return self._show(await self._scheduler.pause(schedule_id, actor))
 
     @verb
     async def unpause_schedule(self, schedule_id: str, *, actor: str = "operator") -> Schedule:
         """Unpauses a schedule: it continues with its next slot. Slots that passed while it was paused are not made up for."""
-        return self._shown(await self._scheduler.unpause(schedule_id, actor))
+        return self._show(await self._scheduler.unpause(schedule_id, actor))
 
     @verb
     async def trigger(self, schedule_id: str, *, key: str | None = None) -> Run[Any]:
         """Submits a run of the schedule now, in addition to its slots."""
-        return await self._conductor.submit(birth_of(self._services, await self._scheduler.found(schedule_id), key=key))
+        return await self._conductor.submit(birth_of(self._services, await self._scheduler.find(schedule_id), key=key))
 
-    def _shown(self, schedule: sch.Schedule) -> Schedule:
+    def _show(self, schedule: sch.Schedule) -> Schedule:
         return Schedule.of(schedule, self._store.now())
 
     # -- replay and fork ----------------------------------------------------------------------------
@@ -1114,9 +1114,9 @@ class Runtime:
         return await self._reader.state(run_id, checkpoint_id)
 
     @verb
-    async def masked(self, run_id: str) -> Mask:
+    async def mask(self, run_id: str) -> Mask:
         """Returns a ``Mask`` that hides the run's secret values in other texts (§13.5)."""
-        return await self._reader.masked(run_id)
+        return await self._reader.mask(run_id)
 
     @verb
     async def record(self, run_id: str) -> dict[str, Any]:
@@ -1130,8 +1130,8 @@ class Runtime:
         Returns:
             ``{"run_id", "happened": [sentence], "why": sentence, "next": [{"text", "command"}]}``.
         """
-        run, lease = await self._reader.found(run_id)
-        return await explain_run(self._services, run, lease, await self._reader.masked(run_id))
+        run, lease = await self._reader.find(run_id)
+        return await explain_run(self._services, run, lease, await self._reader.mask(run_id))
 
     @verb
     async def effects(self, run_id: str) -> list[Effect]:
@@ -1213,7 +1213,7 @@ class Runtime:
         change = bounding.Change(self._store.now(), actor, action, limit, reason)
         for _ in range(CHANGE_TRIES):
             before = next((r for r in await self._store.rules() if r.name == name), None)
-            if await self._store.put_rule((before or bounding.Rule(name)).changed(change), before):
+            if await self._store.put_rule((before or bounding.Rule(name)).change(change), before):
                 self._services.rebound()
                 return await self._looker.limit(name, self._services.limits)
         raise Conflict(f"others keep changing {name}", hint="try again")
@@ -1321,7 +1321,7 @@ class Runtime:
         """
         limit = None if timeout is None else duration(timeout, "timeout") / 1_000_000
         async with asyncio.timeout(limit):
-            run = await self._reader.rested(run_id)
+            run = await self._reader.wait_for_rest(run_id)
         return result_of(run)
 
     @check_arguments(after=bounds.as_given, modes=bounds.as_given)
@@ -1405,7 +1405,7 @@ class Runtime:
 
     async def _moves(self, run_id: str) -> bool:
         """Whether a run has ended, or has something to be driven for."""
-        run, lease = await self._reader.found(run_id)
+        run, lease = await self._reader.find(run_id)
         now = self._store.now()
         return run.status in TERMINAL or (not lease.live(now) and lease.due is not None and lease.due <= now)
 

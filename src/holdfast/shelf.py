@@ -172,7 +172,7 @@ class Shelf:
     @verb
     async def get(self, key: str) -> bytes | None:
         """The value under a key; None if there is none."""
-        return await self.home.join(self._store.shelved(self._name, key))
+        return await self.home.join(self._store.find_shelved(self._name, key))
 
     @check_arguments(prefix=beginning, after=beginning, limit=whole(1, MANY))
     async def scan(self, prefix: str = "", *, after: str | None = None, limit: int = 100) -> list[tuple[str, bytes]]:

@@ -212,7 +212,7 @@ def readable(run: Run, span: Span, resource: Resource) -> ReadableSpan:
     )
 
 
-def wanted() -> bool:
+def asks_for_traces() -> bool:
     """Whether the environment asks for traces: an endpoint is named, and nothing turns them off."""
     return _asks_for("TRACES")
 
@@ -310,12 +310,12 @@ class Exporter:
 
     async def start(self) -> None:
         self._thread.start()
-        logs.LISTENERS.append(self._heard)
+        logs.LISTENERS.append(self._hear)
         self._task = asyncio.ensure_future(self._go_round())
 
     async def close(self, timeout: float = 5.0) -> None:
         """Sends what is there, for as long as that."""
-        logs.LISTENERS.remove(self._heard)
+        logs.LISTENERS.remove(self._hear)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -324,7 +324,7 @@ class Exporter:
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join, timeout)
 
-    def _heard(self, commit: Commit) -> None:
+    def _hear(self, commit: Commit) -> None:
         """A commit of this process; it is told from the loop that made it."""
         self.note(commit.run.run_id)
 
@@ -358,7 +358,7 @@ class Exporter:
             fresh = [s for s in spans(found[0], events, await self._rt.store.intents(run_id), await self._kin(found[0])) if s.of not in known]
             known.update(s.of for s in fresh)
             if any(s.error for s in fresh):  # what an error says may hold a secret of the run's (§13.5)
-                hidden = await self._rt.masked(run_id)
+                hidden = await self._rt.mask(run_id)
                 fresh = [msgspec.structs.replace(s, error=hidden.text(s.error)) for s in fresh]
             self._hand_on([readable(found[0], s, self._resource) for s in fresh])
         while len(self._sent) > KNOWN:
@@ -406,4 +406,4 @@ async def traced(rt: Runtime, exporter: SpanExporter | None = None, *, every: fl
             await made.close()
 
 
-__all__ = ["Exporter", "Measured", "Span", "measured", "measures", "readable", "span_id", "spans", "trace_id", "traced", "wanted"]
+__all__ = ["Exporter", "Measured", "Span", "asks_for_traces", "measured", "measures", "readable", "span_id", "spans", "trace_id", "traced"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Absent, Context, Graph, Limit, Runtime, State, Unknown, flow
-from holdfast.core.effects import understood
+from holdfast.core.effects import read_answer
 from holdfast.core.errors import ChannelEmpty, RunFailed, RunWaiting
 from tests.engine.outside import Crash, House, World
 
@@ -38,7 +38,7 @@ def mail() -> Graph:
 @pytest.mark.parametrize("wrong", [True, False, None, "yes", Absent, {"happened": True}])
 def test_a_verify_that_answers_something_else_is_named(wrong: object) -> None:
     """X-05: it counts as not knowing, and whoever is asked then reads why."""
-    said = understood(wrong, "verify of pay")
+    said = read_answer(wrong, "verify of pay")
     assert isinstance(said, Unknown)
     assert said.why.startswith("verify of pay returned ")
     assert said.why.endswith("it must return Happened(result), Absent() or Unknown()")

@@ -42,7 +42,7 @@ class Waiting(World):
 
     def finish(self, key: str) -> None:
         task = next(t for t in self.open if t.key == key)
-        seen = self.head.seen_by(task)
+        seen = self.head.see_as(task)
         assert seen == self.begun[self.head.step_of(key), key], "it sees what its super-step began with"
         back = {"log": [[self.head.step_of(key), key]]} if task.node not in self.calls else self.calls[task.node](seen)
         self.results[key] = self._result(task, back)
@@ -291,10 +291,10 @@ def test_a_patch_replaces_what_a_waiting_task_sees() -> None:
     world.signal("in", "x")
     world.settle()
     a = world.head.pending[0]
-    assert world.head.seen_by(a)["in"] == [] and world.values["in"] == ["x"]
+    assert world.head.see_as(a)["in"] == [] and world.values["in"] == ["x"]
     patch = Delta(world.head.step, cps.Source.PATCH, values=raw({"other": "patched"}))
     moved = cps.advance(world.head, patch, {}, seq=9, at=0, hash=b"")
-    assert moved.seen_by(a) == {**world.head.seen_by(a), "other": "patched"} and moved.values["other"] == "patched"
+    assert moved.see_as(a) == {**world.head.see_as(a), "other": "patched"} and moved.values["other"] == "patched"
 
 
 def test_a_release_that_does_not_know_of_waiting_tasks_stops() -> None:
@@ -325,7 +325,7 @@ def test_a_whole_checkpoint_keeps_what_is_on_record_of_those_that_wait() -> None
     live.checkpoint, live.results = world.head, dict(world.results)
     live.records["a", "0"] = cps.StepRecord("a", "0", "look", raw(1))
     live.attempts["a", ""], live.asked["a", "0"], live.records["h", "0"] = (2, 77), 3, cps.StepRecord("h", "0", "mine", raw(2))
-    kept = msgspec.structs.replace(world.head, unfinished=live.unfinished(world.head))
+    kept = msgspec.structs.replace(world.head, unfinished=live.find_unfinished(world.head))
     found = Progress(RUN, codec.decode_whole(RUN, codec.encode_whole(kept, b"")))
     assert found.results == {"b": world.results["b"]} and found.records == {("a", "0"): live.records["a", "0"]}, "h began with this checkpoint"
     assert (found.attempts, found.asked) == ({("a", ""): (2, 77)}, {("a", "0"): 3})

@@ -281,7 +281,7 @@ def test_a_plain_step_s_row_is_put_together_as_it_is_encoded(at: int, fence: int
         return cps.Delta(step, cps.Source.LOOP, (cps.TaskResult(name, "ok", writes),), {}, pending=(cps.Task("next", seen=(f"done:{name}",)),))
 
     form = codec.form(delta(0, None), ev.StepCompleted(0, name, "ok", bytes(canon.HASH_BYTES)), ev.StepStarted(0, "next"))
-    found = form.filled(b"before", codec.number(step), codec.number(step + 1), writes, at, codec.number(fence))
+    found = form.fill(b"before", codec.number(step), codec.number(step + 1), writes, at, codec.number(fence))
     data = codec.encode_delta(delta(step, writes))
     hash = canon.chain(b"before", data)
     assert found == (hash, codec.encode_row(at, fence, ev.SYSTEM, [ev.StepCompleted(step, name, "ok", hash), ev.StepStarted(step + 1, "next")], data))
@@ -293,4 +293,4 @@ def test_a_number_is_encoded_as_everywhere(value: int) -> None:
     form = codec.form(Delta(0, done=(TaskResult("a"),), pending=(Task("b", seen=("done:a",)),)), ev.StepCompleted(0, "a", "ok", bytes(canon.HASH_BYTES)), ev.StepStarted(0, "b"))
     writes = bytes(min(value, 0x1_0000))
     data = codec.encode_delta(Delta(1, done=(TaskResult("a", writes=writes),), pending=(Task("b", seen=("done:a",)),)))
-    assert data in form.filled(b"", codec.number(1), codec.number(2), writes, value, codec.number(2))[1]
+    assert data in form.fill(b"", codec.number(1), codec.number(2), writes, value, codec.number(2))[1]

@@ -94,7 +94,7 @@ def test_absent_is_believed_only_of_a_closed_attempt(answer: object, closed: boo
 )
 def test_what_a_verify_may_not_say_counts_as_not_knowing(answer: object, given: str) -> None:
     """X-05: whoever is asked then reads what it said."""
-    said = fx.understood(answer, "verify of pay")
+    said = fx.read_answer(answer, "verify of pay")
     assert said == Unknown(f"verify of pay returned {given}; it must return Happened(result), Absent() or Unknown()")
     verdict = fx.verify(effect("unknown"), said, True)
     assert isinstance(verdict, fx.Ask) and verdict.why == said.why
@@ -102,7 +102,7 @@ def test_what_a_verify_may_not_say_counts_as_not_knowing(answer: object, given: 
 
 @pytest.mark.parametrize("answer", [Absent(), Unknown(), Unknown("the bank does not answer"), fx.Happened("r1")])
 def test_what_a_verify_says_is_taken_as_it_is(answer: object) -> None:
-    assert fx.understood(answer, "verify of pay") == answer
+    assert fx.read_answer(answer, "verify of pay") == answer
 
 
 def test_an_attempt_without_result_is_never_a_result() -> None:

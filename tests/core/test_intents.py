@@ -235,5 +235,5 @@ def test_a_claim_whose_answer_was_lost_began_nothing() -> None:
 @pytest.mark.parametrize(("left", "too_long"), [(10, False), (10 + intents.CLOCKS_US, False), (11 + intents.CLOCKS_US, True)])
 def test_a_lease_that_has_more_left_than_it_was_given(left: int, too_long: bool) -> None:
     held = intents.start_sending(FRESH, "d", 5, 15)
-    assert intents.held_too_long(held, left) is too_long
-    assert not intents.held_too_long(FRESH, left), "nobody sends it"
+    assert intents.is_held_too_long(held, left) is too_long
+    assert not intents.is_held_too_long(FRESH, left), "nobody sends it"

@@ -71,14 +71,14 @@ def test_a_run_can_be_loaded_from_what_was_saved_with_a_signal() -> None:
     log.commit(ev.SignalReceived("n", "k1", raw(5)))
     log.commit(ev.SignalReceived("other", "k2", raw(6)))
     live = Progress(RUN).walk(log.rows)
-    assert live.older is None and not live.left_out(["n"]) and live.takeovers == 1 and live.cuts == 1
+    assert live.older is None and not live.leaves_out(["n"]) and live.takeovers == 1 and live.cuts == 1
     whole = codec.decode_whole(RUN, codec.encode_whole(live.whole(), live.hash))
     again = Progress(RUN, whole)
     for name in ("attempts", "asked", "questions", "failed", "takeovers", "late", "cuts", "results", "records", "waits", "seq", "hash"):
         assert getattr(again, name) == getattr(live, name), name
     assert again.news == [] and again.older == (live.seq - 1, live.seq) and again.busy
-    assert again.left_out(["n"]) and again.left_out(["other", "x"]) and not again.left_out(["x"])
-    again.caught_up(list(live.news))
+    assert again.leaves_out(["n"]) and again.leaves_out(["other", "x"]) and not again.leaves_out(["x"])
+    again.catch_up(list(live.news))
     assert again.news == live.news and again.older is None
     kept = whole[0]
     assert kept.upto == live.seq > kept.seq and kept.unfinished is not None and kept.unfinished.names == ("n", "other")

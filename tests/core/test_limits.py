@@ -21,7 +21,6 @@ from holdfast.core.limits import (
     admit,
     check_name,
     choose,
-    come_back,
     in_force,
     may_enter,
     name,
@@ -29,6 +28,7 @@ from holdfast.core.limits import (
     queues,
     soon,
     take_token,
+    tell_when_to_come_back,
 )
 from holdfast.ports import Claim, Claims
 
@@ -146,7 +146,7 @@ def test_who_has_waited_long_asks_less_often() -> None:
 
 def test_the_stored_limit_wins() -> None:
     rules = in_force({"model": Limit(in_flight=1), "gpu": Limit(in_flight=3)}, [Rule("model", Limit(in_flight=9)), Rule("queue:q", None, paused=True)])
-    assert rules.named("model") == Limit(in_flight=9) and rules.named("gpu") == Limit(in_flight=3)
+    assert rules.find("model") == Limit(in_flight=9) and rules.find("gpu") == Limit(in_flight=3)
     assert rules.paused == {"q"} and rules.touches("q", "t") and not rules.touches("r", "t")
     assert Use(rules, "me", [], {}, 0).in_the_way("q", "t") == ("the queue q is paused", None)
     assert bool(rules) and not Rules()
@@ -161,9 +161,9 @@ def test_a_star_holds_for_each_and_a_name_for_itself() -> None:
 
 
 def test_changes_are_kept_with_who_made_them() -> None:
-    rule = Rule("queue:q").changed(Change(1, "ada", "set", Limit(in_flight=2), "too fast")).changed(Change(2, "bob", "paused"))
+    rule = Rule("queue:q").change(Change(1, "ada", "set", Limit(in_flight=2), "too fast")).change(Change(2, "bob", "paused"))
     assert rule.limit == Limit(in_flight=2) and rule.paused
-    rule = rule.changed(Change(3, "ada", "unset")).changed(Change(4, "ada", "unpaused"))
+    rule = rule.change(Change(3, "ada", "unset")).change(Change(4, "ada", "unpaused"))
     assert rule.limit is None and not rule.paused and [c.actor for c in rule.changes] == ["ada", "bob", "ada", "ada"]
 
 
@@ -187,8 +187,8 @@ def test_what_is_one() -> None:
 
 
 def test_when_to_come_back() -> None:
-    assert come_back(Rules(), "q", "t") == 1.0
-    assert come_back(Rules({"queue:q": Limit(per_second=0.1), "tenant:*": Limit(in_flight=1)}), "q", "t") == 10.0
+    assert tell_when_to_come_back(Rules(), "q", "t") == 1.0
+    assert tell_when_to_come_back(Rules({"queue:q": Limit(per_second=0.1), "tenant:*": Limit(in_flight=1)}), "q", "t") == 10.0
 
 
 def test_a_rate_that_holds_runs_back_says_when_the_first_of_them_may_go() -> None:
@@ -218,7 +218,7 @@ def test_a_queue_says_what_stands_in_the_way() -> None:
 def test_a_rule_is_kept_as_it_is(acts: list[tuple[str, int]]) -> None:
     rule = Rule("queue:mail")
     for n, (action, most) in enumerate(acts):
-        rule = rule.changed(Change(n, "ada", action, Limit(in_flight=most) if action == "set" else None))
+        rule = rule.change(Change(n, "ada", action, Limit(in_flight=most) if action == "set" else None))
     assert codec.decode_rule(codec.encode_rule(rule)) == rule
 
 

@@ -198,13 +198,13 @@ class Blind(MemoryStore):
         super().__init__()
         self.looked = asyncio.Event()
 
-    async def marked(self, owner: str) -> list[str]:
+    async def find_marked(self, owner: str) -> list[str]:
         self.asked += 1
         self.looked.set()
         if self.times:
             self.times -= 1
             raise self.error
-        return await super().marked(owner)
+        return await super().find_marked(owner)
 
 
 @flow("long")

@@ -126,7 +126,7 @@ async def populate(store: Any, clock: Clock, half: Callable[[], None]) -> None:
     for name in ("s1", "s2", "s3"):
         await store.put_schedule(plan(name, store.now() + 10**12), None)
     for name in ("model", "gpu"):
-        await store.put_rule(Rule(name).changed(Change(1, "ada", "set", Limit(in_flight=1, per_second=1))), None)
+        await store.put_rule(Rule(name).change(Change(1, "ada", "set", Limit(in_flight=1, per_second=1))), None)
     for run_id in ("p1", "p2"):
         gone = await Script(store, run_id).begin("w")
         await gone.write(recording(gone, bulk(run_id), key=f"default:effect:shared:{run_id}", shared=True))
@@ -195,15 +195,15 @@ async def seen(store: Store, told: Callable[[Exception], None]) -> dict[str, Any
         await look(f"claims {run_id}", store.claims_of(run_id))  # type: ignore[attr-defined]
     for key in KEYS:
         await look(f"key {key}", store.effects(key=key))
-    await look("claimed", store.claimed("request", "default\x1fnotes", "k1"))
+    await look("claimed", store.find_claim("request", "default\x1fnotes", "k1"))
     await look("schedules", store.schedules())
     await look("tokens", store.token(link(_Harness(store), "secret").hash))  # type: ignore[arg-type]
     await look("blob", store.blob(bulk().digest))
     await look("workers", store.workers())
     await look("shelf", store.shelf_scan("cups"))  # type: ignore[attr-defined]
-    await look("row", store.shelved("cups", "a/1"))  # type: ignore[attr-defined]
+    await look("row", store.find_shelved("cups", "a/1"))  # type: ignore[attr-defined]
     for run_id in ("p1", "p2"):
-        if await look(f"pruned {run_id}", store.pruned(run_id)) is not None:  # type: ignore[attr-defined]
+        if await look(f"pruned {run_id}", store.find_pruned(run_id)) is not None:  # type: ignore[attr-defined]
             await look(f"blob {run_id}", store.blob(bulk(run_id).digest))
     await look("loans", store.loans())  # type: ignore[attr-defined]
     await look("limits", store.rules())

@@ -35,13 +35,13 @@ async def test_a_token_is_known_by_its_text_alone_and_kept_as_a_hash() -> None:
         tokens = Tokens(rt.shelf(SHELF))
         made = await tokens.create(["view", "decide"], now=0, tenant_id="acme", actor="ada", expires_at=100)
         assert all(made.token.split("_", 2)[2].encode() not in data for _, data in await rt.shelf(SHELF).scan())
-        found = await tokens.known(made.token, now=99)
+        found = await tokens.find(made.token, now=99)
         assert found is not None and (found.tenant, found.actor, found.scopes) == ("acme", "ada", (Scope.VIEW, Scope.DECIDE))
         for wrong in ("", "hf_", made.token[:-1], made.token + "x", made.token.replace("hf_", "xx_"), f"hf_{found.id}_", "\ud800"):
-            assert await tokens.known(wrong, now=0) is None
-        assert await tokens.known(made.token, now=100) is None, "it has expired"
+            assert await tokens.find(wrong, now=0) is None
+        assert await tokens.find(made.token, now=100) is None, "it has expired"
         await tokens.revoke(found.id, now=50)
-        assert await tokens.known(made.token, now=51) is None and [t.revoked_at for t in await tokens.all()] == [50]
+        assert await tokens.find(made.token, now=51) is None and [t.revoked_at for t in await tokens.all()] == [50]
         with pytest.raises(NotFound):
             await tokens.revoke("nobody", now=0)
 

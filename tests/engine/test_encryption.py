@@ -424,7 +424,7 @@ async def test_shelves_and_stores_by_hand(tmp_path: Path) -> None:
     await shelf.put_many({"a": b"1" * 40, "b": b"two"})
     assert await shelf.add("a", b"other") == b"1" * 40 and await shelf.add("c", b"3") is None
     assert await shelf.scan() == [("a", b"1" * 40), ("b", b"two"), ("c", b"3")]
-    kept = await store.as_kept.shelved("mine", "a")
+    kept = await store.as_kept.find_shelved("mine", "a")
     assert is_sealed(kept)
     await store.as_kept.shelve("mine", {"b": kept})
     with pytest.raises(PayloadAltered):

@@ -276,7 +276,7 @@ async def test_a_damaged_run_is_reported_once_and_set_aside() -> None:
         assert isinstance(reports[bad.run_id].error, StoreError)
         assert reports[good.run_id].error is None
         assert (await rt.get(good.run_id)).status is Status.COMPLETED
-        run, lease = await rt._reader.found(bad.run_id)
+        run, lease = await rt._reader.find(bad.run_id)
         assert run.interrupted_at is not None and lease.owner is None
         before = store.claims
         assert await worked(rt) == []

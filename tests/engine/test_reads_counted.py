@@ -50,7 +50,7 @@ class Told:
 
     def since(self) -> Counter[str]:
         asked, self.asked = self.asked, Counter()
-        del asked["wait_for_change"], asked["marked"]
+        del asked["wait_for_change"], asked["find_marked"]
         return asked
 
 

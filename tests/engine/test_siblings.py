@@ -121,7 +121,7 @@ async def test_they_begin_to_wait_together() -> None:
     while len(ended) < 64:
         turns += 1
         await asyncio.sleep(0)
-        ended += [piece for piece, _, _ in siblings.ended()]
+        ended += [piece for piece, _, _ in siblings.take_ended()]
     assert sorted(ended) == list(range(64)) and max(began) - min(began) <= 1
 
 
@@ -144,7 +144,7 @@ async def test_what_is_cancelled_has_ended_and_no_more_begins() -> None:
     await siblings.cancel()
     assert began == sorted(ended) == [0, 1, 2]
     with pytest.raises(asyncio.CancelledError):
-        siblings.ended()
+        siblings.take_ended()
 
 
 async def test_each_is_told_with_what_it_raised() -> None:
@@ -164,7 +164,7 @@ async def test_each_is_told_with_what_it_raised() -> None:
         siblings.add(piece)
     for _ in range(6):
         await asyncio.sleep(0)
-    assert {piece: type(error) for piece, _, error in siblings.ended()} == {0: type(None), 1: Out, 2: ValueError, 3: type(None), 4: type(None)}
+    assert {piece: type(error) for piece, _, error in siblings.take_ended()} == {0: type(None), 1: Out, 2: ValueError, 3: type(None), 4: type(None)}
 
 
 # -- a node that asks for its context -----------------------------------------------------------------

@@ -112,14 +112,14 @@ def test_patience() -> None:
     patience = Patience.of(None)
     assert (patience.limit_us, patience.own) == (DEFAULT_TIMEOUT_US, False)
     patience.move(100.0)
-    assert patience.left(130.0) == 30.0
+    assert patience.remaining(130.0) == 30.0
     patience.hold()
-    assert patience.left(1_000.0) == 60.0
+    assert patience.remaining(1_000.0) == 60.0
     patience.release(1_000.0)
-    assert patience.left(1_010.0) == 50.0
+    assert patience.remaining(1_010.0) == 50.0
     own = Patience.of(5)
     own.hold()
-    assert own.left(3.0) == 2.0
+    assert own.remaining(3.0) == 2.0
 
 
 async def until(rt: Runtime, run_id: str, status: str) -> None:

@@ -115,7 +115,7 @@ async def test_old_answers_and_ended_sessions_are_deleted(url: str, tmp_path: Pa
         secret = await token(rt, "admin")
         mine = {"Authorization": f"Bearer {secret}"}
         api = http.app.state.api  # type: ignore[attr-defined]
-        sessions = Sessions(rt.shelf(SESSIONS), api.known, api.holds, rt.store.now)
+        sessions = Sessions(rt.shelf(SESSIONS), api.find, api.holds, rt.store.now)
         for day in range(3):
             assert await sessions.begin(secret) is not None
             made = await http.post("/v1/runs", json={"skill_id": "notes"}, headers={**mine, "Idempotency-Key": f"k{day}"})

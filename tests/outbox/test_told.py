@@ -39,7 +39,7 @@ async def lacks(rt: Runtime, run_id: str) -> list[Any]:
     """What each surface says of the one intent of a run."""
     (by_python,), (by_list,) = await rt.intents(run_id), await rt.look.intents()
     (by_run,) = (await rt.look.snapshot(run_id)).intents()
-    return [by_python.no_transport_for, by_list.no_transport_for, by_run.no_transport_for, (await rt.look.queued()).no_transport_for]
+    return [by_python.no_transport_for, by_list.no_transport_for, by_run.no_transport_for, (await rt.look.count_queued()).no_transport_for]
 
 
 async def until(condition: Any, rt: Runtime) -> None:
@@ -77,7 +77,7 @@ async def test_a_type_is_lacked_that_nobody_who_is_up_sends(open_rt: Open) -> No
                 held = await rt.invoke(graph, {}, key=work)
                 assert (await rt.intents(held.run_id))[0].no_transport_for is None
                 assert ("no_transport_for", "warning") not in await codes(rt, held.run_id)
-                assert (await rt.look.queued()).no_transport_for == []
+                assert (await rt.look.count_queued()).no_transport_for == []
                 release.set()
                 stop.set()
                 await sending
@@ -148,13 +148,13 @@ async def test_attempts_are_told_among_what_happened(open_rt: Open) -> None:
 async def test_the_oldest_is_told(open_rt: Open) -> None:
     """One line of ``doctor``, one metric."""
     async with open_rt() as rt:
-        assert (await rt.look.queued()).queued == 0
+        assert (await rt.look.count_queued()).queued == 0
         assert "holdfast_oldest_queued_intent_seconds 0\n" in await metrics.text(rt, None)
         first = await rt.invoke(graph, {})
         await rt.invoke(graph, {})
-        queued = await rt.look.queued()
+        queued = await rt.look.count_queued()
         (oldest,) = await rt.intents(first.run_id)
         assert (queued.queued, queued.oldest_at) == (2, oldest.created_at.isoformat(timespec="microseconds").replace("+00:00", "Z"))
         await rt.settle(oldest.intent_id, "abandoned", actor="ada")
-        assert (await rt.look.queued()).queued == 1
+        assert (await rt.look.count_queued()).queued == 1
         assert "# TYPE holdfast_oldest_queued_intent_seconds gauge" in await metrics.text(rt, "default")

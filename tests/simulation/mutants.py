@@ -63,13 +63,13 @@ def fence_ignored(patch: Patch) -> None:
 @mutant
 def live_owner_not_respected(patch: Patch) -> None:
     """A claim takes runs whose owner is well and renews (§10.1)."""
-    patch.setattr(Present, "lost", lambda self, owner: "expired")
+    patch.setattr(Present, "why_lost", lambda self, owner: "expired")
 
 
 @mutant
 def lost_owner_not_seen(patch: Patch) -> None:
     """Nobody takes over from the dead (§10.6, L-21)."""
-    patch.setattr(Present, "lost", lambda self, owner: None)
+    patch.setattr(Present, "why_lost", lambda self, owner: None)
 
 
 # -- lanes -------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def store_error_swallowed(patch: Patch) -> None:
 @mutant
 def chain_not_checked(patch: Patch) -> None:
     """A row is read whether or not it matches its hash (§1.9, X-01)."""
-    patch.setattr(codec, "held_against", lambda hash, row: None)
+    patch.setattr(codec, "hold_against", lambda hash, row: None)
 
 
 @mutant

@@ -91,7 +91,7 @@ class World:
     def key(self) -> Any:
         """What tells one state from another; times and ids that nothing depends on are left out."""
         row = self.store._runs["r"]
-        live = tuple(self.store.present.lost(o) or "" for o in self.minds)
+        live = tuple(self.store.present.why_lost(o) or "" for o in self.minds)
         minds = tuple((m.phase, m.fence, m.script is not None and m.script.tip == row.tip) for m in self.minds.values())
         return (row.status, row.owner, row.fence, live, minds, self.acts, tuple((e.status, e.owner) for e in self.effects), self.dead)
 

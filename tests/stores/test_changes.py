@@ -207,11 +207,11 @@ def test_a_board_tells_of_what_others_wrote(tmp_path: pathlib.Path) -> None:
     mine, theirs = (Board.of(str(tmp_path / "live" / "!news"), str(database)) for _ in range(2))
     assert mine is not None and theirs is not None
     mine.say(News.DUE)
-    assert mine.heard() == 0 and theirs.heard() == News.DUE
+    assert mine.hear() == 0 and theirs.hear() == News.DUE
     mine.say(News.FREED | News.OTHER)
     theirs.say(News.DUE | News.OUTBOX)
-    assert mine.heard() == News.DUE | News.OUTBOX and theirs.heard() == News.FREED
-    assert mine.heard() == theirs.heard() == 0
+    assert mine.hear() == News.DUE | News.OUTBOX and theirs.hear() == News.FREED
+    assert mine.hear() == theirs.hear() == 0
     mine.close()
-    assert mine.heard() == int(ANYTHING), "what cannot be read may say anything"
+    assert mine.hear() == int(ANYTHING), "what cannot be read may say anything"
     assert Board.of(str(database / "live" / "!news"), str(database)) is None

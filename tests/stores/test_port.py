@@ -14,7 +14,7 @@ from holdfast import Runtime, ports
 from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, WorkspaceStore
 
 ENGINE = 20
-HINTS = {"wait_for_change", "marked", "claim_intents"}
+HINTS = {"wait_for_change", "find_marked", "claim_intents"}
 """What goes by the clock and not by what is asked: a heartbeat's look for news, the outbox's."""
 
 

@@ -149,7 +149,7 @@ async def test_rows_of_a_shelf_are_one_round_trip_with_their_digests() -> None:
         assert counted[-1] == 1, counted
         proxy.cut(b"lost answer", after=True)
         assert await store.shelve("cups", {"a0": b"other", "z": b"lost answer"}, ("a0", "z")) == ["a0"]
-        assert (await store.shelved("cups", "a0"), await store.shelved("cups", "z")) == (b"a", b"lost answer")
+        assert (await store.find_shelved("cups", "a0"), await store.find_shelved("cups", "z")) == (b"a", b"lost answer")
         assert await store.verify() == []
         await store.close()
 
@@ -174,16 +174,16 @@ async def test_a_read_whose_caller_goes_costs_no_connection() -> None:
         await store.shelve("cups", {"a": b"1"})
         for _ in range(5):
             proxy.stall()
-            asking = asyncio.ensure_future(store.shelved("cups", "a"))
+            asking = asyncio.ensure_future(store.find_shelved("cups", "a"))
             for _ in range(20):  # by then it has been sent
                 await asyncio.sleep(0)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
             proxy.heal()
-            assert await store.shelved("cups", "a") == b"1"
+            assert await store.find_shelved("cups", "a") == b"1"
         for _ in range(20):  # whatever was asked for is answered by then, and connections that are not fit any more are closed
-            assert await store.shelved("cups", "a") == b"1"
+            assert await store.find_shelved("cups", "a") == b"1"
         assert len(proxy.backends()) == proxy.served, "none was closed"
         assert proxy.served <= 5
         await store.close()
@@ -199,7 +199,7 @@ async def test_a_read_whose_caller_and_server_go_is_reported_by_nobody() -> None
         await store.open()
         await store.shelve("cups", {"a": b"1"})
         proxy.stall()
-        asking = asyncio.ensure_future(store.shelved("cups", "a"))
+        asking = asyncio.ensure_future(store.find_shelved("cups", "a"))
         for _ in range(20):  # by then it has been sent
             await asyncio.sleep(0)
         asking.cancel()
@@ -208,7 +208,7 @@ async def test_a_read_whose_caller_and_server_go_is_reported_by_nobody() -> None
         for pid in proxy.backends():
             proxy.cut_backend(pid)
         proxy.heal()
-        assert await store.shelved("cups", "a") == b"1", "on another connection"
+        assert await store.find_shelved("cups", "a") == b"1", "on another connection"
         await store.close()
     gc.collect()
     assert reported == []
@@ -223,7 +223,7 @@ async def test_a_read_that_is_not_answered_is_asked_again_on_another_connection(
         before = proxy.served
         monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
         proxy.stall()
-        asking = asyncio.ensure_future(store.shelved("cups", "a"))
+        asking = asyncio.ensure_future(store.find_shelved("cups", "a"))
         await asyncio.wait([asking], timeout=0.3)
         proxy.heal()
         assert await asking == b"1"
@@ -238,7 +238,7 @@ async def test_a_store_that_is_closed_lets_those_go_who_are_not_answered() -> No
         await store.open()
         await store.shelve("cups", {"a": b"1"})
         proxy.stall()
-        asking = asyncio.ensure_future(store.shelved("cups", "a"))
+        asking = asyncio.ensure_future(store.find_shelved("cups", "a"))
         await asyncio.sleep(0)
         await asyncio.wait_for(store.close(), 5)
         with pytest.raises(StoreError) as told:
@@ -269,8 +269,8 @@ async def test_a_row_that_is_lost_is_told_of_by_whoever_would_replace_it() -> No
     assert await store.shelve("cups", {"row": b"2", "voucher": b"2", "new": b"2"}, ("row", "voucher", "new")) == ["row", "voucher"]
     for key in ("row", "voucher"):
         with pytest.raises(RecordDamaged):
-            await store.shelved("cups", key)
-    assert await store.shelved("cups", "new") == b"2"
+            await store.find_shelved("cups", key)
+    assert await store.find_shelved("cups", "new") == b"2"
     await store.close()
 
 
@@ -737,9 +737,9 @@ async def test_what_is_driven_here_is_marked_also_after_another_owner_has_gone()
     await Script(store, "r1").submit()
     await Script(store, "r2").submit()
     assert {c.run_id for c in await store.claim("w", (), None, limit=5)} == {"r1", "r2"}
-    assert await store.marked("w") == []
+    assert await store.find_marked("w") == []
     await store.put(signal("r1", "k", store.now()))
-    assert await store.marked("w") == ["r1"]
+    assert await store.find_marked("w") == ["r1"]
     await store.retire("v")
-    assert await store.marked("w") == ["r1"] and await store.marked("v") == []
+    assert await store.find_marked("w") == ["r1"] and await store.find_marked("v") == []
     await store.close()

@@ -65,7 +65,7 @@ VERBS: dict[str, Verb] = {
     "chunks": lambda c: c.store.chunks(ONE),
     "claims_of": lambda c: c.store.claims_of(ONE),
     "token": lambda c: c.store.token(ONE.encode()),
-    "marked": lambda c: c.store.marked("w"),
+    "find_marked": lambda c: c.store.find_marked("w"),
     "step": lambda c: c.script.steps(1),
     "emit": lambda c: c.store.emit([emitted(c.script)]),
 }

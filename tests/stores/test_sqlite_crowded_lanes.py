@@ -351,11 +351,11 @@ def test_when_it_is_looked_for_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [known.look() for _ in range(4)] == [True, False, False, False], "and then as many claims again, and another second"
     at[0] = 3.0
     assert known.look()
-    known.seen([("q", 0, "t"), ("q", 0, "u")], ("t", "s", "l"))
+    known.see([("q", 0, "t"), ("q", 0, "u")], ("t", "s", "l"))
     assert known.lines == [("q", 0, "t"), ("q", 0, "u")] and known.lane == ("t", "s", "l")
-    known.marked(("q", 0, "t"), crowds.MARKED)
+    known.mark(("q", 0, "t"), crowds.MARKED)
     assert known.lines == [("q", 0, "t"), ("q", 0, "u")]
-    known.marked(("q", 0, "t"), crowds.CROWD - 1)
+    known.mark(("q", 0, "t"), crowds.CROWD - 1)
     assert known.lines == [("q", 0, "u")]
-    known.seen([], None)
+    known.see([], None)
     assert known.lines == [] and known.lane == crowds.START

@@ -68,12 +68,12 @@ KINDS = ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "s
 READS: dict[str, Read] = {
     "effect": lambda s, r: s.effects(r),
     "inbox": lambda s, r: s.load(r),
-    "claim": lambda s, r: s.claimed("request", "t", f"{r}a"),
+    "claim": lambda s, r: s.find_claim("request", "t", f"{r}a"),
     "token": lambda s, r: s.token(hash_secret(f"{r}a")),
     "intent": lambda s, r: s.intents(r),
     "ledger": lambda s, r: s.ledger(r),
     "schedule": lambda s, r: s.schedule(f"s{r[1:]}"),
-    "shelf": lambda s, r: s.shelved("cups", f"{r}a"),
+    "shelf": lambda s, r: s.find_shelved("cups", f"{r}a"),
 }
 OWN = ("schedule", "shelf")
 FIRST = {
@@ -102,7 +102,7 @@ async def fill(store: Kept) -> None:
     for name in ("s1", "s2"):
         await store.put_schedule(plan(name, 5), None)
         set_ = Change(1, "ada", "set", Limit(in_flight=1, per_second=5))
-        assert await store.put_rule(Rule(f"limit {name}").changed(set_), None)
+        assert await store.put_rule(Rule(f"limit {name}").change(set_), None)
         assert await store.enter("w", f"r{name[1:]}", f"r{name[1:]}.a", {f"limit {name}": None}) is None
     assert await store.enter("w", "r2", "r2.b", {"limit s1": None}, resting=True) is not None
     assert await Checker(store).all() == []

@@ -140,7 +140,7 @@ class Books:
         return len(self.runs.where("status = 'pending' AND owner IS NULL AND queue = ? AND tenant_id = ?", queue, tenant_id))
 
     def lives(self, owner: str | None) -> bool:
-        return owner is not None and self.present.lost(owner) is None
+        return owner is not None and self.present.why_lost(owner) is None
 
     def found(self, k: Kept) -> Found:
         return Found(k.fence, k.owner, self.lives(k.owner), k.tip.row, k.tip.hash, k.holds, k.turn, k.run.status)
@@ -265,7 +265,7 @@ class ThirdStore(Small):
             use = Use(in_force(limits, books.rules.where()), owner, books.held(), dict(books.buckets.where()), now)
             got = apply.choose(found, Wanted(owner, queues, skills, shapes, run_id), books, use, now, limit)
             books.buckets.put(*got.buckets.items())
-            claims = [apply.take(k.run.run_id, k.fence, k.owner, owner, self.present.lost(k.owner) if k.owner else None) for k in got.keys]
+            claims = [apply.take(k.run.run_id, k.fence, k.owner, owner, self.present.why_lost(k.owner) if k.owner else None) for k in got.keys]
             books.runs.put(*(replace(k, owner=owner, fence=k.fence + 1, holds=True, due=min(at_once(now), k.due or 0)) for k in got.keys))
             return Claims(claims).until(got.again)
 
@@ -323,7 +323,7 @@ class ThirdStore(Small):
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
         return [i for i in self._books.inbox.where("run_id = ?", run_id) if taken or i.taken_seq is None]
 
-    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
+    async def find_claim(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         there = self._books.claims.get(kind, scope, key)
         return there if there is not None and self._books.claimant(there) else None
 
@@ -472,7 +472,7 @@ class ThirdStore(Small):
         with self._writing() as books:
             books.wholes.put((run_id, 0, origin))
 
-    async def pruned(self, run_id: str) -> pruned.Tombstone | None:
+    async def find_pruned(self, run_id: str) -> pruned.Tombstone | None:
         return self._books.tombstones.get(run_id)
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:

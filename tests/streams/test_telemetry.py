@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from holdfast import Context, Graph, Runtime, State, flow
 from holdfast.core import events as ev
-from holdfast.telemetry import Exporter, trace_id, traced, wanted
+from holdfast.telemetry import Exporter, asks_for_traces, trace_id, traced
 from tests.engine.support import World, says
 
 
@@ -139,7 +139,7 @@ async def test_otlp_goes_where_the_standard_variables_say(monkeypatch: pytest.Mo
     try:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
-        assert wanted()
+        assert asks_for_traces()
         made = skill()
         async with Runtime("memory:", skills=[made]) as rt, traced(rt):
             run = await rt.invoke(made, {}, trace_id="0af7651916cd43dd8448eb211c80319c")
@@ -157,8 +157,8 @@ async def test_otlp_goes_where_the_standard_variables_say(monkeypatch: pytest.Mo
 def test_nothing_is_sent_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
-    assert not wanted()
+    assert not asks_for_traces()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    assert wanted()
+    assert asks_for_traces()
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    assert not wanted()
+    assert not asks_for_traces()

@@ -192,13 +192,13 @@ def test_a_worker_comes_back_when_the_rate_lets_the_next_run_go() -> None:
 
 def test_patience_grows_with_looks_in_vain_and_ends_with_calm() -> None:
     patience = Patience(lambda: 999)
-    assert patience.freed(0.0) == 0, "the first place that becomes free is looked for at once"
+    assert patience.free(0.0) == 0, "the first place that becomes free is looked for at once"
     pauses = []
     for n in range(12):
-        patience.looked(in_vain=True)
-        pauses.append(patience.freed(n / 100))
+        patience.look(in_vain=True)
+        pauses.append(patience.free(n / 100))
     assert pauses == sorted(pauses) and 0 < pauses[0] < pauses[1] and pauses[-1] <= MOST_VAIN_SECONDS
-    patience.looked(in_vain=False)
-    assert patience.freed(0.2) == 0, "whoever gets something is as quick as before"
-    patience.looked(in_vain=True)
-    assert patience.freed(0.3) > 0 == patience.freed(0.3 + 2 * CALM_SECONDS), "after a while in which nothing was let go of nobody is in the way"
+    patience.look(in_vain=False)
+    assert patience.free(0.2) == 0, "whoever gets something is as quick as before"
+    patience.look(in_vain=True)
+    assert patience.free(0.3) > 0 == patience.free(0.3 + 2 * CALM_SECONDS), "after a while in which nothing was let go of nobody is in the way"

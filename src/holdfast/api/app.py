@@ -115,12 +115,12 @@ class Api:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), SWEEP_SECONDS)
 
-    async def known(self, token: str) -> Access | None:
+    async def find(self, token: str) -> Access | None:
         """Whose token it is."""
         self.tidy()
         if isinstance(self._given, Mapping):
             return self._given.get(token)
-        return await self._tokens.known(token, now=self.rt.store.now())
+        return await self._tokens.find(token, now=self.rt.store.now())
 
     async def holds(self, access: Access) -> bool:
         """Whether a token that was known once still holds."""
@@ -137,7 +137,7 @@ class Api:
         if not self.asks:
             return NOBODY
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        found = await self.known(token.strip()) if kind.lower() == "bearer" else None
+        found = await self.find(token.strip()) if kind.lower() == "bearer" else None
         if found is None:
             raise Unauthorized("a valid token is needed; the one given is missing, unknown, expired or revoked", hint="Authorization: Bearer TOKEN; holdfast token create")
         return found
@@ -228,26 +228,26 @@ class Api:
                 await self.rt.look.find(msgspec.structs.replace(wanted, limit=1), values=False)
                 return _streaming(streams.many(self.rt, wanted, self._beat(request)), {})
         run_id = request.path_params["run_id"]
-        await self.rt.look.found(run_id, access.tenant)
+        await self.rt.look.find_row(run_id, access.tenant)
         after = query.after or request.headers.get("last-event-id") or None
         if after is not None:
             Cursor.read(after)
         modes = modes_of([m.strip() for m in query.modes.split(",")]) if query.modes else frozenset(("events", "custom"))
         if query.protocol is not None:
-            run, _ = await self.rt.look.found(run_id, access.tenant)
+            run, _ = await self.rt.look.find_row(run_id, access.tenant)
             encoder = PROTOCOLS[query.protocol](run.run_id, run.thread_id)
             return _streaming(streams.speak(self.rt, self._wires, run_id, access, after, self._beat(request), encoder), encoder.headers)
         return _streaming(streams.one(self.rt, self._wires, run_id, access, after, modes, self._beat(request)), {})
 
     def _beat(self, request: Request) -> streams.Beat:
-        async def allowed() -> bool:
+        async def may_go_on() -> bool:
             try:
                 (await self.access(request)).need(Scope.VIEW)
             except HoldfastError:
                 return False
             return True
 
-        return streams.Beat(allowed, self.stopping)
+        return streams.Beat(may_go_on, self.stopping)
 
 
 def _trace(context: str) -> str | None:
@@ -406,7 +406,7 @@ def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
     async def go_on(run_id: str, options: dict[str, Any]) -> None:
         await await_start(api.rt, run_id, api.jobs, **options)
 
-    return Pages(api.rt, api.known, api.holds, go_on, asks=api.asks, public_url=public_url).routes()
+    return Pages(api.rt, api.find, api.holds, go_on, asks=api.asks, public_url=public_url).routes()
 
 
 __all__ = ["Api", "answer_failure", "app"]

@@ -380,7 +380,7 @@ def decode(data: bytes, kind: type[B]) -> B:
         raise InvalidInput(f"the body is not UTF-8: byte {e.start}") from None
     except json.JSONDecodeError as e:
         raise InvalidInput(f"the body is not JSON: {e}") from None
-    _bound(given)
+    _refuse_unsafe(given)
     return convert(given, kind, strict=True)
 
 
@@ -425,7 +425,7 @@ def _whole(text: str) -> int:
     return found
 
 
-def _bound(given: Any) -> None:
+def _refuse_unsafe(given: Any) -> None:
     """No lone surrogate, and not too deep; without recursion."""
     stack = [(given, 0)]
     while stack:

@@ -66,7 +66,7 @@ def _listens(host: str, port: int) -> None:
     found: list[OSError | None] = []
     try:
         for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            found.append(_bound(family, kind, protocol, place))
+            found.append(_try_to_bind(family, kind, protocol, place))
     except OSError as e:
         found.append(e)
     failed = [e for e in found if e is not None]
@@ -77,7 +77,7 @@ def _listens(host: str, port: int) -> None:
         raise UsageError(f"cannot listen on {host} port {port}: {failed[0].strerror or failed[0]}", hint="choose another address with --host and --port") from failed[0]
 
 
-def _bound(family: int, kind: int, protocol: int, place: Any) -> OSError | None:
+def _try_to_bind(family: int, kind: int, protocol: int, place: Any) -> OSError | None:
     """Why nothing can listen there; None if something can."""
     try:
         with socket.socket(family, kind, protocol) as tried:

@@ -53,7 +53,7 @@ class Beat:
         self._stopping = stopping
         self._said = self._checked = time.monotonic()
 
-    def said(self) -> None:
+    def note(self) -> None:
         self._said = time.monotonic()
 
     def quiet(self) -> bool:
@@ -91,7 +91,7 @@ class Wires:
         self.source = source
         self._frames: dict[tuple[str, int], bytes] = {}
 
-    def encoded(self, part: StreamPart, run: Run, hidden: Mask) -> bytes:
+    def encode(self, part: StreamPart, run: Run, hidden: Mask) -> bytes:
         """A part of a run's stream as it goes over the wire."""
         if part.mode != "events" or run.secrets:  # what is to be hidden may come to be known later
             return encode(part, hidden)
@@ -112,19 +112,19 @@ async def one(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str
     news = True
     while True:
         if news:
-            async for piece in pieces([wires.encoded(part, feed.run, feed.hidden)] async for part in feed.ready()):
+            async for piece in pieces([wires.encode(part, feed.run, feed.hidden)] async for part in feed.ready()):
                 yield piece
-                beat.said()
+                beat.note()
             if feed.level and rested != feed.run.version and resting(feed.run):
                 rested = feed.run.version
                 yield frame("rest", describe.plain(describe.run(feed.run, feed.lease, rt.store.now()), feed.hidden))
-                beat.said()
+                beat.note()
         if feed.over or await beat.over():
             yield RETRY
             return
         if beat.quiet():
             yield b": still here\n\n"
-            beat.said()
+            beat.note()
         news = await feed.news(POLL_SECONDS)
 
 
@@ -137,13 +137,13 @@ async def speak(rt: Runtime, wires: Wires, run_id: str, access: Access, after: s
         if news:
             async for piece in pieces([word(wire) for wire in encoder.encode(part, feed.hidden)] async for part in feed.ready()):
                 yield piece
-                beat.said()
+                beat.note()
         if feed.over or await beat.over():
             yield encoder.after if feed.over else RETRY
             return
         if beat.quiet():
             yield b": still here\n\n"
-            beat.said()
+            beat.note()
         news = await feed.news(POLL_SECONDS)
 
 
@@ -175,10 +175,10 @@ async def many(rt: Runtime, wanted: Wanted, beat: Beat) -> AsyncIterator[bytes]:
             if known.get(run.run_id) != stands:
                 known[run.run_id] = stands
                 yield frame("run", describe.plain(run))
-                beat.said()
+                beat.note()
         if beat.quiet():
             yield b": still here\n\n"
-            beat.said()
+            beat.note()
         await rt.store.wait_for_change(POLL_SECONDS)
     yield RETRY
 

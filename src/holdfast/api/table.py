@@ -164,10 +164,10 @@ async def show_run(c: Call) -> Answer:
     if q.view not in (None, "legacy"):
         raise InvalidInput(f"{q.view!r} is not a view", field="view", hint="legacy")
     until = time.monotonic() + q.wait
-    record, _ = await c.rt.look.found(c.run_id, c.tenant)
+    record, _ = await c.rt.look.find_row(c.run_id, c.tenant)
     while (left := until - time.monotonic()) > 0 and not resting(record):
         await c.rt.store.wait_for_change(min(left, POLL_SECONDS))
-        record, _ = await c.rt.look.found(c.run_id, c.tenant)  # only the row: its log is read once, at the end
+        record, _ = await c.rt.look.find_row(c.run_id, c.tenant)  # only the row: its log is read once, at the end
     run = (await c.rt.look.glance(c.run_id, c.tenant)).detail()
     shown = describe.plain(describe.legacy(run)) if q.view == "legacy" else describe.plain(run)
     return Answer(value=_pick(shown, q.fields), headers=_etag(run))
@@ -328,7 +328,7 @@ async def health(c: Call) -> Answer:
 
 
 async def see_run(c: Call) -> Seen:
-    run, _ = await c.rt.look.found(c.run_id, c.tenant)
+    run, _ = await c.rt.look.find_row(c.run_id, c.tenant)
     human = [w.wait_id for w in run.waits if w.human]
     return Seen(at=c.rt.store.now(), version=run.version, wait_id=human[0] if len(human) == 1 else "")
 
@@ -365,7 +365,7 @@ async def _mine(c: Call, *, told: bool = False) -> describe.RunView:
         RunNotFound: it is not there, or another tenant's.
         Stopped: it has moved since: 412.
     """
-    run, lease = await c.rt.look.found(c.run_id, c.tenant)
+    run, lease = await c.rt.look.find_row(c.run_id, c.tenant)
     version = c.seen.version if told and c.seen is not None else run.version
     if c.match is not None and c.match != "*" and f'"{version}"' not in [m.strip().removeprefix("W/") for m in c.match.split(",")]:
         raise Stopped(412, "stale", f"{run.run_id} has changed since you read it: it has {run.version} events now", hint="look at it again, then decide")
@@ -406,7 +406,7 @@ async def submit_run(c: Call) -> Answer:
 async def _wait(c: Call, given: str | None) -> str | None:
     """The wait that a decision is about: the one that is named, or the one that was open when the request was first taken up."""
     wait_id = given or (c.seen.wait_id or None if c.seen is not None else None)
-    run, _ = await c.rt.look.found(c.run_id, c.tenant)
+    run, _ = await c.rt.look.find_row(c.run_id, c.tenant)
     await _mine(c, told=c.again and wait_id is not None and all(w.wait_id != wait_id for w in run.waits))
     return wait_id
 
@@ -495,14 +495,14 @@ async def await_start(
     Raises:
         HoldfastError: by what stands against it.
     """
-    before, _ = await rt.look.found(run_id)
+    before, _ = await rt.look.find_row(run_id)
     job = asyncio.ensure_future(rt.resume(run_id, actor=actor, acknowledge=acknowledge, force=force, wait=False, upgrade=upgrade))
     jobs.add(job)
     job.add_done_callback(jobs.discard)
     until = time.monotonic() + SETTLE_SECONDS
     while not job.done() and time.monotonic() < until:
         await asyncio.wait({job}, timeout=0.02)
-        run, _ = await rt.look.found(run_id)
+        run, _ = await rt.look.find_row(run_id)
         if run.version != before.version:
             break
     if job.done():

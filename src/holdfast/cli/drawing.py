@@ -17,11 +17,11 @@ def draw(program: Program, picture: dict[str, Any]) -> None:
     states = {n["name"]: n["state"] for n in picture["nodes"]}
     signs = {"done": o.mark("ok"), "next": o.mark("go"), "": "○"}
 
-    def marked(found: re.Match[str]) -> str:
+    def mark(found: re.Match[str]) -> str:
         state = states.get(found[1], "")
         return f"{signs[state]} {o.paint(found[1], bold=state == 'next', dim=state == 'done')}"
 
     title, *lines = tree(program).splitlines()
     click.echo(o.paint(o.clean(title), bold=True))
     for line in lines:
-        click.echo(re.sub(r"○ (\S+)", marked, o.clean(line)))
+        click.echo(re.sub(r"○ (\S+)", mark, o.clean(line)))

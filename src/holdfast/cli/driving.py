@@ -153,7 +153,7 @@ def worker(
             rt.worker(queues=queues or ("default",), concurrency=concurrency, until_idle=until_idle, upgrade=upgrade, on_report=lambda report: report_rest(report, call), stop=stop)
         )
 
-        def told(number: int) -> None:
+        def hear(number: int) -> None:
             if stop.is_set():
                 work.cancel()
                 return
@@ -161,7 +161,7 @@ def worker(
             click.echo(f"draining: no new runs are taken; the current ones continue until they wait or end ({again}: release them now)", err=True)
             stop.set()
 
-        with handling(asyncio.get_running_loop(), told):
+        with handling(asyncio.get_running_loop(), hear):
             try:
                 await work
             except asyncio.CancelledError:
@@ -182,7 +182,7 @@ def report_rest(report: Report, call: Call) -> None:
     elif error is not None:
         click.echo(f"{name}  {o.mark('bad')} {o.inline(f'{type(error).__name__}: {error}')}")
     elif report.passed is not None:
-        click.echo(f"{name}  {o.mark('warn')} {o.inline(f'no_worker_for: {report.passed.said} ({call.spelled(report.passed.way_out(report.run_id))})')}")
+        click.echo(f"{name}  {o.mark('warn')} {o.inline(f'no_worker_for: {report.passed.said} ({call.spell(report.passed.way_out(report.run_id))})')}")
     elif report.run is not None:
         why = f"  {o.inline(report.run.error.message, 200)}" if report.run.error is not None else ""
         click.echo(f"{report.run_id}  {o.inline(report.run.skill_id)}  {report.run.status}{why}")
@@ -215,17 +215,17 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
         try:
             await watch(rt, run_id, going, progress, before.version)
         except NothingEligible as e:  # the answer lists the open waits (§7.1)
-            e.hint = call.spelled(e.hint)
+            e.hint = call.spell(e.hint)
             click.echo(o.inline(e.line()), err=True)
         except WorkspaceElsewhere as e:
             e.hint = "resume it where that folder is, named by [tool.holdfast] workspace in pyproject.toml or by $HOLDFAST_WORKSPACE"
             raise
         except FingerprintMismatch as e:
             seen = {} if acknowledge or before.status is not Status.FAILED else {"acknowledge": before.stop_reason or ""}
-            e.hint = f'to let the new code continue such runs, declare migrates=("{before.fingerprint}",) in the skill; for this run only: {call.typed(run_id=run_id, upgrade=True, **seen)}'
+            e.hint = f'to let the new code continue such runs, declare migrates=("{before.fingerprint}",) in the skill; for this run only: {call.retype(run_id=run_id, upgrade=True, **seen)}'
             raise
         except AcknowledgeRequired as e:
-            e.hint = f"after you have fixed the cause: {call.typed(run_id=run_id, acknowledge=before.stop_reason or '')}"
+            e.hint = f"after you have fixed the cause: {call.retype(run_id=run_id, acknowledge=before.stop_reason or '')}"
             raise
         return await pages.run_object(rt, run_id)
 
@@ -362,7 +362,7 @@ def tell_unknown(call: Call, run: Run[Any], named: str | None) -> None:
     """The code a run needs is not here: say what it was started with, as the command to type; import nothing (§14.3)."""
     where = f"in {named}" if named else "among this project's skills"
     best = run.target if run.target and run.target != named else YOUR_FILE
-    raise SkillUnknown(f"the skill {run.skill_id!r} of {run.run_id} is not {where}", hint=f"name the file that holds it: {call.typed(run_id=run.run_id, target=best)}")
+    raise SkillUnknown(f"the skill {run.skill_id!r} of {run.run_id} is not {where}", hint=f"name the file that holds it: {call.retype(run_id=run.run_id, target=best)}")
 
 
 COMMANDS = (run, submit, worker, resume, replay, fork)

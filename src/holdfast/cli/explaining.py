@@ -25,7 +25,7 @@ def explain(call: Call, run_id: str) -> int:
         return await rt.explain(run_id)
 
     found = over(call, act)
-    found = {**found, "next": [{**advice, "text": call.spelled(advice["text"]), "command": call.spelled(advice["command"])} for advice in _advice(found["next"])]}
+    found = {**found, "next": [{**advice, "text": call.spell(advice["text"]), "command": call.spell(advice["command"])} for advice in _advice(found["next"])]}
     if call.as_json:
         o.emit(found)
         return 0

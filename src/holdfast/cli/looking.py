@@ -119,24 +119,24 @@ def show(call: Call, run_id: str, full: bool, watch: bool, page_file: str | None
     Its status, what it waits for and the commands that answer it, its error, problems, timeline, effects and values, all read at one instant.
     """
 
-    async def looked(rt: Runtime, found: Snapshot) -> pages.Beside:
+    async def look(rt: Runtime, found: Snapshot) -> pages.Beside:
         asked = not call.as_json and found.detail().condition in pages.EXPLAINED
         told: dict[str, Any] = await rt.explain(run_id) if asked else {"why": "", "next": []}
         tree = lineage.tree(await rt.look.lineage(found.run), run_id)
-        return pages.Beside(tree, str(told["why"]), [Advice(call.spelled(a["text"]), call.spelled(a["command"])) for a in told["next"]])
+        return pages.Beside(tree, str(told["why"]), [Advice(call.spell(a["text"]), call.spell(a["command"])) for a in told["next"]])
 
     async def act(rt: Runtime) -> tuple[Snapshot, pages.Beside] | None:
         before = None
         if not watch:
             found = await rt.look.snapshot(run_id)
-            return found, await looked(rt, found)
+            return found, await look(rt, found)
         async for _ in changes(rt):
             found = await rt.look.snapshot(run_id)
             now = (found.run.version, found.lease.owner)
             if now != before:
                 if before is not None and not call.as_json:
                     click.echo()
-                _show(call, found, await looked(rt, found), full)
+                _show(call, found, await look(rt, found), full)
             before = now
             if found.run.terminal:
                 break

@@ -132,7 +132,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     async def act(rt: Runtime) -> tuple[tuple[list[Repair], Findings, list[Run]], describe.QueuedView | None, int]:
         found = await mend(rt, acknowledge=acknowledge, rebuild=rebuild, actor=actor)
         try:
-            return found, await rt.look.queued(), len(await rt.store.runs(RunFilter(statuses=(Status.FAILED,), limit=MOST_FAILED)))
+            return found, await rt.look.count_queued(), len(await rt.store.runs(RunFilter(statuses=(Status.FAILED,), limit=MOST_FAILED)))
         except StoreCorrupt:  # what is wrong is among the problems
             return found, None, 0
 
@@ -141,7 +141,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     idle = len(due)
     start = call.line("worker", *dict.fromkeys(word for run in due for word in call.code(run.target)))
     if call.as_json:
-        o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle, "to_do": [call.spelled(step) for step in to_do(shown, idle, start)]})
+        o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle, "to_do": [call.spell(step) for step in to_do(shown, idle, start)]})
         return 0 if left.ok else 1
     if acknowledge:
         click.echo(f"{o.mark('ok')} acknowledged: the store accepts writes again; processes that opened it before are refused")
@@ -160,7 +160,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     if steps := to_do(shown, idle, start):
         o.head("what to do, in this order")
         for number, step in enumerate(steps, 1):
-            o.prose(call.spelled(step.removesuffix(start)).rstrip(), first=f"  {number}. ", indent="     ")
+            o.prose(call.spell(step.removesuffix(start)).rstrip(), first=f"  {number}. ", indent="     ")
             if step.endswith(start):
                 click.echo(f"     {o.inline(start)}")
     return 0 if left.ok else 1

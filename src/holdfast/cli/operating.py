@@ -146,12 +146,12 @@ def tool_runner(call: Call, folder: str, tools: str | None, until_idle: bool) ->
         click.echo(f"tool runner {rt.owner}: workspace {there.workspace}, {o.inline(', '.join(there.names), 240)}", err=True)
         work = asyncio.ensure_future(rt.dispatch(stop=stop, until_idle=until_idle))
 
-        def told(number: int) -> None:
+        def hear(number: int) -> None:
             if stop.is_set():
                 work.cancel()
             stop.set()
 
-        with handling(asyncio.get_running_loop(), told):
+        with handling(asyncio.get_running_loop(), hear):
             await asyncio.wait({work})
         return 0 if work.cancelled() else work.result()
 
@@ -218,7 +218,7 @@ def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, a
 
     async def act(rt: Runtime) -> list[dict[str, Any]]:
         rows = await rt.ledger(run_id, topic=topic, key=key, after=after, limit=limit)
-        masks = {r: await rt.masked(r) for r in {row.run_id for row in rows}}
+        masks = {r: await rt.mask(r) for r in {row.run_id for row in rows}}
         return [masks[r.run_id].record(r.record()) for r in rows]
 
     found = over(call, act)

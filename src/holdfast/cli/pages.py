@@ -21,7 +21,7 @@ from holdfast.core.explain import Advice
 from holdfast.core.status import TERMINAL, Condition, Status
 from holdfast.core.toolcalls import place_of
 from holdfast.core.views import Moment
-from holdfast.core.wording import FORCED, Offered, answering, describe_action, meant
+from holdfast.core.wording import FORCED, Offered, answering, describe_action, phrase
 from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import when
 from holdfast.runtime import Runtime
@@ -179,7 +179,7 @@ def answers(call: Call, wait: Mapping[str, Any], *, alone: bool = False) -> list
     if wait["kind"] == ws.WaitKind.SIGNAL and place_of(wait["name"]) is None:  # a tool runner answers by itself
         lines.append((call.line("signal", run_id, wait["name"], "--payload", "JSON"), None))
     plain = wait["kind"] in (ws.WaitKind.APPROVAL, ws.WaitKind.INPUT)  # their commands say it
-    return [Advice("" if means is None or plain else meant(means), line) for line, means in lines]
+    return [Advice("" if means is None or plain else phrase(means), line) for line, means in lines]
 
 
 def _may_live(wait: Mapping[str, Any]) -> bool:
@@ -389,7 +389,7 @@ def problem_lines(call: Call, found: list[dict[str, Any]]) -> None:
         click.echo(f"  {whose}{o.paint(p['severity'], colours.get(p['severity']))} {o.paint(p['code'], bold=True)}")
         click.echo(f"      {o.inline(p['message'])}")
         if p["repair_hint"]:
-            click.echo(o.paint(f"      {o.inline(call.spelled(p['repair_hint']))}", dim=True))
+            click.echo(o.paint(f"      {o.inline(call.spell(p['repair_hint']))}", dim=True))
 
 
 _SMALL = frozenset(

@@ -259,7 +259,7 @@ def trigger(call: Call, schedule_id: str, target: str | None, key: str | None) -
         if known is not None and known.skill_id not in {s.id for s in chosen}:
             where = f"in {target}" if target else "among this project's skills"
             best = known.options.get("target") or YOUR_FILE
-            raise SkillUnknown(f"the skill {known.skill_id!r} of the schedule {schedule_id} is not {where}", hint=f"name the file that holds it: {call.typed(schedule_id=schedule_id, target=best)}")
+            raise SkillUnknown(f"the skill {known.skill_id!r} of the schedule {schedule_id} is not {where}", hint=f"name the file that holds it: {call.retype(schedule_id=schedule_id, target=best)}")
         made = await rt.trigger(schedule_id, key=key)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 

@@ -24,7 +24,7 @@ from holdfast.runtime import Runtime
 async def intents_of(rt: Runtime, found: Iterable[IntentView]) -> list[dict[str, Any]]:
     """Intents as JSON has them, their runs' secrets hidden."""
     shown = list(found)
-    hidden = {run_id: await rt.masked(run_id) for run_id in {i.run_id for i in shown}}
+    hidden = {run_id: await rt.mask(run_id) for run_id in {i.run_id for i in shown}}
     return [hidden[i.run_id].record(i.record()) for i in shown]
 
 

@@ -156,7 +156,7 @@ async def _access(rt: Runtime, file: str) -> Access:
         text = Path(file).read_text("utf-8").strip()
     except (OSError, ValueError) as e:
         raise InvalidInput(f"--token-file cannot be read: {e}", field="token_file", hint="holdfast token create --scopes view > F") from e
-    found = await Tokens(rt.shelf(SHELF)).known(text, now=rt.store.now())
+    found = await Tokens(rt.shelf(SHELF)).find(text, now=rt.store.now())
     if found is None:
         raise Unauthorized("the token in the file is not known here, revoked or expired", hint="holdfast token create --scopes view > F")
     return found

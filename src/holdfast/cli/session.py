@@ -75,7 +75,7 @@ class Call:
         """The TARGET of a run as a command names it: as it was submitted, else the skills of this project, else a word to replace."""
         return [target] if target else [] if names_skills() else [YOUR_FILE]
 
-    def typed(self, **instead: str | bool) -> str:
+    def retype(self, **instead: str | bool) -> str:
         """The command that was typed, with other or further arguments and options."""
         context = click.get_current_context()
         words: list[str] = []
@@ -96,7 +96,7 @@ class Call:
             context = context.parent
         return self.line(*path, *words)
 
-    def spelled(self, text: str) -> str:
+    def spell(self, text: str) -> str:
         """What the library tells people to type, as it is typed here: with the program's name, this store, and the project's skills."""
         if "--store" in text:
             return text
@@ -186,7 +186,7 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
                         more[name] = whole_id(call, more[name])
                 return function(call, *args, **more)
             except HoldfastError as e:
-                e.hint = call.spelled(e.hint)
+                e.hint = call.spell(e.hint)
                 raise
 
         decorated: Callable[..., Any] = act

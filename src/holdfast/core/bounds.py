@@ -143,7 +143,7 @@ def one_of(value: object, field: str, known: Collection[str]) -> str:
     """
     found = text(value, field)
     if found not in known:
-        raise InvalidInput(f"{field}={found!r} is not known{meant(found, known)}", field=field, hint="one of " + ", ".join(known))
+        raise InvalidInput(f"{field}={found!r} is not known{guess(found, known)}", field=field, hint="one of " + ", ".join(known))
     return found
 
 
@@ -203,7 +203,7 @@ def refuse_unknown(name: object, known: Iterable[str], where: str) -> UnknownOpt
     return UnknownOption(label, found[0] if found else "", where)
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def guess(name: str, known: Iterable[str]) -> str:
     """A guess at what was meant."""
     found = difflib.get_close_matches(name[:80], list(known), n=1)
     return f" (did you mean {found[0]!r}?)" if found else ""
@@ -448,7 +448,7 @@ def check_arguments(**own: Convert) -> Callable[[F], F]:
         places = [(i, n) for i, (n, p) in enumerate(parameters.items()) if p.kind in PLACED and n in converts]
         where = function.__qualname__.removesuffix(".__init__")
 
-        def seen(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+        def see(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
             for name, value in options.items():
                 if name not in asked:
                     if open_ended:
@@ -468,13 +468,13 @@ def check_arguments(**own: Convert) -> Callable[[F], F]:
 
             @functools.wraps(function)
             async def waiting(*args: Any, **options: Any) -> Any:
-                return await function(*seen(args, options), **options)
+                return await function(*see(args, options), **options)
 
             return waiting  # type: ignore[return-value]
 
         @functools.wraps(function)
         def plain(*args: Any, **options: Any) -> Any:
-            return function(*seen(args, options), **options)
+            return function(*see(args, options), **options)
 
         return plain  # type: ignore[return-value]
 

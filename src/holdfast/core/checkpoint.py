@@ -266,7 +266,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                     return t.began
         return self.step + 1
 
-    def seen_by(self, task: Task) -> Mapping[str, Any]:
+    def see_as(self, task: Task) -> Mapping[str, Any]:
         """The values that a pending task sees: those its super-step began with."""
         return self.held[task.began] if task.began else self.values
 
@@ -396,7 +396,7 @@ def advance_with_news(
                 values[name] = EMPTY_LIST
         take(values, kinds, writes.values())
     news = bump(done, writes)
-    held = _held(parent, delta.pending) if carries_on else parent.held if delta.pending is None else NONE_HELD
+    held = _keep_views(parent, delta.pending) if carries_on else parent.held if delta.pending is None else NONE_HELD
     if delta.values is not None:
         given = canon.decode(delta.values)
         values.update(given)
@@ -523,7 +523,7 @@ def note_end(delta: Delta) -> Ended | None:
     return Ended(tuple([k for k in keys if k[0] != "@"]), signals)
 
 
-def _held(parent: Checkpoint, pending: tuple[Task, ...] | None) -> Mapping[int, Mapping[str, Any]]:
+def _keep_views(parent: Checkpoint, pending: tuple[Task, ...] | None) -> Mapping[int, Mapping[str, Any]]:
     """What the tasks see that a barrier carries on: what their super-step began with."""
     return {t.began: parent.held.get(t.began, parent.values) for t in (pending or ()) if t.began}
 

@@ -115,7 +115,7 @@ class Form(msgspec.Struct, frozen=True, gc=False):
     delta: tuple[bytes, ...]
     row: tuple[bytes, ...]
 
-    def filled(self, previous: bytes, step: bytes, after: bytes, writes: bytes | None, at: int, fence: bytes) -> tuple[bytes, bytes]:
+    def fill(self, previous: bytes, step: bytes, after: bytes, writes: bytes | None, at: int, fence: bytes) -> tuple[bytes, bytes]:
         """The checkpoint's hash and the row, with the delta in it. ``step``, ``after`` and ``fence``: as ``number`` gives them."""
         a, b, c = self.delta
         data = b"".join((a, step, b, _NIL, c) if writes is None else (a, step, b, _binary(len(writes)), writes, c))
@@ -245,7 +245,7 @@ def open_rows(rows: Sequence[Row], previous: bytes | None = b"") -> list[Record]
         return [_open(rows[0]), *open_rows(rows[1:], rows[0].hash)]
     records = []
     for row, hash in zip(rows, canon.chain_each(previous or b"", [row.data for row in rows]), strict=True):
-        held_against(hash, row)
+        hold_against(hash, row)
         records.append(_open(row))
     return records
 
@@ -290,10 +290,10 @@ def read_carried(rows: Iterable[Row]) -> tuple[Carry, ...]:
 def from_chain(row: Row, previous: bytes | None) -> None:
     """Holds a row against the chain; None skips it, where the row before is not at hand."""
     if previous is not None:
-        held_against(canon.chain(previous, row.data), row)
+        hold_against(canon.chain(previous, row.data), row)
 
 
-def held_against(hash: bytes, row: Row) -> None:
+def hold_against(hash: bytes, row: Row) -> None:
     """Refuses a row that does not have the hash which the chain gives it.
 
     Raises:

@@ -156,7 +156,7 @@ class Diagnosis:
             self._head = None
             self._seq = max(self._seq, row.seq)
             return
-        shut = self._sealed(row, record)
+        shut = self._is_sealed(row, record)
         first = row.seq - len(record.events) + 1
         if first > self._seq + 1:
             self._note("event_seq_gap", f"the events {self._seq + 1} to {first - 1} are missing", _LOOK)
@@ -169,7 +169,7 @@ class Diagnosis:
         self._refers(blobs.name_blobs(record.results))
         self._checkpoint(record, shut)
 
-    def _sealed(self, row: codec.Row, record: codec.Record) -> bool:
+    def _is_sealed(self, row: codec.Row, record: codec.Record) -> bool:
         """Whether the record's delta cannot be read without a key that is not at hand; notes which keys those are."""
         if envelopes.MARK not in row.data:
             return False

@@ -183,7 +183,7 @@ class Unknown(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def understood(answer: object, hook: str) -> Happened | Absent | Unknown:
+def read_answer(answer: object, hook: str) -> Happened | Absent | Unknown:
     """What a verify hook said; anything else than one of the three answers nothing, and whoever is asked then reads so (X-05)."""
     if isinstance(answer, Unknown):
         return Unknown(str(answer.why))

@@ -20,7 +20,7 @@ from holdfast.core.run import Run
 from holdfast.core.status import LIVE, Condition, Status
 from holdfast.core.toolcalls import place_of
 from holdfast.core.waits import APPROVE, Wait, WaitKind
-from holdfast.core.wording import EDIT, answering, describe_action, meant, target_of
+from holdfast.core.wording import EDIT, answering, describe_action, phrase, target_of
 
 MOST_LINES = 10
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -100,7 +100,7 @@ def _tell_happened(run: Run, condition: Condition, events: Sequence[ev.Event], b
                 calls.clear()
                 if not caught:
                     continue
-                line, failed = _caught(task, caught), False
+                line, failed = _tell_caught(task, caught), False
                 caught.clear()
             case ev.StepEnded(path=path):
                 calls.append(path)
@@ -137,7 +137,7 @@ def _tell_happened(run: Run, condition: Condition, events: Sequence[ev.Event], b
     return tuple(said)
 
 
-def _caught(task: str, failures: dict[str, str]) -> str:
+def _tell_caught(task: str, failures: dict[str, str]) -> str:
     """The calls that failed in a step which completed: of a call that only holds others, those within it."""
     found = [said for path, said in failures.items() if not any(other.startswith(f"{path}/") for other in failures)]
     return f"In the step {task} {'one call' if len(found) == 1 else f'{len(found):,} calls'} failed, and the code of the step handled that: {found[-1]}"
@@ -340,7 +340,7 @@ def _asking(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
 
 def _answers(run: Run, wait: Wait, *, alone: bool) -> list[Advice]:
     which = None if alone else wait.wait_id
-    said = [Advice(meant(describe_action(wait.kind, action)), shlex.join(["holdfast", *answering(run.run_id, which, action)])) for action in wait.available_actions]
+    said = [Advice(phrase(describe_action(wait.kind, action)), shlex.join(["holdfast", *answering(run.run_id, which, action)])) for action in wait.available_actions]
     return [*said, Advice(f"{EDIT}.", shlex.join(["holdfast", *answering(run.run_id, which, APPROVE, edited=True)]))] if wait.editable else said
 
 
@@ -356,7 +356,7 @@ def _explain_signal(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _
     return _Why(f"It waits for a {kinds}{': ' + ', '.join(names) if names else ''}.", signals)
 
 
-def _done(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+def _explain_done(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     return _Why("It is done.", (Advice("Start a new run from it, with changes.", f"holdfast fork {run.run_id} {target_of(run.target)} --set CHANNEL=JSON"),))
 
 
@@ -426,7 +426,7 @@ _REASONS: dict[Condition, Callable[[Run, Sequence[ev.Event], Blocked], _Why]] = 
     Condition.AWAITING_GATE_DECISION: _asking,
     Condition.AWAITING_HUMAN_REVIEW: _asking,
     Condition.AWAITING_SIGNAL: _explain_signal,
-    Condition.DONE: _done,
+    Condition.DONE: _explain_done,
     Condition.HALTED: _explain_halted,
     Condition.CANCELLED: _explain_cancelled,
     Condition.FAILED: _explain_broken,

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.core import canon, kinds
-from holdfast.core.bounds import meant
+from holdfast.core.bounds import guess
 from holdfast.core.channels import LAST, TOPIC, Channel
 from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidGraph
@@ -179,7 +179,7 @@ def compile(
     """
     faults = [*known, *_faults(channels, nodes)] if not flow else []
     if redo is not None and redo not in nodes:
-        faults.append(f"redo names {redo!r}, which is not a node{meant(redo, nodes)}")
+        faults.append(f"redo names {redo!r}, which is not a node{guess(redo, nodes)}")
     if faults:
         raise refuse(id, faults)
     listeners: dict[str, list[str]] = {}
@@ -290,12 +290,12 @@ def _of_node(node: Node, channels: Mapping[str, Channel], nodes: Mapping[str, No
             if kind == "done" and name == END:
                 faults.append(f"{node.name} comes after END, but no node can")
             elif kind == "done" and name not in nodes:
-                faults.append(f"{node.name} comes after {name!r}, which is not a node{meant(name, nodes)}")
+                faults.append(f"{node.name} comes after {name!r}, which is not a node{guess(name, nodes)}")
             elif not colon and channel != START and channel not in channels:
-                faults.append(f"{node.name} listens to {channel!r}, which is not a channel of the state{meant(channel, channels)}")
+                faults.append(f"{node.name} listens to {channel!r}, which is not a channel of the state{guess(channel, channels)}")
     for name in dict.fromkeys((*(node.reads or ()), *(node.writes or ()))):
         if name not in channels:
-            faults.append(f"{node.name} declares the channel {name!r}, which the state does not have{meant(name, channels)}")
+            faults.append(f"{node.name} declares the channel {name!r}, which the state does not have{guess(name, channels)}")
     if isinstance(node.child, Program):
         faults += _of_child(node, node.child, channels)
     return faults
@@ -307,7 +307,7 @@ def _of_child(node: Node, child: Program, channels: Mapping[str, Channel]) -> li
         for name in names or ():
             for whose, has in (("the state", channels), (f"the state of {child.id}", child.channels)):
                 if name not in has:
-                    faults.append(f"{node.name} has {name!r} in {way}, which {whose} does not have{meant(name, has)}")
+                    faults.append(f"{node.name} has {name!r} in {way}, which {whose} does not have{guess(name, has)}")
     missing = [c.name for c in child.channels.values() if c.required and c.name not in (node.pass_in or ())]
     if missing:
         faults.append(f"{node.name} does not pass in {', '.join(missing)}, which {child.id} needs")

@@ -235,7 +235,7 @@ Outcome = Sent | Refused | Failed | Doubtful | Late
 CLOCKS_US = 60_000_000  # by so much clocks may differ, or be set
 
 
-def held_too_long(given: Intent, left: int) -> bool:
+def is_held_too_long(given: Intent, left: int) -> bool:
     """Whether a sender's lease has more time left than it was ever given: it was altered. ``given``: the intent as its sender took it."""
     if given.state is not IntentState.SENDING or given.lease_until is None or not given.tries:
         return False

@@ -84,7 +84,7 @@ class Rule(msgspec.Struct, frozen=True):
     paused: bool = False
     changes: tuple[Change, ...] = ()
 
-    def changed(self, change: Change) -> Rule:
+    def change(self, change: Change) -> Rule:
         """The rule after a change."""
         changes = (*self.changes, change)[-KEPT_CHANGES:]
         match change.action:
@@ -124,7 +124,7 @@ class Rules(msgspec.Struct, frozen=True):
         limit = self.limits.get(kind + name) or self.limits.get(kind + ANY)
         return None if limit is None else Bounded(kind + name, limit)
 
-    def named(self, name: str) -> Limit | None:
+    def find(self, name: str) -> Limit | None:
         return self.limits.get(name)
 
     def touches(self, queue: str, tenant: str) -> bool:
@@ -240,7 +240,7 @@ class Use:
             self.shares[h.queue, h.tenant] += h.runs
             self._mine += h.runs if h.owner == owner else 0
 
-    def _asked(self, queue: str, tenant: str) -> list[tuple[Bounded, int]]:
+    def _ask(self, queue: str, tenant: str) -> list[tuple[Bounded, int]]:
         found = ((self._rules.worker(self._owner), self._mine), (self._rules.queue(queue), self.queues[queue]), (self._rules.tenant(tenant), self.tenants[tenant]))
         return [(b, n) for b, n in found if b is not None]
 
@@ -251,10 +251,10 @@ class Use:
         """What holds a run of this queue and tenant back, and when that ends by itself; None if it may go."""
         if queue in self._rules.paused:
             return f"the queue {queue} is paused", None
-        for (name, limit), count in self._asked(queue, tenant):
+        for (name, limit), count in self._ask(queue, tenant):
             if limit.in_flight is not None and count >= limit.in_flight:
                 return f"limit {name}: {count} of {limit.in_flight} in flight", None
-        later = [(next_token(b.limit, self._full_at(b.name), self._now), b) for b, _ in self._asked(queue, tenant)]
+        later = [(next_token(b.limit, self._full_at(b.name), self._now), b) for b, _ in self._ask(queue, tenant)]
         at, last = max(later, key=lambda x: x[0], default=(0, None))
         if last is not None and at > self._now:
             self.again = at if self.again is None else min(at, self.again)
@@ -263,7 +263,7 @@ class Use:
 
     def take(self, queue: str, tenant: str) -> None:
         """One more run of this queue and tenant."""
-        for (name, limit), _ in self._asked(queue, tenant):
+        for (name, limit), _ in self._ask(queue, tenant):
             if limit.every:
                 self.buckets[name] = take_token(limit, self._full_at(name), self._now)
         self.queues[queue] += 1
@@ -348,7 +348,7 @@ def soon(later: Later, waited: float, now: int) -> bool:
 # -- the way in ---------------------------------------------------------------------------------------
 
 
-def come_back(rules: Rules, queue: str, tenant: str) -> float:
+def tell_when_to_come_back(rules: Rules, queue: str, tenant: str) -> float:
     """In how many seconds a submit that was refused because its queue is full may be tried again: when a run has begun, if a rate tells."""
     rates = [b.limit.per_second for b in (rules.queue(queue), rules.tenant(tenant)) if b is not None and b.limit.per_second is not None]
     return max([1.0, *(1 / r for r in rates)])
@@ -424,7 +424,6 @@ __all__ = [
     "admit",
     "check_name",
     "choose",
-    "come_back",
     "in_force",
     "may_enter",
     "name",
@@ -432,4 +431,5 @@ __all__ = [
     "queues",
     "soon",
     "take_token",
+    "tell_when_to_come_back",
 ]

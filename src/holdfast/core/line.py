@@ -135,7 +135,7 @@ class Line:
         Nothing has changed by it: that is for ``keep``, once it is durable.
         """
         program, node, step, tip = self._program, task.node, self.step + 1, self._tip
-        upto, kinds = self._seen(task), self._kinds(writes) if program.reducing else NO_KINDS
+        upto, kinds = self._see(task), self._kinds(writes) if program.reducing else NO_KINDS
         if kinds is None:
             return None
         after, vouched = codec.number(step + 1), tip.seq + 1
@@ -144,7 +144,7 @@ class Line:
             # The one that follows only listens to this node's end, and to nothing that was written: that is known without a plan.
             way = _way(node, then)
             done, pending, count, straight = way.done, way.pending, 2, True
-            hash, row = way.form.filled(self.hash, self._number, after, packed, at, self._counted)
+            hash, row = way.form.fill(self.hash, self._number, after, packed, at, self._counted)
         else:
             done = f"done:{node}"
             news = [done, *writes]
@@ -175,7 +175,7 @@ class Line:
         wrong = any(tag == "merge" and not isinstance(writes[name], dict) for name, tag in kinds.items())
         return None if wrong or self._tip.since + self._tip.whole > ROOM else kinds
 
-    def _seen(self, task: Task) -> dict[str, int]:
+    def _see(self, task: Task) -> dict[str, int]:
         before = self.seen.get(task.node)
         if before is None and self._straight:
             return {task.seen[0]: self.step}  # the end of the node before it, at the step before

@@ -108,7 +108,7 @@ class Progress:
         )
         return msgspec.structs.replace(self.checkpoint, waits=self.waits, unfinished=kept)
 
-    def unfinished(self, of: Checkpoint) -> Unfinished:
+    def find_unfinished(self, of: Checkpoint) -> Unfinished:
         """What is on record of the tasks that a checkpoint carries on."""
         keys = {t.key for t in of.waiting}
         return Unfinished(
@@ -119,11 +119,11 @@ class Progress:
             failed={t: e for t, e in self.failed.items() if t in keys},
         )
 
-    def left_out(self, names: Iterable[str]) -> bool:
+    def leaves_out(self, names: Iterable[str]) -> bool:
         """Whether signals of such names may be among those that are in the log alone."""
         return self.older is not None and not self._names.keys().isdisjoint(names)
 
-    def caught_up(self, older: list[ev.SignalReceived]) -> None:
+    def catch_up(self, older: list[ev.SignalReceived]) -> None:
         """Takes the older signals in, read from the log."""
         self.news[:0] = older
         self.older = None
@@ -141,7 +141,7 @@ class Progress:
 
     def barrier(self, *, first: bool = False) -> None:
         """Forgets what the barrier took, all but what is on record of the tasks that it carried on. The first checkpoint carries no signals."""
-        kept = self.unfinished(self.checkpoint) if self.checkpoint.held else None
+        kept = self.find_unfinished(self.checkpoint) if self.checkpoint.held else None
         self.results.clear()
         self.records.clear()
         self.attempts.clear()

@@ -360,7 +360,7 @@ def _on_spent(run: Run, e: ev.Event, f: ev.BudgetSpent) -> Run:
 def _count_time(function: Callable[[Run, ev.Event, Any], Run]) -> Callable[[Run, ev.Event, Any], Run]:
     """Counts the time in which a run is driven; waits do not count (T-95)."""
 
-    def timed(run: Run, e: ev.Event, f: Any) -> Run:
+    def apply(run: Run, e: ev.Event, f: Any) -> Run:
         changed = function(run, e, f)
         if (run.status in LIVE) is (changed.status in LIVE):
             return changed
@@ -368,7 +368,7 @@ def _count_time(function: Callable[[Run, ev.Event, Any], Run]) -> Callable[[Run,
             return replace(changed, active_since=e.at)
         return replace(changed, active_us=changed.active_us + (0 if run.active_since is None else e.at - run.active_since), active_since=None)
 
-    return timed
+    return apply
 
 
 _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {

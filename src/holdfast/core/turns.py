@@ -92,7 +92,7 @@ class Turns:
             tries.append(_Try(None, self._owner))
         tries[-1] = replace(tries[-1], ended=at, outcome=outcome, error=failure, again=again)
 
-    def _told(self, last: _Try) -> tuple[str | None, int | None]:
+    def _tell(self, last: _Try) -> tuple[str | None, int | None]:
         """How a step ended and when: not yet, if it is tried again; cut off by the end of its run, it is ``incomplete``."""
         if last.outcome is None or last.again is not None:
             return (INCOMPLETE, self._run.finished_at) if self._run.terminal else (None, None)
@@ -107,7 +107,7 @@ class Turns:
         out = []
         for place, tries in self._turns.items():
             step, task, path = place
-            outcome, ended = self._told(tries[-1])
+            outcome, ended = self._tell(tries[-1])
             out.append(
                 StepView(
                     step_id=ids.step_id(self._run.run_id, step, task, path),
@@ -133,7 +133,7 @@ class Turns:
 
     def _attempt(self, step_id: str, call: str, number: int, tried: _Try) -> AttemptView:
         open_here = tried.outcome is None
-        outcome, ended = self._told(tried) if open_here else (tried.outcome, tried.ended)
+        outcome, ended = self._tell(tried) if open_here else (tried.outcome, tried.ended)
         held = self._lease if outcome is None and self._lease is not None and self._lease.owner == tried.owner else None
         return AttemptView(
             attempt_id=ids.attempt_id(step_id, number),

@@ -62,7 +62,7 @@ def condition(run: Run | None, lease: Lease | None, now: int) -> Condition:
     if status is Status.WAITING_FOR_HUMAN:
         return _asking(run)
     if status is Status.WAITING_FOR_SIGNAL:
-        return Condition.AWAITING_SIGNAL if run.waits or _held_back(run) else Condition.QUEUED
+        return Condition.AWAITING_SIGNAL if run.waits or _is_held_back(run) else Condition.QUEUED
     return Condition.UNKNOWN
 
 
@@ -101,10 +101,10 @@ def _asking(run: Run) -> Condition:
         return Condition.AWAITING_HUMAN_REVIEW
     if WaitKind.HANDOFF in kinds:
         return Condition.AWAITING_PHASE_HANDOFF
-    return Condition.AWAITING_GATE_DECISION if kinds or _held_back(run) else Condition.QUEUED
+    return Condition.AWAITING_GATE_DECISION if kinds or _is_held_back(run) else Condition.QUEUED
 
 
-def _held_back(run: Run) -> bool:
+def _is_held_back(run: Run) -> bool:
     """Whether all is answered and somebody said not to resume yet (§5.4)."""
     return bool(run.decisions) and not any(d.resume for d in run.decisions)
 

@@ -59,7 +59,7 @@ FORCED = Offered("Do it again although it may have happened", "The first attempt
 """An effect that is done again by force (§6.5)."""
 
 
-def meant(offer: Offered) -> str:
+def phrase(offer: Offered) -> str:
     """An action and what follows from it, as two sentences."""
     return f"{offer.label}. {offer.does}"
 
@@ -97,4 +97,4 @@ def target_of(target: str | None) -> str:
     return shlex.quote(target) if target else YOUR_FILE
 
 
-__all__ = ["EDIT", "FORCED", "YOUR_FILE", "Offered", "answering", "describe_action", "meant", "target_of"]
+__all__ = ["EDIT", "FORCED", "YOUR_FILE", "Offered", "answering", "describe_action", "phrase", "target_of"]

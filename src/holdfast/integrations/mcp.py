@@ -42,20 +42,20 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
         raise UsageError(f"the scope {min(odd)!r} is not known", hint="scopes: " + ", ".join(SCOPES))
     made = MCPServer("holdfast", log_level="WARNING")
 
-    def offered(function: Callable[P, Awaitable[T]]) -> None:
+    def offer(function: Callable[P, Awaitable[T]]) -> None:
         """Offers a tool. What is refused is told by code, message and hint, and no more."""
 
         @functools.wraps(function)
-        async def told(*args: P.args, **options: P.kwargs) -> T:
+        async def serve(*args: P.args, **options: P.kwargs) -> T:
             try:
                 await check()
                 return await function(*args, **options)
             except HoldfastError as e:
                 raise ToolError(e.line()) from e
 
-        made.tool()(told)
+        made.tool()(serve)
 
-    async def seen(run_id: str) -> dict[str, Any]:
+    async def find(run_id: str) -> dict[str, Any]:
         record: dict[str, Any] = await rt.record(run_id)
         if tenant_id is not None and record["tenant_id"] != tenant_id:
             raise RunNotFound(f"there is no run {run_id!r}", hint="list the runs: holdfast runs")
@@ -63,17 +63,17 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
 
     if "view" in scopes:
 
-        @offered
+        @offer
         async def get_run(run_id: str) -> dict[str, Any]:
             """One run: status, condition, values, open waits, result or error."""
-            return await seen(run_id)
+            return await find(run_id)
 
-        @offered
+        @offer
         async def list_skills() -> list[dict[str, str]]:
             """The skills that can be started here."""
             return [{"skill_id": p.id, "version": p.version} for p in rt.skills]
 
-        @offered
+        @offer
         async def list_waits() -> list[dict[str, Any]]:
             """The questions that wait for a person, with the actions that answer them."""
             waits = [w for w in await rt.waits() if tenant_id is None or (await rt.record(w.run_id))["tenant_id"] == tenant_id]
@@ -81,36 +81,36 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
 
     if "submit" in scopes:
 
-        @offered
+        @offer
         async def start_run(skill_id: str, input: dict[str, Any], key: str) -> dict[str, Any]:
             """Starts a run. The same key with the same input gives the run that is already there."""
             run = await rt.submit(skill_id, input, key=key) if tenant_id is None else await rt.submit(skill_id, input, key=key, tenant_id=tenant_id)
-            return await seen(run.run_id)
+            return await find(run.run_id)
 
     if "decide" in scopes:
 
-        @offered
+        @offer
         async def decide(run_id: str, wait_id: str, action: str, feedback: str | None = None, note: str | None = None) -> dict[str, Any]:
             """Answers a question of a run by one of its actions."""
-            await seen(run_id)
+            await find(run_id)
             await rt.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note)
-            return await seen(run_id)
+            return await find(run_id)
 
-        @offered
+        @offer
         async def signal_run(run_id: str, name: str, payload: Any, key: str) -> dict[str, Any]:
             """Gives a run a signal. The same key is delivered once."""
-            await seen(run_id)
+            await find(run_id)
             await rt.signal(run_id, name, payload, key=key, actor=actor)
-            return await seen(run_id)
+            return await find(run_id)
 
     if "cancel" in scopes:
 
-        @offered
+        @offer
         async def cancel_run(run_id: str, reason: str = "") -> dict[str, Any]:
             """Asks a run to end."""
-            await seen(run_id)
+            await find(run_id)
             await rt.cancel(run_id, actor=actor, reason=reason)
-            return await seen(run_id)
+            return await find(run_id)
 
     return made
 

@@ -36,7 +36,7 @@ class Deliveries:
         self._runs: dict[str, _Own] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
-    def posted(self, run_id: str) -> None:
+    def post(self, run_id: str) -> None:
         """A run that is driven here may have intents to send: a commit of it has some, or one from before."""
         own = self._runs.get(run_id)
         if own is None:
@@ -46,7 +46,7 @@ class Deliveries:
             own.task = asyncio.ensure_future(self._send(run_id, own))
             own.task.add_done_callback(note_error)  # a run that is left does not wait for it
 
-    async def delivered(self, run_id: str) -> None:
+    async def deliver(self, run_id: str) -> None:
         """The run rests: what it has to be sent is sent, as far as that can be done now."""
         own = self._runs[run_id]
         if own.task is None:

@@ -88,7 +88,7 @@ class Sender:
             self._held.update(i.intent_id for i in found)
         return found
 
-    def settled(self, intent_ids: Iterable[str]) -> None:
+    def forget(self, intent_ids: Iterable[str]) -> None:
         """They are in its hands no more."""
         self._held.difference_update(intent_ids)
 
@@ -268,7 +268,7 @@ class Dispatcher:
     async def _settle(self) -> None:
         """Keeps what has been found out, in one transaction; where a hook's signal has nobody to go to, each alone."""
         if self._leaving:
-            await self._left()
+            await self._leave()
         done, self._done = self._done, []
         if not done:
             return
@@ -280,7 +280,7 @@ class Dispatcher:
             raise
         except HoldfastError:
             kept = [await self._alone(s) for s in done]
-        self._sender.settled(s.before.intent_id for s in done)
+        self._sender.forget(s.before.intent_id for s in done)
         self.settled += sum(kept)
         for s, held in zip(done, kept, strict=True):
             if not held:
@@ -308,12 +308,12 @@ class Dispatcher:
             if isinstance(move, LookUp):
                 intent, settled, answer = await self._look_up(intent, route, move)
                 if settled is not None:
-                    await self._ended(before, intent, settled, route, answer)
+                    await self._end(before, intent, settled, route, answer)
                     return
             elif isinstance(move, Ask):
                 self._done.append(Settlement(before, intents.ask(intent, move.why, self._store.now())))
                 return
-            intent, outcome, answer = await self._sent(intent, route, began)
+            intent, outcome, answer = await self._send_one(intent, route, began)
         except StoreError:
             raise
         except Exception as e:  # whatever is wrong with one intent is told on it, and concerns no other
@@ -322,9 +322,9 @@ class Dispatcher:
         if isinstance(outcome, Late) and outcome.after_us and outcome.error is None and route.limit is None:
             self.put_off = self._clock.monotonic() + outcome.after_us / 1_000_000
         after = intents.after(intent, outcome, route.how, self._store.now())
-        await self._ended(before, intent, after, route, answer)
+        await self._end(before, intent, after, route, answer)
 
-    async def _ended(self, before: Intent, intent: Intent, after: Intent, route: Route, answer: Any) -> None:
+    async def _end(self, before: Intent, intent: Intent, after: Intent, route: Route, answer: Any) -> None:
         """Notes what is to be settled, with what the transport's hook gives where it was sent, by whichever attempt."""
         hooked = after.state is IntentState.SENT and route.on_response is not None
         found = await self._call_hook(intent, after, route, answer) if hooked else Settlement(before, after)
@@ -335,7 +335,7 @@ class Dispatcher:
         assert route.verify is not None
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
-                answer = fx.understood(await self._call(intent.lane, route.verify, canon.thaw(canon.decode(intent.payload)), intent.key), f"verify of {intent.type}")
+                answer = fx.read_answer(await self._call(intent.lane, route.verify, canon.thaw(canon.decode(intent.payload)), intent.key), f"verify of {intent.type}")
         except Exception as e:  # the hook is the author's code; one that raises or hangs does not know (X-05)
             answer = fx.Unknown(f"verify raised {type(e).__name__}: {e}")
         now = self._store.now()
@@ -349,7 +349,7 @@ class Dispatcher:
             case fx.Unknown(why):
                 return intent, intents.ask(intent, why or intents.SENDER_LOST, now), None
 
-    async def _sent(self, intent: Intent, route: Route, began: float) -> tuple[Intent, Outcome, Any]:
+    async def _send_one(self, intent: Intent, route: Route, began: float) -> tuple[Intent, Outcome, Any]:
         """One sending. Gives the intent as it was sent, what came of it, and what the receiver answered."""
         try:
             payload = canon.thaw(canon.decode(intent.payload))
@@ -361,14 +361,14 @@ class Dispatcher:
                 payload = _fill(payload, link)
             if limit is None:
                 answer = await self._act(route, intent.lane, payload, intent.key, began)
-            elif (later := await self._entered(intent, limit)) is not None:
+            elif (later := await self._enter(intent, limit)) is not None:
                 return intent, Late(later.why, max(0, later.at - self._store.now())), None
             else:
                 try:
                     answer = await self._act(route, intent.lane, payload, intent.key, began)
                 finally:
                     self._leaving.add(intent.intent_id)
-                    await asyncio.shield(self._left())
+                    await asyncio.shield(self._leave())
         except (NotBegun, NotReached) as e:
             return intent, Late(str(e)), None
         except NotConfigured as e:
@@ -395,7 +395,7 @@ class Dispatcher:
             return intent, Failed(ErrorValue.of(e)) if tried_again else Refused(ErrorValue.of(e)), None
         return intent, Sent(_pack(answer)), answer
 
-    async def _entered(self, intent: Intent, limit: str) -> Later | None:
+    async def _enter(self, intent: Intent, limit: str) -> Later | None:
         """Holds a limit for one sending, or says when to come back; what has room within a second is waited for (§10.11)."""
         began = self._clock.monotonic()
         try:
@@ -409,7 +409,7 @@ class Dispatcher:
             raise
         return None
 
-    async def _left(self) -> None:
+    async def _leave(self) -> None:
         """Gives back what is held no more; what the store could not be told of is told with the next settlement."""
         places = list(self._leaving)
         try:

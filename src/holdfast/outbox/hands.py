@@ -118,7 +118,7 @@ class Hands:
                 with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
                     loop.call_soon_threadsafe(self._hand_back)
 
-        thread = _Thread(lane, queue, lambda turn, value, error: tell(lambda: _answer(turn, value, error)), lambda lane, thread: tell(lambda: self._gone(lane, thread, loop)))
+        thread = _Thread(lane, queue, lambda turn, value, error: tell(lambda: _answer(turn, value, error)), lambda lane, thread: tell(lambda: self._let_go(lane, thread, loop)))
         queue.threads.add(thread)
         threading.Thread(target=thread.run, name=f"holdfast-send-{next(self._numbers)}", daemon=True).start()
 
@@ -127,7 +127,7 @@ class Hands:
         while self._came:
             self._came.popleft()()
 
-    def _gone(self, lane: Lane, thread: _Thread, loop: asyncio.AbstractEventLoop) -> None:
+    def _let_go(self, lane: Lane, thread: _Thread, loop: asyncio.AbstractEventLoop) -> None:
         queue = self._queues.get(lane)
         if queue is None:
             return

@@ -58,7 +58,7 @@ class Links:
             raise Shut(f"there is no run {intent.run_id} to answer")
         run, _ = found
         if not intent.wait_id:
-            intent = await self._bound(intent, run)
+            intent = await self._bind(intent, run)
         digest = hmac.new(secret, f"{intent.intent_id}\0{intent.wait_id}".encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
         token = base64.urlsafe_b64encode(digest).decode().rstrip("=")
         if await self._store.token(hash_secret(token)) is None:
@@ -68,7 +68,7 @@ class Links:
             await self._store.issue_token(Token(hash_secret(token), run.run_id, intent.wait_id, run.tenant_id, _actor(intent, wait), now, until))
         return intent, f"{(self._base_url() or '').rstrip('/')}/w/{token}"
 
-    async def _bound(self, intent: Intent, run: Run) -> Intent:
+    async def _bind(self, intent: Intent, run: Run) -> Intent:
         """The intent with its wait, kept before anything is sent: later attempts carry the same link."""
         waits = sorted((w for w in run.waits if w.human), key=lambda w: w.requested_at or 0)
         if not waits:

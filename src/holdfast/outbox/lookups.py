@@ -50,7 +50,7 @@ class Lookups:
         except Exception as e:  # it is for whoever asked to judge
             failed = e
 
-        def told() -> None:
+        def tell() -> None:
             self._under_way.pop(key, None)
             if found.done():
                 return
@@ -60,7 +60,7 @@ class Lookups:
                 found.set_result(places)
 
         try:
-            loop.call_soon_threadsafe(told)
+            loop.call_soon_threadsafe(tell)
         except RuntimeError:  # the loop has been closed, and nobody waits any more
             self._under_way.pop(key, None)
 

@@ -57,7 +57,7 @@ class Rulings:
         """
         before = await self._intent(intent_id)
         alive = await self._alive()
-        known = self._known(before, alive)
+        known = self._look_at(before, alive)
         after = redrive(known, actor=actor, reason=reason, forced=force, now=self._store.now())
         if not force and (attempt := may_live(known, alive)) is not None:
             raise AttemptMayLive(
@@ -66,10 +66,10 @@ class Rulings:
             )
         asking = await self._asking(before)
         if asking is None or before.state is IntentState.QUEUED:
-            return await self._kept(Settlement(before, after))
+            return await self._keep(Settlement(before, after))
         await self._allow(*asking, ACTIONS[REDRIVE], actor, force)
         after = replace(after, state=IntentState.ABANDONED, due=before.due, settled_at=self._store.now(), detail=ASKED_ANEW)
-        return await self._kept(self._answered(before, after, Word(REDRIVE, actor, reason), waits=True))
+        return await self._keep(self._answer(before, after, Word(REDRIVE, actor, reason), waits=True))
 
     async def settle(self, intent_id: str, outcome: str, *, actor: str, reason: str, result: Any = ...) -> IntentView:
         """Says how an intent stands; the same again changes nothing. ``result``: the outcome of a tool's call that happened.
@@ -82,21 +82,21 @@ class Rulings:
         if result is not ... and (not request or outcome != MARK_SENT):
             raise InvalidInput("a result is that of a tool's call that happened", field="result", hint=f"only a request of the type {toolcalls.TYPE}… has one, settled as {MARK_SENT}")
         found = ToolOutcome() if result is ... else outcome_told(result, "result")
-        known = self._known(before, await self._alive())
+        known = self._look_at(before, await self._alive())
         after = rule(known, outcome, actor=actor, reason=reason, now=self._store.now())
         if after is known:
             if result is not ... and before.answer and _outcome(before.answer) != _fields(found)[0]:
                 raise IntentSettled(f"{intent_id} is {before.state} with another result", hint="look at it: holdfast outbox")
             return (await self.views([before]))[0]
         if not request:
-            return await self._kept(Settlement(before, after))
+            return await self._keep(Settlement(before, after))
         asking = await self._asking(before)
         if asking is not None:
             await self._allow(*asking, ACTIONS[outcome], actor, False)
         word = Word(outcome, actor, reason)
-        return await self._kept(self._answered(before, after, word, found if outcome == MARK_SENT else None, waits=asking is not None))
+        return await self._keep(self._answer(before, after, word, found if outcome == MARK_SENT else None, waits=asking is not None))
 
-    def _answered(self, before: Intent, after: Intent, word: Word, outcome: ToolOutcome | None = None, *, waits: bool) -> Settlement:
+    def _answer(self, before: Intent, after: Intent, word: Word, outcome: ToolOutcome | None = None, *, waits: bool) -> Settlement:
         """The settlement of a request with what a person has said, which is also on the request itself: for a run that is resumed later."""
         fields, blobs = ({}, ()) if outcome is None else _fields(outcome)
         owner = before.tries[-1].owner if before.tries else toolcalls.owner_of(before.type, toolcalls.place_in(before.intent_id))
@@ -116,7 +116,7 @@ class Rulings:
     async def _alive(self) -> dict[str, Alive]:
         return {w.owner: Alive(w.alive) for w in await self._store.workers(counted=False)} | dict.fromkeys(self._closed, Alive.NO)
 
-    def _known(self, intent: Intent, alive: dict[str, Alive]) -> Intent:
+    def _look_at(self, intent: Intent, alive: dict[str, Alive]) -> Intent:
         return find_lost(intent, self._store.now(), alive.get(intent.owner or "", Alive.UNKNOWN))
 
     async def _intent(self, intent_id: str) -> Intent:
@@ -125,7 +125,7 @@ class Rulings:
             raise IntentNotFound(f"there is no intent {intent_id!r}", hint="holdfast outbox lists them")
         return found
 
-    async def _kept(self, settlement: Settlement) -> IntentView:
+    async def _keep(self, settlement: Settlement) -> IntentView:
         if not (await self._store.settle_intents([settlement]))[0]:
             raise IntentInFlight(f"another process is handling {settlement.before.intent_id}", hint="look at it again: holdfast outbox")
         return (await self.views([settlement.after]))[0]

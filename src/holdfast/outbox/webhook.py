@@ -104,7 +104,7 @@ class Webhook:
             MaybeSent: the connection broke after the sending began.
         """
         asked = request(payload, key, self._secret, int(time.time()))
-        reader, writer = await self._reached(asked)
+        reader, writer = await self._reach(asked)
         try:
             answer = await _exchange(reader, writer, asked)
         except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as e:
@@ -113,7 +113,7 @@ class Webhook:
             writer.transport.abort()  # a receiver that still talks is not listened to
         return msgspec.structs.asdict(judge(asked.host, *answer))
 
-    async def _reached(self, asked: Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _reach(self, asked: Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection, in less time than the whole request has: who is not reached has got nothing, which is known.
 
         Raises:

@@ -75,9 +75,9 @@ class Bell:
         """Tells all who hear. Who they are is found out anew after a second."""
         if (now := time.monotonic()) - self._asked > ASK_AGAIN_SECONDS:
             self._others, self._asked = [n for n in self._names if n != self._own], now
-        self._others = [name for name in self._others if self._told(name)]
+        self._others = [name for name in self._others if self._tell(name)]
 
-    def _told(self, name: str) -> bool:
+    def _tell(self, name: str) -> bool:
         self.sent += 1
         try:
             self._socket.sendto(b"!", name)
@@ -138,7 +138,7 @@ class Board:
                 except OSError:  # no room on the disk: the others come back by themselves
                     return
 
-    def heard(self) -> int:
+    def hear(self) -> int:
         """The kinds of which other processes have written something since this was last asked; all of them where that cannot be read."""
         try:
             now, before = self._read(), self._seen
@@ -250,9 +250,9 @@ class Changes:
         if self.bell is not None and self._listens is not loop:
             self._listens = loop
             with contextlib.suppress(NotImplementedError):  # a loop that cannot: the poll does
-                loop.add_reader(self.bell, self._heard, loop)
+                loop.add_reader(self.bell, self._hear, loop)
 
-    def _heard(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
         """Somebody has rung: a look, at once."""
         if self.bell is not None:
             self.bell.drain()
@@ -292,7 +292,7 @@ class Changes:
         if self._probe is None or self._closed:
             return
         self.looks += 1
-        news = 0 if self._posted is None else self._posted.heard()
+        news = 0 if self._posted is None else self._posted.hear()
         if about & OTHER:
             value = self._probe()
             if value != self._probed:

@@ -44,12 +44,12 @@ class Crowds:
         self._calls, self._looked = 0, now
         return True
 
-    def seen(self, lines: Sequence[Sequence[Any]], last: Sequence[Any] | None) -> None:
+    def see(self, lines: Sequence[Sequence[Any]], last: Sequence[Any] | None) -> None:
         """What a look has found. ``last``: the last lane that it has gone through, None where there was none any more."""
         self.lines = [(queue, priority, tenant) for queue, priority, tenant in lines]
         self.lane = START if last is None else (last[0], last[1], last[2])
 
-    def marked(self, line: Line, count: int) -> None:
+    def mark(self, line: Line, count: int) -> None:
         """So many of its runs were marked: the line is crowded no longer where they are few."""
         if count < CROWD and line in self.lines:
             self.lines.remove(line)

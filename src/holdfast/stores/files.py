@@ -48,13 +48,13 @@ def disk_told(place: Callable[[Any], str]) -> Callable[[type[C]], type[C]]:
 
     def verb(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         @functools.wraps(function)
-        async def asked(self: Any, *args: Any, **options: Any) -> Any:
+        async def ask(self: Any, *args: Any, **options: Any) -> Any:
             try:
                 return await function(self, *args, **options)
             except OSError as e:
                 raise store_error(e, place(self)) from e
 
-        return asked
+        return ask
 
     def mark(cls: type[C]) -> type[C]:
         for name, found in list(vars(cls).items()):
@@ -85,7 +85,7 @@ class Identity:
             return None, 0
         return (found.st_dev, found.st_ino, name.st_ino), found.st_size
 
-    def lost(self) -> str:
+    def tell_lost(self) -> str:
         """What has become of the file: empty while it is the same, else what is there in its place."""
         try:
             there, size = self._now()

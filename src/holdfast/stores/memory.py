@@ -236,19 +236,19 @@ class Present:
             return Alive.NO
         return Alive.YES if owner in self.workers or owner in self.acting else Alive.UNKNOWN
 
-    def left(self, owner: str | None) -> int | None:
+    def remaining(self, owner: str | None) -> int | None:
         """How long a lease still lasts; None where the owner is not known."""
         return self.until[owner] - self._ticks() if owner is not None and owner in self.workers else None
 
-    def lost(self, owner: str) -> str | None:
+    def why_lost(self, owner: str) -> str | None:
         """Why an owner's runs may be taken over; None while it lives."""
-        return apply.why_lost(self.left(owner), self.alive(owner))
+        return apply.why_lost(self.remaining(owner), self.alive(owner))
 
     def lease(self, fence: int, owner: str | None, due: int | None) -> Lease:
-        left = self.left(owner)
+        left = self.remaining(owner)
         return Lease(fence, owner, None if left is None else self._now() + left, self.alive(owner), due)
 
-    def listed(self) -> list[Worker]:
+    def list_workers(self) -> list[Worker]:
         """Those that are known, each with what the clock will show at the end of its lease, if nobody sets it."""
         now, ticks = self._now(), self._ticks()
         return [replace(w, alive=self.alive(o).value, expires_at=now + self.until[o] - ticks) for o, w in self.workers.items()]
@@ -291,14 +291,14 @@ class Small:
         self.present.dead.add(owner)
 
     async def workers(self: _Kept, *, counted: bool = True) -> list[Worker]:
-        listed = self.present.listed()
+        listed = self.present.list_workers()
         return [replace(w, runs=len(await self.runs(RunFilter(owner=w.owner, limit=EVERY)))) for w in listed] if counted else listed
 
     async def get(self: _Kept, run_id: str) -> tuple[Run, Lease] | None:
         loaded = await self.load(run_id)
         return None if loaded is None else (loaded.run, loaded.lease)
 
-    async def marked(self: _Kept, owner: str) -> list[str]:
+    async def find_marked(self: _Kept, owner: str) -> list[str]:
         """The runs of an owner whose inbox holds what nobody has taken."""
         return [run.run_id for run, _ in await self.runs(RunFilter(owner=owner, limit=EVERY)) if await self.inbox(run.run_id)]
 
@@ -318,11 +318,11 @@ class Small:
             made.setdefault((i.type, i.state), []).append(i.created_at)
         return [IntentCount(type, state, len(at), min(at)) for (type, state), at in sorted(made.items())]
 
-    async def shelved(self: _Kept, shelf: str, key: str) -> bytes | None:
+    async def find_shelved(self: _Kept, shelf: str, key: str) -> bytes | None:
         return dict(await self.shelf_scan(shelf, key, limit=1)).get(key)
 
     async def shelve_new(self: _Kept, shelf: str, key: str, data: bytes) -> bytes | None:
-        there = await self.shelved(shelf, key)
+        there = await self.find_shelved(shelf, key)
         if there is None:
             await self.shelve(shelf, {key: data})
         return there
@@ -473,7 +473,7 @@ class MemoryStore(Small):
         row = self._runs.get(run_id)
         if row is None:
             raise RunNotFound(f"there is no run {run_id}")
-        if error := apply.step_refused(step, self._found(row, taking=False)):
+        if error := apply.step_refused(step, self._find(row, taking=False)):
             raise error
         with self._atomic():
             tip = step.tip(self._next())
@@ -488,7 +488,7 @@ class MemoryStore(Small):
         c, now, run_id = p.commit, self.now(), p.commit.run.run_id
         old = self._runs.get(run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
-        found = None if old is None else self._found(old, taking=isinstance(c.lease, Take | Touch))
+        found = None if old is None else self._find(old, taking=isinstance(c.lease, Take | Touch))
         ruling = apply.admit(p, found, Seen(self, now), incarnation=self.incarnation, taker=taker, now=now, limited=lambda: bool(self._rules))
         number = old.number if old else self._next()
         turn = ruling.turn or self._next()
@@ -565,7 +565,7 @@ class MemoryStore(Small):
         if there is not None:
             return _item(there)
         self._set(self._inbox, (item.run_id, item.key), _Item(item.run_id, item.key, codec.encode_command(item.command), item.put_at, None))
-        self._set(self._runs, item.run_id, msgspec.structs.replace(row, due=apply.due_when_woken(self._found(row), row.due, now)))
+        self._set(self._runs, item.run_id, msgspec.structs.replace(row, due=apply.due_when_woken(self._find(row), row.due, now)))
         return msgspec.structs.replace(item, taken_seq=None)
 
     def _emit(self, e: Emitted, now: int) -> None:
@@ -592,8 +592,8 @@ class MemoryStore(Small):
 
     # -- leases and lanes ---------------------------------------------------------------------------
 
-    def _found(self, row: _Row, *, taking: bool = True) -> Found:
-        live = taking and row.owner is not None and self.present.lost(row.owner) is None
+    def _find(self, row: _Row, *, taking: bool = True) -> Found:
+        live = taking and row.owner is not None and self.present.why_lost(row.owner) is None
         return Found(row.fence, row.owner, live, row.tip.row, row.tip.hash, row.holds, row.turn, row.status)
 
     async def claim(
@@ -612,18 +612,18 @@ class MemoryStore(Small):
             self.present.need(owner)
             if run_id is not None and run_id not in self._runs:
                 raise self._missing(run_id)
-            got = self._chosen(Wanted(owner, queues, skills, shapes, run_id), limits, limit, now)
+            got = self._choose(Wanted(owner, queues, skills, shapes, run_id), limits, limit, now)
             for name, full_at in got.buckets.items():
                 self._set(self._buckets, name, full_at)
             claims = Claims([self._take(r, owner, now) for r in got.keys])
             claims.again = got.again
             return claims
 
-    def _chosen(self, wanted: Wanted, limits: Mapping[str, Limit], limit: int, now: int) -> Chosen:
+    def _choose(self, wanted: Wanted, limits: Mapping[str, Limit], limit: int, now: int) -> Chosen:
         rows = self._runs.values() if wanted.run_id is None else [self._runs[wanted.run_id]]
         free = wanted.run_id is not None and not limits and not self._rules
         use = None if free else Use(in_force(limits, self._rules.values()), wanted.claimer, self._holders(), self._buckets, now)
-        return apply.choose([Candidate(r, r.run, self._found(r), r.due) for r in rows], wanted, Seen(self, now), use, now, limit)
+        return apply.choose([Candidate(r, r.run, self._find(r), r.due) for r in rows], wanted, Seen(self, now), use, now, limit)
 
     async def claim_or_load(
         self,
@@ -636,7 +636,7 @@ class MemoryStore(Small):
         limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> Claims | Loaded:
         self.present.need(owner)
-        found = () if limits or self._rules else self._chosen(Wanted(owner, queues, skills, shapes), limits, min(limit, 2), self.now()).keys
+        found = () if limits or self._rules else self._choose(Wanted(owner, queues, skills, shapes), limits, min(limit, 2), self.now()).keys
         loaded = await self.load(found[0].run.run_id) if len(found) == 1 and found[0].owner is None else None
         if loaded is not None and apply.is_unbegun(loaded):
             return loaded
@@ -645,11 +645,11 @@ class MemoryStore(Small):
     # -- limits: ports.Limiting ---------------------------------------------------------------------
 
     def _holders(self) -> list[Held]:
-        found = Counter((r.owner, r.run.queue, r.run.tenant_id) for r in self._runs.values() if r.owner is not None and self.present.lost(r.owner) is None)
+        found = Counter((r.owner, r.run.queue, r.run.tenant_id) for r in self._runs.values() if r.owner is not None and self.present.why_lost(r.owner) is None)
         return [Held(owner, queue, tenant, count) for (owner, queue, tenant), count in found.items()]
 
     def _in_use(self) -> Counter[str]:
-        return Counter(name for c in self._calls.values() if c.owner is not None and self.present.lost(c.owner) is None for name in c.names)
+        return Counter(name for c in self._calls.values() if c.owner is not None and self.present.why_lost(c.owner) is None for name in c.names)
 
     async def rules(self) -> list[Rule]:
         return [self._rules[name] for name in sorted(self._rules)]
@@ -698,7 +698,7 @@ class MemoryStore(Small):
             self._set(self._runs, run_id, msgspec.structs.replace(self._runs[run_id], due=at_once(now)))
 
     def _take(self, row: _Row, owner: str, now: int) -> Claim:
-        lost = None if row.owner is None else self.present.lost(row.owner)
+        lost = None if row.owner is None else self.present.why_lost(row.owner)
         due = at_once(now) if row.due is None else min(at_once(now), row.due)
         self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=owner, fence=row.fence + 1, holds=True, due=due))
         return apply.take(row.run.run_id, row.fence, row.owner, owner, lost)
@@ -714,7 +714,7 @@ class MemoryStore(Small):
 
     # -- reading ------------------------------------------------------------------------------------
 
-    async def marked(self, owner: str) -> list[str]:
+    async def find_marked(self, owner: str) -> list[str]:
         mine = {run_id for run_id, row in self._runs.items() if row.owner == owner}
         return list(dict.fromkeys(item.run_id for item in self._inbox.values() if item.run_id in mine and item.taken_seq is None))
 
@@ -811,7 +811,7 @@ class MemoryStore(Small):
         found = [s for s in self._schedules.values() if due is None or (s.due is not None and s.due <= due)]
         return sorted(found, key=lambda s: (s.due is None, s.due or 0))
 
-    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
+    async def find_claim(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         there = self._claims.get((kind, scope, key))
         return there if there is not None and Seen(self, self.now()).claimant(there) is not None else None
 
@@ -1074,7 +1074,7 @@ class MemoryStore(Small):
     def _missing(self, run_id: str) -> RunNotFound:
         return missing(run_id, self._pruned.get(run_id))
 
-    async def pruned(self, run_id: str) -> Tombstone | None:
+    async def find_pruned(self, run_id: str) -> Tombstone | None:
         return self._pruned.get(run_id)
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:

@@ -51,10 +51,11 @@ class Passes(Enum):
 VERBS: Mapping[str, Passes] = {
     **dict.fromkeys(
         (
-            "abandon", "acknowledge", "backlog", "backup", "claim", "claimed", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "folder", "has_server", "health",
-            "incarnation", "intent_counts", "issue_token", "leave", "loans", "marked", "now", "offer", "open", "outlive", "owner_alive", "path", "patience",
-            "place", "prune", "pruned", "put_rule", "register", "reindex", "renew", "renew_intents", "restore", "retire", "rules", "run_ids", "suspect",
-            "takes_statements", "tally", "thread_end", "token", "unshelve", "url", "usage", "verify", "vouch_anew", "wait_for_change", "workers",
+            "abandon", "acknowledge", "backlog", "backup", "claim", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "find_claim",
+            "find_marked", "find_pruned", "folder", "has_server", "health", "incarnation", "intent_counts", "issue_token", "leave", "loans", "now", "offer",
+            "open", "outlive", "owner_alive", "path", "patience", "place", "prune", "put_rule", "register", "reindex", "renew", "renew_intents", "restore",
+            "retire", "rules", "run_ids", "suspect", "takes_statements", "tally", "thread_end", "token", "unshelve", "url", "usage", "verify", "vouch_anew",
+            "wait_for_change", "workers",
         ),
         Passes.CLEAR,
     ),
@@ -158,10 +159,10 @@ class Payloads:
 
     def _as_it_is(self, value: Any, place: str) -> Any:
         if self.strict and not may_be_plain(value, place):
-            raise self.refused(place)
+            raise self.refuse(place)
         return value
 
-    def refused(self, place: str) -> PlaintextRefused:
+    def refuse(self, place: str) -> PlaintextRefused:
         whose = f" of {self.run_id}" if self.run_id else ""
         return PlaintextRefused(f"{place}{whose} is not encrypted, and the encryption is strict", hint="read it once with strict=False, or find out which process wrote it")
 
@@ -171,7 +172,7 @@ class Payloads:
         kept = cp.values.get(VALUES)
         if kept is None:
             if self.strict and cp.values:
-                raise self.refused(f"{place}.values")
+                raise self.refuse(f"{place}.values")
             values = cp.values
         else:
             values = canon.decode(self.vault.open(kept, self.tenant_id, self.run_id, f"{place}.values"))
@@ -187,10 +188,10 @@ class Payloads:
         changed = tuple([change(c, f"chunk:{batch.turn.key}:{n}") for n, c in enumerate(batch.chunks, batch.first)])
         return replace(batch, chunks=changed)
 
-    def sealed_batch(self, batch: Batch) -> Batch:
+    def seal_batch(self, batch: Batch) -> Batch:
         return self.batch(batch, self._seal)
 
-    def opened_batch(self, batch: Batch) -> Batch:
+    def open_batch(self, batch: Batch) -> Batch:
         return self.batch(batch, self._open)
 
     def record(self, record: Record) -> Record:
@@ -239,9 +240,9 @@ class SealedStore:
     # -- runs and their logs ------------------------------------------------------------------------
 
     async def commit(self, commit: Commit) -> Tip:
-        return await self.as_kept.commit(await self._sealed(commit))
+        return await self.as_kept.commit(await self._seal(commit))
 
-    async def _sealed(self, c: Commit) -> Commit:
+    async def _seal(self, c: Commit) -> Commit:
         run = c.run
         self._note(run.run_id, run.tenant_id)
         of = self._of(run.run_id, run.tenant_id, plain=await self._amounts(c))
@@ -258,12 +259,12 @@ class SealedStore:
             results=of.seal(c.results, place),
             effects=tuple([self._effect(e) for e in c.effects]),
             puts=tuple([self._of(i.run_id, self._tenants.get(i.run_id, run.tenant_id)).seal(i) for i in c.puts]),
-            creates=tuple([await self._sealed(child) for child in c.creates]),
+            creates=tuple([await self._seal(child) for child in c.creates]),
             intents=tuple([self._intent(i) for i in c.intents]),
             ledger=tuple([of.seal(r) for r in c.ledger]),
             blobs=tuple([self._blob(b, run.tenant_id) for b in c.blobs]),
             moves=tuple([Move(await self._before(m.before), self._schedule(m.after)) for m in c.moves]),
-            emitted=None if c.emitted is None else replace(c.emitted, batches=tuple([of.sealed_batch(b) for b in c.emitted.batches])),
+            emitted=None if c.emitted is None else replace(c.emitted, batches=tuple([of.seal_batch(b) for b in c.emitted.batches])),
         )
 
     async def _amounts(self, c: Commit) -> frozenset[str]:
@@ -286,7 +287,7 @@ class SealedStore:
         whole = None if found.whole is None else (of.whole(found.whole[0]), found.whole[1])
         return replace(
             found, run=run, whole=whole, rows=tuple([of.row(r) for r in found.rows]), inbox=tuple([of.open(i) for i in found.inbox]),
-            emitted=tuple([of.opened_batch(b) for b in found.emitted]),
+            emitted=tuple([of.open_batch(b) for b in found.emitted]),
         )
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
@@ -320,12 +321,12 @@ class SealedStore:
         out = []
         for e in emitted:
             tenant = await self._tenant(e.run_id)
-            out.append(e if tenant is None else replace(e, batches=tuple([self._of(e.run_id, tenant).sealed_batch(b) for b in e.batches])))
+            out.append(e if tenant is None else replace(e, batches=tuple([self._of(e.run_id, tenant).seal_batch(b) for b in e.batches])))
         await self.as_kept.emit(out)
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
         await self._tenant(run_id)
-        return [replace(s, batch=self._of(run_id).opened_batch(s.batch)) for s in await self.as_kept.chunks(run_id, after, limit)]
+        return [replace(s, batch=self._of(run_id).open_batch(s.batch)) for s in await self.as_kept.chunks(run_id, after, limit)]
 
     # -- commands -----------------------------------------------------------------------------------
 
@@ -434,7 +435,7 @@ class SealedStore:
         if envelope is not None:
             return blobs.read_back(digest, self._vault.open(envelope, None, "", place))
         if self.encryption.strict:
-            raise self._of("").refused(place)
+            raise self._of("").refuse(place)
         return kept
 
     # -- schedules ----------------------------------------------------------------------------------
@@ -442,35 +443,35 @@ class SealedStore:
     def _schedule(self, schedule: Schedule) -> Schedule:
         return self._of("", schedule.tenant_id).seal(schedule)
 
-    def _opened(self, schedule: Schedule) -> Schedule:
+    def _open(self, schedule: Schedule) -> Schedule:
         return self._of("", schedule.tenant_id).open(schedule)
 
     async def _before(self, before: Schedule) -> Schedule:
         """A schedule as it is kept, where it is what somebody has seen: the store beneath compares it."""
         kept = await self.as_kept.schedule(before.schedule_id)
-        return kept if kept is not None and self._opened(kept) == before else self._schedule(before)
+        return kept if kept is not None and self._open(kept) == before else self._schedule(before)
 
     async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
         return await self.as_kept.put_schedule(self._schedule(schedule), None if before is None else await self._before(before))
 
     async def schedule(self, schedule_id: str) -> Schedule | None:
         found = await self.as_kept.schedule(schedule_id)
-        return None if found is None else self._opened(found)
+        return None if found is None else self._open(found)
 
     async def schedules(self, due: int | None = None) -> list[Schedule]:
-        return [self._opened(s) for s in await self.as_kept.schedules(due)]
+        return [self._open(s) for s in await self.as_kept.schedules(due)]
 
     # -- shelves ------------------------------------------------------------------------------------
 
     def _shelf(self, shelf: str, key: str, data: bytes) -> bytes:
         return self._of("", "").data(data, f"shelf:{shelf}:{key}")
 
-    def _taken(self, shelf: str, key: str, data: bytes) -> bytes:
+    def _take(self, shelf: str, key: str, data: bytes) -> bytes:
         place = f"shelf:{shelf}:{key}"
         if envelopes.is_sealed(data):
             return self._vault.open(data, "", "", place)
         if self.encryption.strict:
-            raise self._of("").refused(place)
+            raise self._of("").refuse(place)
         return data
 
     async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
@@ -478,14 +479,14 @@ class SealedStore:
 
     async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
         there = await self.as_kept.shelve_new(shelf, key, self._shelf(shelf, key, data))  # type: ignore[attr-defined]
-        return None if there is None else self._taken(shelf, key, there)
+        return None if there is None else self._take(shelf, key, there)
 
-    async def shelved(self, shelf: str, key: str) -> bytes | None:
-        there = await self.as_kept.shelved(shelf, key)  # type: ignore[attr-defined]
-        return None if there is None else self._taken(shelf, key, there)
+    async def find_shelved(self, shelf: str, key: str) -> bytes | None:
+        there = await self.as_kept.find_shelved(shelf, key)  # type: ignore[attr-defined]
+        return None if there is None else self._take(shelf, key, there)
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
-        return [(k, self._taken(shelf, k, v)) for k, v in await self.as_kept.shelf_scan(shelf, prefix, after, limit)]  # type: ignore[attr-defined]
+        return [(k, self._take(shelf, k, v)) for k, v in await self.as_kept.shelf_scan(shelf, prefix, after, limit)]  # type: ignore[attr-defined]
 
     # -- the keeper's -------------------------------------------------------------------------------
 
@@ -516,7 +517,7 @@ class SealedStore:
     async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
         sealed: list[Commit] = []
         for commit in commits:
-            made = await self._sealed(commit)
+            made = await self._seal(commit)
             if sealed and made.after is not None and sealed[-1].after is not None:  # it follows what the one before became
                 made = replace(made, after=replace(made.after, hash=codec.seal(sealed[-1], sealed[-1].after.hash).row.hash))
             sealed.append(made)
@@ -532,17 +533,17 @@ class SealedStore:
             for record in (dossier.run, *dossier.inbox, *dossier.effects, *dossier.intents, *dossier.ledger):
                 of.open(record)
             if dossier.origin is not None and VALUES not in codec.decode_whole(dossier.run.run_id, dossier.origin)[0].values:
-                raise of.refused("checkpoint:0.values")
+                raise of.refuse("checkpoint:0.values")
             for blob in dossier.blobs:
                 if blob.data is not None and blobs.envelope_of(blob.data) is None:
-                    raise of.refused(blobs.place(blob.digest))
+                    raise of.refuse(blobs.place(blob.digest))
         taken: bool = await self.as_kept.adopt(dossier)  # type: ignore[attr-defined]
         return taken
 
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
-        await self.as_kept.keep_origin(run_id, await self.sealed_origin(run_id, origin))  # type: ignore[attr-defined]
+        await self.as_kept.keep_origin(run_id, await self.seal_origin(run_id, origin))  # type: ignore[attr-defined]
 
-    async def sealed_origin(self, run_id: str, origin: bytes) -> bytes:
+    async def seal_origin(self, run_id: str, origin: bytes) -> bytes:
         """What a run carries from its thread, as it may be kept."""
         checkpoint, chain = codec.decode_whole(run_id, origin)
         return codec.encode_whole(self._of(run_id, await self._tenant(run_id) or "").checkpoint(checkpoint), chain)

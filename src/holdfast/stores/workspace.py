@@ -156,7 +156,7 @@ class WorkspaceStore(MemoryStore):
         os.close(fd)
         return False
 
-    def _held(self) -> bool:
+    def _is_held(self) -> bool:
         """Whether another process writes here now."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -190,7 +190,7 @@ class WorkspaceStore(MemoryStore):
 
     def _same_folder(self) -> None:
         """Looks whether the path still leads to the folder that is locked: nothing is acknowledged into another one (X-27)."""
-        if self._place is not None and (what := self._place.lost()):
+        if self._place is not None and (what := self._place.tell_lost()):
             way_out = "put the folder back, or end the processes that use it and open what is there now"
             raise StoreMoved(f"{self.folder} {what} while it was open", hint=way_out)
 
@@ -216,7 +216,7 @@ class WorkspaceStore(MemoryStore):
     def _look(self, run_id: str | None = None) -> None:
         """Brings memory up to date with the files of a run, or of all; whoever writes them has it so."""
         if self._lock < 0 and os.path.isdir(self.folder):
-            self._catch_up(None if run_id is None else [run_id], held=self._held())
+            self._catch_up(None if run_id is None else [run_id], held=self._is_held())
 
     async def _look_by_turns(self, run_id: str | None = None) -> None:
         """The same, some files at a time and a long log in a thread: others of the loop have their turn meanwhile (§12.6)."""
@@ -227,10 +227,10 @@ class WorkspaceStore(MemoryStore):
             if (stamp := self._stamp(name)) == self._stamps.get(name, ()):
                 continue
             if (long := _bytes(stamp)) > SLICE_BYTES:
-                read[name] = stamp, await asyncio.to_thread(self._kept, name)
+                read[name] = stamp, await asyncio.to_thread(self._read_kept, name)
             some.append(name)
             if (size := size + long) > SLICE_BYTES:
-                self._catch_up(some, held=self._held(), read=read)
+                self._catch_up(some, held=self._is_held(), read=read)
                 some, read, size = [], {}, 0
                 await asyncio.sleep(0)
         self._look(run_id)
@@ -246,7 +246,7 @@ class WorkspaceStore(MemoryStore):
         house = self._stamps.get(TOP) if run_ids is not None else self._stamp(TOP)
         if changed or gone or house != self._stamps.get(TOP):
             have = {n: kept for n, (stamp, kept) in (read or {}).items() if stamp == found.get(n)}
-            self._reload({n: have.get(n) or self._kept(n) for n in changed}, gone, found)
+            self._reload({n: have.get(n) or self._read_kept(n) for n in changed}, gone, found)
             if house is not None:
                 self._stamps[TOP] = house
 
@@ -263,7 +263,7 @@ class WorkspaceStore(MemoryStore):
         """Reads runs again, and forgets those that are gone."""
         house: list[Problem] = []
         self._read_house(house)
-        commits = _Commits(lambda n: kept.get(n) or (self._kept(n) if os.path.isfile(self._at(n, EVENTS)) else None))
+        commits = _Commits(lambda n: kept.get(n) or (self._read_kept(n) if os.path.isfile(self._at(n, EVENTS)) else None))
         with self._atomic():
             self._forget(gone | {n for n in kept if n in self._order})
             for name in (*gone, *kept):
@@ -286,7 +286,7 @@ class WorkspaceStore(MemoryStore):
                     house.append(problem("effect_record_altered", f"a line of {TOMBSTONES} cannot be read: {e}", _LOOK))
                     continue
                 self._effects.setdefault(effect.effect_id, (effect, codec.encode_effect(effect)))
-                self._named(TOP, blobs.name_blobs((), [effect]))
+                self._note_users(TOP, blobs.name_blobs((), [effect]))
             left = read_beside(_read(os.path.join(self.folder, PRUNED)) or b"", None)
             house += [problem("pruned_record_altered", f"{where} of {PRUNED} is damaged: its checksum does not match", _LOOK) for where in left.altered]
             self._pruned = {f["run_id"]: Tombstone(f["run_id"], f["at"], f["by"]) for f in left.lines if _is_tombstone(f)}
@@ -356,7 +356,7 @@ class WorkspaceStore(MemoryStore):
         codec.check_format(form * 100)
         self.incarnation, self._files = incarnation, house.get("files", {})
 
-    def _named(self, run_id: str, digests: Iterable[str]) -> None:
+    def _note_users(self, run_id: str, digests: Iterable[str]) -> None:
         """Notes whose directory holds a large result; ``TOP`` is the folder itself, for what outlives its run."""
         for digest in digests:
             users = self._users.get(digest, ())
@@ -373,14 +373,14 @@ class WorkspaceStore(MemoryStore):
         names = [n for n in _list(self.folder) if not n.startswith(".") and any(_is_filled(os.path.join(self.folder, n, f)) for f in (EVENTS, META))]
         return sorted(unquote(n) for n in names)
 
-    def _kept(self, run_id: str) -> Kept:
+    def _read_kept(self, run_id: str) -> Kept:
         return read_log(run_id, _read(self._at(run_id, EVENTS)) or b"", lambda name: _read(self._at(run_id, "checkpoints", f"{name}.json")))
 
     async def _keep_now(self, run_id: str) -> Kept:
         """The same, a long log in a thread; nothing was written to it since it was read."""
         stamp = self._stamp(run_id)
-        kept = await asyncio.to_thread(self._kept, run_id) if _bytes(stamp) > SLICE_BYTES else None
-        return self._kept(run_id) if kept is None or stamp != self._stamp(run_id) else kept
+        kept = await asyncio.to_thread(self._read_kept, run_id) if _bytes(stamp) > SLICE_BYTES else None
+        return self._read_kept(run_id) if kept is None or stamp != self._stamp(run_id) else kept
 
     def _install(self, run_id: str, kept: Kept, commits: _Commits) -> None:
         """Puts a run into memory. One that does not hold together can be looked at, and nothing else."""
@@ -414,9 +414,9 @@ class WorkspaceStore(MemoryStore):
             self._broken[run_id] = e if isinstance(e, StoreError) else StoreCorrupt(f"{run_id} is damaged: {e}", hint=hint, code="record_unreadable")
             return
         self._take_over(dossier, None)
-        self._named(run_id, large | blobs.name_blobs((), dossier.effects))
+        self._note_users(run_id, large | blobs.name_blobs((), dossier.effects))
         if any(i.type.startswith(toolcalls.TYPE) for i in dossier.intents):  # what a tool runner has answered is there before anything in the log names it
-            self._named(run_id, _list(self._at(run_id, BLOBS)))
+            self._note_users(run_id, _list(self._at(run_id, BLOBS)))
         self._broken.pop(run_id, None)
         place, row_ = kept.last, self._runs[run_id]
         lease = self._meta_place(run_id, kept.rows[-1]) or place
@@ -624,7 +624,7 @@ class WorkspaceStore(MemoryStore):
         """
         if run_id in self._looked:
             return
-        kept = self._kept(run_id)
+        kept = self._read_kept(run_id)
         ends = [r.seq for r in kept.rows]
         if after is not None and (not ends or kept.rows[-1].hash != after.hash or ends != sorted(set(ends))):
             raise StoreMoved(f"{self._at(run_id, EVENTS)} does not end where it did when it was read", hint="open the workspace again and look (holdfast check)")
@@ -736,9 +736,9 @@ class WorkspaceStore(MemoryStore):
         self._write_shelves({**self._shelves, **{(shelf, key): data for key, data in rows.items() if key not in taken}})
         return taken
 
-    async def shelved(self, shelf: str, key: str) -> bytes | None:
+    async def find_shelved(self, shelf: str, key: str) -> bytes | None:
         self._readable()
-        return await super().shelved(shelf, key)
+        return await super().find_shelved(shelf, key)
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
         self._readable()
@@ -790,7 +790,7 @@ class WorkspaceStore(MemoryStore):
             return []
         self._writable()
         taken = await super().claim_intents(owner, types, limit=limit, ttl_us=ttl_us, each=each, room=room, run_id=run_id, held=held, doubt=doubt)
-        self._noted(taken)
+        self._note(taken)
         return taken
 
     async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
@@ -805,16 +805,16 @@ class WorkspaceStore(MemoryStore):
                     self._lines(run_id, "ledger", s.ledger, beside)
                 for item in s.puts:
                     self._lines(item.run_id, "inbox", [item], beside)
-            self._noted((*s.intents, s.after))
+            self._note((*s.intents, s.after))
         return kept
 
     async def drop_payloads(self, before: int, limit: int) -> int:
         carried = {i.intent_id for i in self._intents.values() if i.payload}
         count = await super().drop_payloads(before, limit)
-        self._noted([i for i in self._intents.values() if i.intent_id in carried and not i.payload])
+        self._note([i for i in self._intents.values() if i.intent_id in carried and not i.payload])
         return count
 
-    def _noted(self, intents: Iterable[Intent]) -> None:
+    def _note(self, intents: Iterable[Intent]) -> None:
         with self._disk():
             for intent in intents:
                 self._lines(intent.run_id, "intents", [intent], {"of": "", "by": ""})
@@ -935,9 +935,9 @@ class WorkspaceStore(MemoryStore):
         self._look()
         return await super().schedules(due)
 
-    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
+    async def find_claim(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         self._look()
-        found = await super().claimed(kind, scope, key)
+        found = await super().find_claim(kind, scope, key)
         self._may_be_lost("claim", found)
         return found
 
@@ -1023,7 +1023,7 @@ class WorkspaceStore(MemoryStore):
         run_id = evidence.run_id
         self._writable()
         now = await self._as_shown(evidence)
-        kept = self._kept(run_id)
+        kept = self._read_kept(run_id)
         run: Run | None = None
         for row in kept.rows:
             for event in codec.open_row(row).events:
@@ -1129,7 +1129,7 @@ class WorkspaceStore(MemoryStore):
                 away = self._at(f".{run_id}.gone")
                 os.rename(self._at(run_id), away)
                 shutil.rmtree(away)
-        self._named(TOP, left)
+        self._note_users(TOP, left)
         self._forget(gone)
         for run_id in gone:
             self._looked.pop(run_id, None)

@@ -93,20 +93,20 @@ class Outside:
         time.sleep(random.random() * SLOW)
         return what
 
-    def done(self) -> list[str]:
+    def list_done(self) -> list[str]:
         return self.file.read_text().split() if self.file.exists() else []
 
-    def happened(self, key: str, what: str) -> Happened | Absent:
-        return Happened(what) if what in self.done() else Absent()
+    def verify(self, key: str, what: str) -> Happened | Absent:
+        return Happened(what) if what in self.list_done() else Absent()
 
 
 def skills(outside: Outside) -> list[object]:
     """Flows of a few acts each: with a hook, without one, with a question, with a signal, and one that holds the interpreter."""
 
     @flow("verified")
-    async def verified(ctx: Context, name: str) -> str:
+    async def act_verified(ctx: Context, name: str) -> str:
         for k in range(3):
-            await ctx.effect(outside.act, f"{name}.{k}", verify=outside.happened)
+            await ctx.effect(outside.act, f"{name}.{k}", verify=outside.verify)
         return name
 
     @flow("blind")
@@ -118,13 +118,13 @@ def skills(outside: Outside) -> list[object]:
     @flow("asking")
     async def asking(ctx: Context, name: str) -> str:
         await ctx.approve("Go on?")
-        await ctx.effect(outside.act, f"{name}.0", verify=outside.happened)
+        await ctx.effect(outside.act, f"{name}.0", verify=outside.verify)
         return name
 
     @flow("listening")
     async def listening(ctx: Context, name: str) -> str:
         await ctx.wait("go")
-        await ctx.effect(outside.act, f"{name}.0", verify=outside.happened)
+        await ctx.effect(outside.act, f"{name}.0", verify=outside.verify)
         return name
 
     @flow("greedy")
@@ -137,10 +137,10 @@ def skills(outside: Outside) -> list[object]:
             pass
         sys.setswitchinterval(before)
         await asyncio.sleep(0)
-        await ctx.effect(outside.act, f"{name}.0", verify=outside.happened)
+        await ctx.effect(outside.act, f"{name}.0", verify=outside.verify)
         return name
 
-    return [verified, blind, asking, listening, greedy]
+    return [act_verified, blind, asking, listening, greedy]
 
 
 async def work(url: str, folder: Path) -> None:
@@ -246,7 +246,7 @@ class Chaos:
             await asyncio.sleep(self.dice.random() * 0.15)
             more = sum(self.faults.values()) < report.faults
             if more:
-                befalling = asyncio.ensure_future(self._struck(rt, self.dice.choice(self.kinds)))
+                befalling = asyncio.ensure_future(self._strike(rt, self.dice.choice(self.kinds)))
                 under_way.add(befalling)
                 befalling.add_done_callback(under_way.discard)
             if len(under_way) >= (self.workers_wanted - 1 if more else 1):  # one that could not be done is drawn again
@@ -256,7 +256,7 @@ class Chaos:
         report.runs_done, report.runs_skipped = len(self.runs), report.runs - len(self.runs)
         report.faults_skipped = report.faults - sum(self.faults.values())
 
-    async def _struck(self, rt: Runtime, fault: str) -> None:
+    async def _strike(self, rt: Runtime, fault: str) -> None:
         self.faults[fault] += 1
         try:
             await self._befall(rt, fault)
@@ -306,7 +306,7 @@ class Chaos:
             if wait.kind == "effect":
                 self.report.asked_people += 1
                 done = self._act_of(run, len([e for e in await rt.effects(run.run_id) if e.status == "recorded"]))
-                action = "record_result" if done in self.outside.done() else "reexecute"
+                action = "record_result" if done in self.outside.list_done() else "reexecute"
                 await rt.decide(run.run_id, action, wait_id=wait.wait_id, actor="chaos", payload=done if action == "record_result" else None)
                 self.told.append((run.run_id, "wait.decided"))
                 return True
@@ -341,8 +341,8 @@ class Chaos:
 
     async def _judge(self, rt: Runtime) -> None:
         wrong, told = self.report.wrong, Counter(self.told)
-        twice = [what for what, n in Counter(self.outside.done()).items() if n > 1]
-        self.report.acts = len(self.outside.done())
+        twice = [what for what, n in Counter(self.outside.list_done()).items() if n > 1]
+        self.report.acts = len(self.outside.list_done())
         wrong += [f"{what} was done twice" for what in twice]
         ends: Counter[str] = Counter()
         for run_id in self.runs:

@@ -111,7 +111,7 @@ class Process:
         for task in list(self.tasks):
             task.cancel()
 
-    async def gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         """Returns when the last of its tasks has ended; a task that catches its cancellation is cancelled again."""
         assert self.dead, "gone() is only for a process that was killed: call kill() first"
         while left := [t for t in self.tasks if not t.done() and t is not asyncio.current_task()]:

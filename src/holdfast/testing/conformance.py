@@ -564,17 +564,17 @@ async def case_dedup_claims(h: Harness) -> None:
     claim = DedupClaim("request", "default/skill", "k", "r1", "d", until)
     await h.store.register("w", 9 * SECOND)
     first = await Script(h.store, "r1").begin("w", claims=(claim,))
-    assert await h.store.claimed("request", "default/skill", "k") == claim
+    assert await h.store.find_claim("request", "default/skill", "k") == claim
     again = DedupClaim("request", "default/skill", "k", "r2", "d", until + SECOND)
     await refused(Conflict, h.store.commit(Script(h.store, "r2").first(claims=(again,))), "claim_taken")
     assert await h.store.get("r2") is None
     h.clock.forward(SECOND)
-    assert await h.store.claimed("request", "default/skill", "k") == claim  # its run is still open
+    assert await h.store.find_claim("request", "default/skill", "k") == claim  # its run is still open
     await refused(Conflict, h.store.commit(Script(h.store, "r2").first(claims=(again,))), "claim_taken")
     await first.complete()
-    assert await h.store.claimed("request", "default/skill", "k") is None
+    assert await h.store.find_claim("request", "default/skill", "k") is None
     await Script(h.store, "r2").submit(claims=(again,))
-    assert await h.store.claimed("request", "default/skill", "k") == again
+    assert await h.store.find_claim("request", "default/skill", "k") == again
 
 
 @case
@@ -842,7 +842,7 @@ async def case_found_and_taken_by_the_first_commit(h: Harness) -> None:
     if not offers_untaken(finder):
         return
 
-    async def born(run_id: str, **fields: Any) -> Script:
+    async def submit(run_id: str, **fields: Any) -> Script:
         return await Script(store, run_id, **fields).submit()
 
     async def look(owner: str = "w1") -> list[Claim] | Loaded:
@@ -856,7 +856,7 @@ async def case_found_and_taken_by_the_first_commit(h: Harness) -> None:
     for owner in ("w1", "w2"):
         await store.register(owner, TTL)
     assert await look() == []
-    script = await born("r1")
+    script = await submit("r1")
     found = await look("w1"), await look("w2")
     loaded = await store.load("r1")
     assert found == (loaded, loaded) and loaded is not None and loaded.lease.owner is None, "both have found it, and nobody has taken it"
@@ -870,23 +870,23 @@ async def case_found_and_taken_by_the_first_commit(h: Harness) -> None:
     await script.complete()
 
     # A command was put into its inbox meanwhile: it is claimed, and begins with that.
-    script = await born("r2")
+    script = await submit("r2")
     assert isinstance(await look(), Loaded)
     await store.put(signal("r2", "k", store.now()))
     await refused(InboxUnread, store.commit(first(script)))
     assert [c.run_id for c in await store.claim("w2", (), None, limit=5)] == ["r2"]
 
     # Somebody else has its lane: another run of it was born and begun before, or is due before.
-    script = await born("r3", session_key="s")
+    script = await submit("r3", session_key="s")
     assert isinstance(await look(), Loaded)
-    other = await born("r4", session_key="s")
+    other = await submit("r4", session_key="s")
     await refused(Conflict, store.commit(first(other)), "lane_busy")
     await script.write(first(script))
     await refused(Conflict, store.commit(first(other)), "lane_busy")
     assert await look() == []
 
     # A limit was stored meanwhile: claims know of it, and commits do not.
-    script = await born("r5")
+    script = await submit("r5")
     assert isinstance(await look(), Loaded)
     assert await store.put_rule(Rule("queue:default", Limit(in_flight=1)), None)
     await refused(Conflict, store.commit(first(script)), "limited")
@@ -1287,7 +1287,7 @@ async def case_prune(h: Harness) -> None:
     assert await keeper.run_ids() == ["b1", "c1"]
     assert [e.key for e in await h.store.effects(key="all")] == ["all"]
     assert await h.store.effects(key="mine") == []
-    assert [await h.store.claimed("request", "default/notes", r) is None for r in ("a1", "b1")] == [True, False]
+    assert [await h.store.find_claim("request", "default/notes", r) is None for r in ("a1", "b1")] == [True, False]
     assert await h.store.verify() == []
     await (await _script(h, "c1")).steps(1)
     assert await h.store.verify() == []
@@ -1301,13 +1301,13 @@ async def case_whoever_is_late_for_a_pruned_run_is_told(h: Harness) -> None:
     late = script.commit(ev.NoteAdded("late"))
     await script.complete()
     keeper = _keeper(h)
-    assert await keeper.pruned("r1") is None
+    assert await keeper.find_pruned("r1") is None
     copy = await dossier(h.store, "r1")
     h.clock.forward(SECOND)
     await keeper.prune(h.store.now(), dry=True, actor="eve")
-    assert await keeper.pruned("r1") is None
+    assert await keeper.find_pruned("r1") is None
     await keeper.prune(h.store.now(), actor="eve")
-    assert await keeper.pruned("r1") == Tombstone("r1", h.store.now(), "eve") and await keeper.pruned("r2") is None
+    assert await keeper.find_pruned("r1") == Tombstone("r1", h.store.now(), "eve") and await keeper.find_pruned("r2") is None
     for asked in (h.store.commit(late), h.store.put(signal("r1", "k", 0)), keeper.adopt(copy), h.store.claim("w", (), None, limit=1, run_id="r1")):
         error = await refused(RunPruned, asked, "pruned")
         assert isinstance(error, RunPruned) and (error.run_id, error.by) == ("r1", "eve")

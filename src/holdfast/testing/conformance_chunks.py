@@ -16,7 +16,7 @@ def batch(run_id: str, first: int, *chunks: bytes, number: int = 1, task: str = 
     return Batch(turn(run_id, number, task), first, 3, chunks)
 
 
-def emitted(script: Script, *batches: Batch, fence: int | None = None, **more: object) -> Emitted:
+def emit(script: Script, *batches: Batch, fence: int | None = None, **more: object) -> Emitted:
     return Emitted(script.run_id, script.fence if fence is None else fence, batches, **more)  # type: ignore[arg-type]
 
 
@@ -31,8 +31,8 @@ async def case_chunks_are_kept_in_order_and_by_cursor(h: Harness) -> None:
     await h.store.register("w", TTL)
     mine = await Script(h.store, "r1").begin("w")
     other = await Script(h.store, "r2").begin("w")
-    await h.store.emit([emitted(mine, batch("r1", 1, b"a", b"b")), emitted(other, batch("r2", 1, b"x"))])
-    await h.store.emit([emitted(mine, batch("r1", 3, b"c"), batch("r1", 1, b"y", task="beside"))])
+    await h.store.emit([emit(mine, batch("r1", 1, b"a", b"b")), emit(other, batch("r2", 1, b"x"))])
+    await h.store.emit([emit(mine, batch("r1", 3, b"c"), batch("r1", 1, b"y", task="beside"))])
     found = await h.store.chunks("r1")
     assert [s.batch for s in found] == [batch("r1", 1, b"a", b"b"), batch("r1", 3, b"c"), batch("r1", 1, b"y", task="beside")]
     assert [s.serial for s in found] == sorted({s.serial for s in found}) and not any(s.replaced for s in found)
@@ -47,7 +47,7 @@ async def case_chunks_of_a_late_owner_are_left_out(h: Harness) -> None:
     await h.store.register("w", TTL)
     mine, other = await Script(h.store, "r1").begin("w"), await Script(h.store, "r2").begin("w")
     late = mine.fence - 1 if mine.fence & ((1 << COUNTER_BITS) - 1) > 1 else mine.fence + 1
-    await h.store.emit([emitted(mine, batch("r1", 1, b"late"), fence=late), emitted(other, batch("r2", 1, b"x")), Emitted("gone", 1, (batch("gone", 1, b"z"),))])
+    await h.store.emit([emit(mine, batch("r1", 1, b"late"), fence=late), emit(other, batch("r2", 1, b"x")), Emitted("gone", 1, (batch("gone", 1, b"z"),))])
     assert await numbers(h, "r1") == [] and await numbers(h, "r2") == [(1, False)]
 
 
@@ -56,18 +56,18 @@ async def case_chunks_ride_with_a_commit_and_are_replaced_by_it(h: Harness) -> N
     """In the same transaction: a commit that is refused leaves the ring as it was; what was replaced goes a while later."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
-    await h.store.emit([emitted(script, batch("r1", 1, b"a"))])
+    await h.store.emit([emit(script, batch("r1", 1, b"a"))])
     stale = script.tip
-    await script.write(script.step(emitted=emitted(script, batch("r1", 2, b"b"), replaced=(turn("r1").key,))))
+    await script.write(script.step(emitted=emit(script, batch("r1", 2, b"b"), replaced=(turn("r1").key,))))
     assert await numbers(h, "r1") == [(1, True), (2, True)]
     script.tip, kept = stale, script.tip
-    await refused(VersionConflict, h.store.commit(script.step(emitted=emitted(script, batch("r1", 1, b"c", number=2)))))
+    await refused(VersionConflict, h.store.commit(script.step(emitted=emit(script, batch("r1", 1, b"c", number=2)))))
     script.tip = kept
     assert await numbers(h, "r1") == [(1, True), (2, True)]
     loaded = await h.store.load("r1")
     assert loaded is not None and loaded.emitted == ()
     h.clock.forward(LINGER_US + 1_000_000)
-    await h.store.emit([emitted(script, batch("r1", 1, b"new", number=3))])
+    await h.store.emit([emit(script, batch("r1", 1, b"new", number=3))])
     assert await numbers(h, "r1") == [(1, False)]
 
 
@@ -76,9 +76,9 @@ async def case_rings_are_cut(h: Harness) -> None:
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
     for n in range(1, 6):
-        await h.store.emit([emitted(script, batch("r1", n, b"x"))])
+        await h.store.emit([emit(script, batch("r1", n, b"x"))])
     before = await h.store.chunks("r1")
-    await h.store.emit([emitted(script, batch("r1", 6, b"x"), batch("r1", 1, b"y", number=2), before={turn("r1").key: 4})])
+    await h.store.emit([emit(script, batch("r1", 6, b"x"), batch("r1", 1, b"y", number=2), before={turn("r1").key: 4})])
     assert [n for n, _ in await numbers(h, "r1")] == [4, 5, 6, 1]
     assert all(s.serial > before[-1].serial for s in (await h.store.chunks("r1"))[-2:]), "no serial is used again"
 
@@ -88,7 +88,7 @@ async def case_chunks_need_no_repair(h: Harness) -> None:
     """They are provisional: the checker has nothing to say of them, and a run is loaded as before."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
-    await h.store.emit([emitted(script, batch("r1", 1, b"a"))])
+    await h.store.emit([emit(script, batch("r1", 1, b"a"))])
     await script.steps(2)
     assert await h.store.verify() == []
     loaded = await h.store.load("r1")

@@ -141,16 +141,16 @@ async def case_rules_are_kept(h: Harness) -> None:
     await submit(h.store, *(f"r{i}" for i in range(5)))
     assert await h.store.rules() == []
     set_, paused = Change(1, "ada", "set", Limit(in_flight=2), "too fast"), Change(2, "bob", "paused")
-    rule = Rule("queue:default").changed(set_)
+    rule = Rule("queue:default").change(set_)
     assert await h.store.put_rule(rule, None)
-    assert not await h.store.put_rule(rule.changed(paused), None), "somebody else was first"
+    assert not await h.store.put_rule(rule.change(paused), None), "somebody else was first"
     assert await h.store.rules() == [rule]
     assert len(await claim_all(h.store, "w", {"queue:default": Limit(in_flight=4)})) == 2
-    assert await h.store.put_rule(rule.changed(paused), rule)
-    shut = rule.changed(paused)
-    assert await h.store.put_rule(other := Rule("model").changed(Change(3, "ada", "set", Limit(per_second=0.5))), None)
+    assert await h.store.put_rule(rule.change(paused), rule)
+    shut = rule.change(paused)
+    assert await h.store.put_rule(other := Rule("model").change(Change(3, "ada", "set", Limit(per_second=0.5))), None)
     assert await h.store.rules() == [other, shut]
-    open_again = shut.changed(Change(4, "ada", "unpaused")).changed(Change(5, "ada", "unset"))
+    open_again = shut.change(Change(4, "ada", "unpaused")).change(Change(5, "ada", "unset"))
     assert await claim_all(h.store, "w") == [], "a paused queue gives nothing"
     assert await h.store.claim("w", (), None, limit=1, run_id="r4") == []
     assert await h.store.put_rule(open_again, shut)
@@ -219,7 +219,7 @@ async def case_calls_hold_limits(h: Harness) -> None:
     assert (await h.store.usage()).calls.get("model", 0) == 0, "a dead owner holds nothing"
     assert await h.store.enter("w", "r0", "r0.b", {"free": None}) is None, "the users of a limit are known even if nobody has set it"
     assert (await h.store.usage()).calls["free"] == 1
-    await h.store.put_rule(Rule("free").changed(Change(1, "ada", "set", Limit(in_flight=1))), None)
+    await h.store.put_rule(Rule("free").change(Change(1, "ada", "set", Limit(in_flight=1))), None)
     assert isinstance(await h.store.enter("w", "r1", "r1.b", {"free": None}), Later)
     await h.store.retire("w")
     assert (await h.store.usage()).calls == {}

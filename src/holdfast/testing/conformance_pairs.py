@@ -187,7 +187,7 @@ async def pair_keys(p: Pair) -> None:
         outcomes = await both(i, p.one.commit(commits[0]), p.other.commit(commits[1]))
         assert sorted(isinstance(o, Tip) for o in outcomes) == [False, True], outcomes
         assert any(isinstance(o, Conflict) and o.code == "claim_taken" for o in outcomes), outcomes
-        taken = await p.one.claimed("request", "s", f"k{i}")
+        taken = await p.one.find_claim("request", "s", f"k{i}")
         there = [n for n in "ab" if await p.one.get(f"{n}{i}") is not None]
         assert taken is not None and [taken.run_id] == [f"{n}{i}" for n in there]
 

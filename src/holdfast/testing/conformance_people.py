@@ -30,19 +30,19 @@ async def case_marked(h: Harness) -> None:
     mine, other = await Script(h.store, "r1").begin("w"), await Script(h.store, "r2").begin("w")
     await Script(h.store, "r3").begin("v")
     await Script(h.store, "r4").submit()
-    assert await h.store.marked("w") == []
+    assert await h.store.find_marked("w") == []
     for run_id, key in (("r1", "a"), ("r1", "b"), ("r3", "a"), ("r4", "a")):
         await h.store.put(signal(run_id, key, h.store.now()))
-    assert await h.store.marked("w") == ["r1"]
-    assert await h.store.marked("v") == ["r3"]
-    assert await h.store.marked("nobody") == []
+    assert await h.store.find_marked("w") == ["r1"]
+    assert await h.store.find_marked("v") == ["r3"]
+    assert await h.store.find_marked("nobody") == []
     await h.store.put(signal("r2", "a", h.store.now()))
-    assert sorted(await h.store.marked("w")) == ["r1", "r2"]
+    assert sorted(await h.store.find_marked("w")) == ["r1", "r2"]
     await mine.write(mine.commit(ev.NoteAdded("taken"), took=("signal:go:a",)))
-    assert sorted(await h.store.marked("w")) == ["r1", "r2"], "one of two is left"
+    assert sorted(await h.store.find_marked("w")) == ["r1", "r2"], "one of two is left"
     await mine.write(mine.commit(ev.NoteAdded("taken"), took=("signal:go:b",)))
     await other.complete(took=("signal:go:a",))
-    assert await h.store.marked("w") == []
+    assert await h.store.find_marked("w") == []
 
 
 @case
@@ -244,7 +244,7 @@ async def case_slot_fires_in_one_commit(h: Harness) -> None:
     assert await h.store.schedule("s") == moved and await h.store.get("r1") is not None
     assert await h.store.schedules(due=now) == []
     h.clock.forward(SECOND * 3600 * 24 * 400)
-    assert await h.store.claimed("slot", "default/s", str(now)) == slot, "a slot's key does not expire"
+    assert await h.store.find_claim("slot", "default/s", str(now)) == slot, "a slot's key does not expire"
 
     await refused(Conflict, h.store.commit(Script(h.store, "r2").first(moves=(Move(s, moved),))), "schedule_moved")
     assert await h.store.get("r2") is None, "another worker was first"

@@ -14,8 +14,8 @@ async def case_shelf_keeps_rows(h: Harness) -> None:
     await store.shelve("cups", {"a": b"1", "b": b"\x00\xff"})
     await store.shelve("cups", {"a": b"2"})
     await store.shelve("plates", {"a": b"3"})
-    assert [await store.shelved("cups", key) for key in ("a", "b", "c")] == [b"2", b"\x00\xff", None]
-    assert await store.shelved("plates", "a") == b"3" and await store.shelved("none", "a") is None
+    assert [await store.find_shelved("cups", key) for key in ("a", "b", "c")] == [b"2", b"\x00\xff", None]
+    assert await store.find_shelved("plates", "a") == b"3" and await store.find_shelved("none", "a") is None
     await store.shelve("cups", {})
     assert await h.store.verify() == []
 
@@ -26,7 +26,7 @@ async def case_shelf_takes_a_new_row_once(h: Harness) -> None:
     store = h.store
     assert offers_shelves(store)
     assert await store.shelve_new("cups", "a", b"1") is None
-    assert await store.shelve_new("cups", "a", b"2") == b"1" and await store.shelved("cups", "a") == b"1"
+    assert await store.shelve_new("cups", "a", b"2") == b"1" and await store.find_shelved("cups", "a") == b"1"
     assert await store.unshelve("cups", "a") == 1
     assert await store.shelve_new("cups", "a", b"3") is None
     assert await h.store.verify() == []
@@ -43,7 +43,7 @@ async def case_shelf_takes_new_rows_once_beside_others(h: Harness) -> None:
     assert await store.shelf_scan("cups") == [("a", b"1"), ("b", b"2"), ("c", b"1"), ("d", b"2")]
     assert await store.shelve("cups", {"a": b"1"}, ("a",)) == ["a"], "the same bytes are taken too"
     assert await store.unshelve("cups", "a") == 1
-    assert await store.shelve("cups", {"a": b"3"}, ("a",)) == [] and await store.shelved("cups", "a") == b"3"
+    assert await store.shelve("cups", {"a": b"3"}, ("a",)) == [] and await store.find_shelved("cups", "a") == b"3"
     assert await h.store.verify() == []
 
 
@@ -96,5 +96,5 @@ async def case_shelf_is_cleared_by_prefix(h: Harness) -> None:
     await store.shelve("cups2", {"a/1": b"other"})
     assert await store.unshelve("cups", "a/") == 2 and await store.unshelve("cups", "a/") == 0
     assert [k for k, _ in await store.shelf_scan("cups")] == ["a_", "b"]
-    assert await store.unshelve("cups", "") == 2 and await store.shelved("cups2", "a/1") == b"other"
+    assert await store.unshelve("cups", "") == 2 and await store.find_shelved("cups2", "a/1") == b"other"
     assert await h.store.verify() == []

@@ -55,7 +55,7 @@ class Diary:
         """In the order of their first entry."""
         return list(dict.fromkeys(e.run for e in self._entries if e.run))
 
-    def concerned(self, broken: Sequence[Violation]) -> list[str]:
+    def find_concerned(self, broken: Sequence[Violation]) -> list[str]:
         """The runs that the first of these is about; all runs if it names none."""
         named = [r for r in self.runs if any(r in f"{v.run_id} {v.message}" for v in broken[:1])]
         return named or self.runs

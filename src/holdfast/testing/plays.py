@@ -42,7 +42,7 @@ def act(ctx: Context, name: str) -> Callable[..., Awaitable[str]]:
     return acting
 
 
-def deduped(ctx: Context, name: str) -> Callable[..., Awaitable[str]]:
+def dedupe(ctx: Context, name: str) -> Callable[..., Awaitable[str]]:
     """An effect whose receiver dedupes by the key."""
 
     async def acting(text: str, *, idempotency_key: str) -> str:
@@ -111,7 +111,7 @@ def _fan() -> Graph[Trail]:
         STAGE.world.begin(ctx)
         await STAGE.pass_time(0.3)
         if ctx.payload == 1:
-            lifted = await ctx.effect(deduped(ctx, "lift"), "1", idempotent=True)
+            lifted = await ctx.effect(dedupe(ctx, "lift"), "1", idempotent=True)
         else:
             lifted = await ctx.step(tell(ctx, "lift"), str(ctx.payload))
         return {"trail": lifted, "table": {str(ctx.payload): ctx.payload}}

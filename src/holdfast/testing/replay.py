@@ -122,7 +122,7 @@ async def replay_check(skill: Skill, recorded: str | os.PathLike[str] | Store, r
         RunNotFound: there is no such run.
         StoreCorrupt: the recording is damaged.
     """
-    return await _Replay(await _take(recorded, run_id), skill, options).replayed()
+    return await _Replay(await _take(recorded, run_id), skill, options).replay()
 
 
 async def assert_replays(skill: Skill, recorded: str | os.PathLike[str] | Store, run_id: str | None = None, **options: Any) -> Replayed:
@@ -273,7 +273,7 @@ class _Answers:
         self._stop(call, "new_call", "no call here")
         return None
 
-    def ended(self, run_id: str, step: int) -> Ended | None:
+    def find_end(self, run_id: str, step: int) -> Ended | None:
         return self._past.barriers.get(step) if run_id == self._past.run.run_id else None
 
     def _stop(self, call: Asked, kind: str, expected: str) -> None:
@@ -327,7 +327,7 @@ class _Replay:
         self._planned: dict[int, list[str]] = {}
         self._ended: dict[int, dict[str, str]] = {}
 
-    async def replayed(self) -> Replayed:
+    async def replay(self) -> Replayed:
         past, program = self._past, self._skill.program
         if program.id != past.run.skill_id:
             raise InvalidInput(f"the run is one of {past.run.skill_id}, not of {program.id}", hint="give the skill of that run")

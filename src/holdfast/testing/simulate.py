@@ -29,7 +29,7 @@ from holdfast.testing.clock import Livelock, VirtualClock
 from holdfast.testing.crash import Fault, SimulatedCrash
 from holdfast.testing.invariants import Violation
 from holdfast.testing.plays import PLAYS, STAGE, Play
-from holdfast.testing.transcript import named
+from holdfast.testing.transcript import shorten
 from holdfast.testing.world import MOST_EVENTS, Host, World, approve_all
 
 LEASE = 3.0
@@ -356,7 +356,7 @@ def simulate(seed: int, *, tell: bool = False, store: Callable[[VirtualClock], S
         return simulation.world.run(whole(), seed=seed, most_turns=MOST_TURNS)
     except Livelock as e:
         broken, diary = Violation("livelock", "", str(e)), simulation.world.diary
-        return Story(seed, (broken,), dict(simulation.happened), named("\n".join([str(broken), "", *diary.tell(diary.runs)]), diary.runs))
+        return Story(seed, (broken,), dict(simulation.happened), shorten("\n".join([str(broken), "", *diary.tell(diary.runs)]), diary.runs))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

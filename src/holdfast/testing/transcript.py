@@ -31,10 +31,10 @@ async def transcript(store: Store, run_ids: Iterable[str] | None = None, *, sinc
         run_ids = [run.run_id for run, _ in reversed(await store.runs(RunFilter(limit=1000)))]
     ids = list(run_ids)
     parts = ["\n".join([*await _log(store, run_id, since), *await ending(store, run_id)]) for run_id in ids]
-    return named("\n\n".join(parts), ids) + "\n"
+    return shorten("\n\n".join(parts), ids) + "\n"
 
 
-def named(text: str, run_ids: Iterable[str]) -> str:
+def shorten(text: str, run_ids: Iterable[str]) -> str:
     """A text with short names in place of ids that are new each time."""
     for number, run_id in enumerate(dict.fromkeys(run_ids), 1):
         text = text.replace(run_id, f"R{number}")
@@ -116,4 +116,4 @@ def _decode(value: bytes) -> str:
         return value.hex()
 
 
-__all__ = ["ending", "line", "named", "transcript"]
+__all__ = ["ending", "line", "shorten", "transcript"]

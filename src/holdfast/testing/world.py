@@ -37,7 +37,7 @@ from holdfast.testing.clock import Process, VirtualClock, VirtualLoop, run_virtu
 from holdfast.testing.crash import CrashingStore, Fault, Plan, SimulatedCrash, at_write, never
 from holdfast.testing.diary import Diary
 from holdfast.testing.invariants import Violation, lane_violations, violations
-from holdfast.testing.transcript import ending, named
+from holdfast.testing.transcript import ending, shorten
 
 T = TypeVar("T")
 Place = tuple[str, int, str, str]
@@ -119,7 +119,7 @@ class Host:
             await self.do(self.rt.close())
             self.connection.cut()
             self.process.kill()
-        await self.process.gone()
+        await self.process.wait_until_gone()
 
 
 class Outside:
@@ -194,7 +194,7 @@ class World:
         """Kills all remaining hosts."""
         for host in self.hosts:
             host.kill()
-            await host.process.gone()
+            await host.process.wait_until_gone()
 
     # -- what the store applied ---------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class World:
                 self.leases.pop(args[0], None)
             case "claim" | "claim_or_load":
                 for claim in answer if isinstance(answer, list) else ():
-                    self._claimed(args[0], claim)
+                    self._check_claim(args[0], claim)
             case "put":
                 self.diary.note(f"asks {args[0].run_id}: {type(args[0].command).__name__}", run=args[0].run_id)
             case "commit":
@@ -216,7 +216,7 @@ class World:
             case "step":
                 self._apply(self._whole(args[0]))
 
-    def _claimed(self, owner: str, claim: Claim) -> None:
+    def _check_claim(self, owner: str, claim: Claim) -> None:
         """A claim takes nothing from an owner that lives (§10.1)."""
         before = claim.previous_owner
         said = f"claims {claim.run_id}, fence {counter(claim.fence)}" + (f", from {before}: {claim.cause}" if before else "")
@@ -276,11 +276,11 @@ class World:
 
     async def story(self, broken: Sequence[Violation] = ()) -> str:
         """Returns, as text, what happened to the runs that have a violation (or to all runs), and their present state."""
-        runs = self.diary.concerned(broken)
+        runs = self.diary.find_concerned(broken)
         lines = [*map(str, broken[:MOST]), *([f"and {len(broken) - MOST} more"] if len(broken) > MOST else []), "", *self.diary.tell(runs), ""]
         for run_id in runs:
             lines += [run_id, *await ending(self.store, run_id)]
-        return named("\n".join(lines), [*runs, *self.diary.runs])
+        return shorten("\n".join(lines), [*runs, *self.diary.runs])
 
     # -- the short way ------------------------------------------------------------------------------
 

@@ -71,10 +71,10 @@ class LocalRunner:
             await self._end(process)
             raise
         left = await asyncio.to_thread(evidence.artifacts, request.artifacts, cwd, inside) if request.artifacts else ()
-        seen = await evidence.reports(request.postconditions, cwd, inside, code, lambda argv: self._checked(request, argv))
+        seen = await evidence.reports(request.postconditions, cwd, inside, code, lambda argv: self._check(request, argv))
         return ToolOutcome(_text(stdout), _text(stderr), code, cut_out or cut_err, seen, left)
 
-    async def _checked(self, request: ToolRequest, argv: tuple[str, ...]) -> int:
+    async def _check(self, request: ToolRequest, argv: tuple[str, ...]) -> int:
         """The exit code of a postcondition's command, run as the tool was."""
         asked = msgspec.structs.replace(request, command=argv, input=b"", postconditions=(), artifacts=())
         return (await self.run(asked)).exit_code

@@ -78,8 +78,8 @@ class Pages:
             ("/runs/{run_id}/resume", "POST", decide, self.resume),
             ("/runs/{run_id}/cancel", "POST", Scope.CANCEL, self.cancel),
             ("/runs/{run_id}/fork", "GET", Scope.FORK, self.fork),
-            ("/runs/{run_id}/fork", "POST", Scope.FORK, self.forked),
-            ("/runs/{run_id}/replay", "POST", Scope.FORK, self.replayed),
+            ("/runs/{run_id}/fork", "POST", Scope.FORK, self.make_fork),
+            ("/runs/{run_id}/replay", "POST", Scope.FORK, self.make_replay),
             ("/runs/{run_id}/repair", "POST", Scope.REPAIR, self.repair),
             ("/waits", "GET", view, self.waits),
             ("/effects", "GET", view, self.effects),
@@ -110,12 +110,12 @@ class Pages:
                     await _check_own(request, viewer, self._public)
                 response = await page(request, viewer)
             except HoldfastError as e:
-                response = self._said(request, viewer, e)
+                response = self._answer_error(request, viewer, e)
             return _secure(response)
 
         return answer
 
-    def _said(self, request: Request, viewer: Viewer | None, error: HoldfastError) -> Response:
+    def _answer_error(self, request: Request, viewer: Viewer | None, error: HoldfastError) -> Response:
         status = 404 if isinstance(error, NotFound) else 403 if isinstance(error, Forbidden) else 409 if error.exit_code == 6 or isinstance(error, DecisionConflict) else 422
         return self._page(request, "message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint)
 
@@ -216,14 +216,14 @@ class Pages:
         run_id = request.query_params.get("run")
         plan = None
         if run_id:
-            await look.found(run_id, tenant)
+            await look.find_row(run_id, tenant)
             plan = await self._rt.repair_run_state(run_id)
         return self._page(request, "health.html", viewer, section="/health", problems=mine, runs=runs, total=total, plan=plan)
 
     # -- acting -------------------------------------------------------------------------------------
 
     async def _mine(self, request: Request, viewer: Viewer) -> str:
-        run, _ = await self._rt.look.found(request.path_params["run_id"], viewer.access.tenant)
+        run, _ = await self._rt.look.find_row(request.path_params["run_id"], viewer.access.tenant)
         return run.run_id
 
     async def answer(self, request: Request, viewer: Viewer) -> Response:
@@ -280,7 +280,7 @@ class Pages:
             raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one from the list")
         return self._page(request, "fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits={}, changed=None)
 
-    async def forked(self, request: Request, viewer: Viewer) -> Response:
+    async def make_fork(self, request: Request, viewer: Viewer) -> Response:
         run_id, form = await self._mine(request, viewer), await _form(request)
         seen = await self._rt.look.snapshot(run_id, viewer.access.tenant, check=False)
         name = form.get("from", "")
@@ -294,7 +294,7 @@ class Pages:
         made = await self._rt.fork(run_id, name, set=changed or None, reason=form.get("reason", ""), actor=viewer.access.actor, drive=False)
         return RedirectResponse(f"/runs/{made.run_id}", 303)
 
-    async def replayed(self, request: Request, viewer: Viewer) -> Response:
+    async def make_replay(self, request: Request, viewer: Viewer) -> Response:
         run_id = await self._mine(request, viewer)
         made = await self._rt.replay(run_id, actor=viewer.access.actor, drive=False)
         return RedirectResponse(f"/runs/{made.run_id}", 303)
@@ -373,7 +373,7 @@ class Pages:
         """A wait for somebody without an account: GET shows it, POST decides (§14.4). The link itself is the authority."""
         token = request.path_params["token"]
         try:
-            wait = await self._rt.look.linked(token)
+            wait = await self._rt.look.find_linked(token)
             if request.method == "GET":
                 return _secure(self._page(request, "link.html", None, wait=wait, token=token, done=None))
             form = await _form(request)
@@ -382,7 +382,7 @@ class Pages:
             await self._rt.redeem(token, action, feedback=form.get("feedback") or None, note=form.get("note") or None, payload=payload)
             return _secure(self._page(request, "link.html", None, wait=wait, token=token, done=action))
         except HoldfastError as e:
-            return _secure(self._said(request, None, e))
+            return _secure(self._answer_error(request, None, e))
 
     async def zone(self, request: Request) -> Response:
         """Remembers in a cookie in which zone this browser is shown its times; nothing else is changed, so that it takes no session."""
@@ -390,13 +390,13 @@ class Pages:
         try:
             await _check_own(request, viewer, self._public)
         except Forbidden as e:
-            return _secure(self._said(request, viewer, e))
+            return _secure(self._answer_error(request, viewer, e))
         response: Response = RedirectResponse(_local(form.get("next", "/")), 303)
         name = form.get("zone", "").strip()
         if words.is_known_zone(name):
             response.set_cookie(ZONE, name, max_age=365 * 24 * 3600, samesite="strict", secure=self._secure(request), path=_base(request) or "/")
         else:
-            response = self._said(request, viewer, InvalidInput(f"{name!r} is not a known time zone", field="zone", hint="Europe/Berlin, UTC"))
+            response = self._answer_error(request, viewer, InvalidInput(f"{name!r} is not a known time zone", field="zone", hint="Europe/Berlin, UTC"))
         return _secure(response)
 
     async def static(self, request: Request) -> Response:
@@ -451,7 +451,7 @@ async def _check_own(request: Request, viewer: Viewer | None, public: str | None
     """
     if not _from_here(request, public):
         raise Forbidden("this form comes from another site", hint="use the forms of these pages")
-    if viewer is not None and not viewer.sent((await _form(request)).get("csrf", "")):
+    if viewer is not None and not viewer.owns((await _form(request)).get("csrf", "")):
         raise Forbidden("this form does not belong to your session", hint="load the page again, then send it")
 
 

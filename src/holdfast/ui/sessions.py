@@ -42,7 +42,7 @@ class Viewer(msgspec.Struct, frozen=True):
         """What a form of theirs carries: bound to the session, and not the session itself."""
         return hashlib.sha256(f"csrf:{self.secret}".encode()).hexdigest()[:32]
 
-    def sent(self, given: str) -> bool:
+    def owns(self, given: str) -> bool:
         """Whether a form is one of theirs."""
         return not self.secret or hmac.compare_digest(self.csrf, given)
 

@@ -118,7 +118,7 @@ class Sweeper:
 
     async def _had(self, s: Schedule, next_: Firing, slot: int) -> Schedule:
         """The slot has its run already, of which this schedule does not know: it moves on."""
-        taken = await self._services.store.claimed("slot", sch.scope(s), str(slot))
+        taken = await self._services.store.find_claim("slot", sch.scope(s), str(slot))
         after = sch.fire(next_, taken.run_id if taken is not None else s.last_run or "")
         await self._services.store.put_schedule(after, s)
         return after

@@ -114,7 +114,7 @@ class RemoteTools:
             there = await store.intent(intent.intent_id)
             if there is None or not stands(there, intent) or (there.lease_until or 0) <= store.now():
                 raise NotBegun("its lease was over when its turn came")
-            answer, content = await self._done(store, intent, asked, self._request(asked, tool))
+            answer, content = await self._do(store, intent, asked, self._request(asked, tool))
         self._content[intent.intent_id] = content
         return toolcalls.plain(answer)
 
@@ -153,7 +153,7 @@ class RemoteTools:
             env=env, allow=tool.env, input=asked.input, timeout_us=asked.timeout_us, postconditions=tool.postconditions, artifacts=tool.artifacts,
         )
 
-    async def _done(self, store: Store, intent: Intent, asked: Asked, request: ToolRequest) -> tuple[Answer, list[Blob]]:
+    async def _do(self, store: Store, intent: Intent, asked: Asked, request: ToolRequest) -> tuple[Answer, list[Blob]]:
         owner = intent.owner or ""
         act = asyncio.ensure_future(self._ran(request))
         watch = asyncio.ensure_future(_wait_until_unwanted(store, intent, asked))

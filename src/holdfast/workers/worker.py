@@ -72,13 +72,13 @@ class Trouble:
         self._times = 0
         self._driving = False
 
-    def failed(self, error: StoreError, *, driving: bool) -> None:
+    def fail(self, error: StoreError, *, driving: bool) -> None:
         """It failed a run that was ``driving``, or the worker itself."""
         self.error = error
         self._times += 1
         self._driving = driving
 
-    def worked(self, *, driving: bool) -> None:
+    def work(self, *, driving: bool) -> None:
         if driving or not self._driving:
             self.error, self._times = None, 0
 
@@ -98,14 +98,14 @@ class Patience:
         self._vain = 0
         self._freed = -math.inf
 
-    def freed(self, now: float) -> float:
+    def free(self, now: float) -> float:
         """Seconds to wait after something was let go of at this moment."""
         if now - self._freed > CALM_SECONDS:
             self._vain = 0
         self._freed = now
         return self.seconds()
 
-    def looked(self, *, in_vain: bool) -> None:
+    def look(self, *, in_vain: bool) -> None:
         self._vain = self._vain + 1 if in_vain else 0
 
     def seconds(self) -> float:
@@ -185,13 +185,13 @@ class Worker:
             try:
                 await asyncio.wait({going}, timeout=SOUND_SECONDS)
                 if not going.done():
-                    self._beside.worked(driving=True)
+                    self._beside.work(driving=True)
                 await going
                 return
             except StoreError as e:
                 if not e.passing:
                     raise
-                self._beside.failed(e, driving=False)
+                self._beside.fail(e, driving=False)
             finally:
                 going.cancel()
                 await asyncio.wait({going})
@@ -211,7 +211,7 @@ class Worker:
             pause = 0.0
             try:
                 if await self._services.store.wait_for_change(IDLE_SECONDS, News.DUE | News.FREED) == News.FREED:
-                    pause = self._patience.freed(clock.monotonic())
+                    pause = self._patience.free(clock.monotonic())
             except StoreError as e:
                 if not e.passing:
                     raise
@@ -253,11 +253,11 @@ class Worker:
                     await self._offer()
                     found = await self._turn()
                 except StoreError as e:
-                    self._failed(e)
+                    self._fail(e)
                 else:
                     if found is None:
                         return
-                    self._trouble.worked(driving=not self._running and not self._services.stalled)
+                    self._trouble.work(driving=not self._running and not self._services.stalled)
                     await self._pause(found)
                 if watch.done():
                     watch.result()  # the store fails for good: it says so here, and the worker ends (X-14)
@@ -288,7 +288,7 @@ class Worker:
         services = self._services
         await surface(services)
         if self._doubt:
-            await self._found()
+            await self._note_undriven()
         more = await self._sweeper.sweep() if self._sweeper is not None else False
         room = await self._room()
         asked_at = time.perf_counter() if meters.METERS else 0.0
@@ -297,7 +297,7 @@ class Worker:
             self._look_no_more()
             self._looks = False
         async with services.claiming:
-            found = await self._claimed(room) if looks else None
+            found = await self._claim(room) if looks else None
             claims = [] if isinstance(found, Loaded) else await self._begin(found, room)
         if asked_at and looks:
             meters.meter_claim(time.perf_counter() - asked_at)
@@ -319,7 +319,7 @@ class Worker:
         """Begins to drive what was claimed, where it was asked for, and what was left here; gives all of it."""
         found = asked if asked is not None else Claims()
         if asked is not None:
-            self._patience.looked(in_vain=not found)
+            self._patience.look(in_vain=not found)
         if found.again is not None and len(found) < room:
             self._look_in(max(0, found.again - self._services.store.now()) / 1_000_000 + self._patience.seconds())
         claims = found + (await self._reclaim(room - len(found)) if room > 0 else [])
@@ -328,10 +328,10 @@ class Worker:
             self._start(claim.run_id, self._one(claim, after=None if n < AHEAD else ahead))
         return claims
 
-    async def _claimed(self, room: int) -> Claims | Loaded:
+    async def _claim(self, room: int) -> Claims | Loaded:
         """What this worker takes next; a lone run that has never been begun is given as it stands, to be taken by its first commit (§1.11)."""
         services, store = self._services, self._services.store
-        skills, shapes = services.skills.ids, services.claimed(upgrade=self._upgrade)
+        skills, shapes = services.skills.ids, services.list_shapes(upgrade=self._upgrade)
         if self._gives and not self._running and not self._refused and offers_untaken(store):
             return await store.claim_or_load(services.owner, self._queues, skills, limit=room, shapes=shapes, limits=services.limits)
         self._refused = False
@@ -345,14 +345,14 @@ class Worker:
         self._running.add(task)
         return task
 
-    def _failed(self, error: StoreError) -> None:
+    def _fail(self, error: StoreError) -> None:
         """Notes that the store failed, or passes it on where waiting is no use, or somebody waits."""
         if not error.passing or self._until_idle:
             raise error
-        self._trouble.failed(error, driving=False)
+        self._trouble.fail(error, driving=False)
         self._doubt = self._looks = True
 
-    async def _found(self) -> None:
+    async def _note_undriven(self) -> None:
         """Notes the runs that this owner holds and nobody here drives, so that they are reclaimed."""
         services = self._services
         for run, _ in await services.store.runs(RunFilter(owner=services.owner, limit=500)):
@@ -448,9 +448,9 @@ class Worker:
             if (report := task.result()) is None:
                 continue
             if not isinstance(report.error, StoreError):
-                self._trouble.worked(driving=True)
+                self._trouble.work(driving=True)
             elif report.error.passing and not self._until_idle:
-                self._trouble.failed(report.error, driving=True)
+                self._trouble.fail(report.error, driving=True)
             await self._tell(report)
 
     async def _tell(self, report: Report) -> None:
@@ -484,7 +484,7 @@ class Worker:
                 await let_go(services, claim.run_id, claim.fence, e, due=services.store.now() + REFUSED_US)
                 return Report(claim.run_id, None, e)
             with services.drivers.on(claim.run_id, driver):
-                if begun is not None and not await self._taken(driver, claim, loaded.run):
+                if begun is not None and not await self._take(driver, claim, loaded.run):
                     return None
                 if begun is not None:
                     begun.set()
@@ -502,7 +502,7 @@ class Worker:
         finally:
             services.driving.discard(claim.run_id)
 
-    async def _taken(self, driver: Driver, claim: Claim, run: Run) -> bool:
+    async def _take(self, driver: Driver, claim: Claim, run: Run) -> bool:
         """Takes a run and begins it, in one commit. False where that was refused: somebody has taken the run, or told it something."""
         services, program, lent = self._services, self._services.skills.for_run(run, upgrade=self._upgrade), None
         if program.carried:

@@ -94,13 +94,13 @@ SETTLING = frozenset({
 })
 GATES = SETTLING | frozenset({
     "holdfast.engine.drive.executor:_attempt", "holdfast.engine.drive.executor:_finish", "holdfast.engine.drive.driver:Driver.begin",
-    "holdfast.engine.drive.driver:Driver._barrier", "holdfast.engine.drive.driver:Driver._woken",
+    "holdfast.engine.drive.driver:Driver._barrier", "holdfast.engine.drive.driver:Driver._is_woken",
 })
 # Frames of the engine that only hand through: nothing is lost if what they call raises.
 BETWEEN = frozenset({
-    "holdfast.engine.calls.functions:Begun._kept", "holdfast.engine.calls.functions:First.__await__", "holdfast.engine.calls.functions:await_any",
+    "holdfast.engine.calls.functions:Begun._keep", "holdfast.engine.calls.functions:First.__await__", "holdfast.engine.calls.functions:await_any",
     "holdfast.engine.calls.functions:_in_thread", "holdfast.engine.calls.scopes:_branches.<locals>.branch", "holdfast.engine.drive.executor:_call.<locals>.whole",
-    "holdfast.engine.drive.executor:_route", "holdfast.engine.drive.executor:_interpret", "holdfast.engine.calls.effects:Performance._gated.<locals>.act",
+    "holdfast.engine.drive.executor:_route", "holdfast.engine.drive.executor:_interpret", "holdfast.engine.calls.effects:Performance._gate.<locals>.act",
 })
 PURE = ("holdfast.core.", "holdfast.authoring")  # functions over what nodes give, which may have code of its own
 NODES = ("holdfast.demo", "holdfast.integrations")
@@ -311,7 +311,7 @@ class Watch:
         pause = 0.0
         while not self._stop.wait(pause) and not self._moved:
             pause = TICK_SECONDS
-            held, now = self._held(), self._loop.time()
+            held, now = self._find_holder(), self._loop.time()
             if held is None:
                 continue
             seen = {r.key: seen.get(r.key, now) for r in held.regions}
@@ -339,7 +339,7 @@ class Watch:
         with pause_collection():
             return sys._current_frames().get(self._watched)
 
-    def _held(self) -> Held | None:
+    def _find_holder(self) -> Held | None:
         frame = self._frame()
         try:
             return None if frame is None else holder(frame, self._whose)

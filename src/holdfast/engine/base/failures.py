@@ -195,7 +195,7 @@ def was_asked(task: asyncio.Task[Any]) -> bool:
 class ControlFlow(BaseException):
     """Leaves a node and is no failure of it: a wait, a fresh start, a halt. No code of a user has any business catching it."""
 
-    def joined(self, others: Sequence[ControlFlow]) -> ControlFlow:
+    def join(self, others: Sequence[ControlFlow]) -> ControlFlow:
         """One way out where several branches of a node found theirs: the first, unless its kind knows better."""
         return self
 

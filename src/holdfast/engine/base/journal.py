@@ -95,7 +95,7 @@ class Draft(msgspec.Struct):
         self.max_queued = self.max_queued if other.max_queued is None else other.max_queued
         self.due_stands |= other.due_stands
 
-    def joined(self, later: Draft) -> Draft:
+    def join(self, later: Draft) -> Draft:
         """Both in one, and neither changed."""
         both = Draft()
         both.merge(self)
@@ -306,7 +306,7 @@ class Journal:
         """The steps whose gates were waived by force, what is not durable yet included."""
         return (*self.run.waived, *(f.subject for f in self.held.facts if isinstance(f, ev.PolicyEvaluated) and f.verdict == ev.WAIVED))
 
-    def answered(self, wait: Wait) -> bool:
+    def has_answer(self, wait: Wait) -> bool:
         """Whether this asking of a wait has its answer on record."""
         record = self.record(wait.task, wait.path)
         return record is not None and record.kind == "wait" and decisions.read_answer(record).wait_id == wait.wait_id
@@ -319,7 +319,7 @@ class Journal:
         known = self.progress.records.get((task, path))
         if known is not None or self.echo is None:
             return known
-        echoed = self.echoed(task, path)
+        echoed = self.find_echo(task, path)
         if echoed is None or echoed.kind == "effect" or (self.echo.exact and digest is not None and digest != echoed.digest):
             return None
         self.hold(Draft(results=[echoed]))
@@ -350,11 +350,11 @@ class Journal:
             self.stop(e)
             raise
 
-    def echoed(self, task: str, path: str) -> StepRecord | None:
+    def find_echo(self, task: str, path: str) -> StepRecord | None:
         """What the source has on record at a place, effects included."""
         return None if self.echo is None else self.echo.records.get((self.progress.checkpoint.step_of(task), task, path))
 
-    def replayed(self) -> None:
+    def end_replay(self) -> None:
         """The first call without a record ends the replaying (§7.6)."""
         if self._run is not None and self.run.status is Status.REPLAYING and not any(isinstance(f, ev.RunResumed) for f in self.held.facts):
             self.hold(Draft(facts=[ev.RunResumed(cause=decisions.REPLAYED)]))
@@ -414,7 +414,7 @@ class Journal:
             assert draft is not None
             await self._write(draft)
 
-    async def checkpointed(
+    async def checkpoint(
         self,
         draft: Draft,
         delta: Delta,
@@ -438,7 +438,7 @@ class Journal:
         parent = self.progress.checkpoint
         delta = Delta(parent.step, source) if parent.seq else Delta(0, source, (INPUT_TASK,))
         checkpoint = cps.advance(parent, delta, self.progress.results, seq=0, at=0, hash=b"")
-        await self.checkpointed(draft, delta, checkpoint, lease=lease, due=due, actor=actor)
+        await self.checkpoint(draft, delta, checkpoint, lease=lease, due=due, actor=actor)
 
     async def leave(self, draft: Draft, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM) -> None:
         """A commit that moves no checkpoint and leaves the run without an owner."""
@@ -463,7 +463,7 @@ class Journal:
             self._note(draft)
         held = self._held
         if held:
-            self._held, draft = Draft(), held.joined(draft)
+            self._held, draft = Draft(), held.join(draft)
         ring = self._ring
         if ring is not None and ring.writing is not None:
             await asyncio.wait([ring.writing])  # what was emitted before this commit is there before it
@@ -475,7 +475,7 @@ class Journal:
         try:
             await self._durable(commit)
         except (EffectInProgress, InboxUnread, StatementFailed):
-            self._held = held.joined(self._held)
+            self._held = held.join(self._held)
             raise
 
     async def _durable(self, commit: Commit) -> None:
@@ -513,7 +513,7 @@ class Journal:
         """What is to be sent of the run is durable: whoever sends for it may begin (§1.7)."""
         if self.sendings is not None:
             self.posted = True
-            self.sendings.posted(self.run.run_id)
+            self.sendings.post(self.run.run_id)
 
     async def _standing(self, commit: Commit) -> Commit:
         """The commit of a signal with what is to be saved whole, so that the log need not be walked from further back each time (§5.11).
@@ -533,21 +533,21 @@ class Journal:
     async def catch_up(self) -> None:
         """Reads the signals since the last barrier that a whole checkpoint has left in the log (§5.11)."""
         assert self._progress.older is not None
-        news = [e.fact async for e in self._told(*self._progress.older) if isinstance(e.fact, ev.SignalReceived)]
-        self._progress.caught_up(news)
+        news = [e.fact async for e in self._read_events(*self._progress.older) if isinstance(e.fact, ev.SignalReceived)]
+        self._progress.catch_up(news)
 
     async def later(self, name: str) -> tuple[Buffered, int] | None:
         """The oldest signal of a name that nobody has asked for and that the run's record does not hold, and the event that tells of it."""
         kept = next((x for x in self.run.later if x.name == name), None)
         if kept is None:
             return None
-        async for event in self._told(kept.after + 1, self.run.version):
+        async for event in self._read_events(kept.after + 1, self.run.version):
             fact = event.fact
             if isinstance(fact, ev.SignalReceived) and fact.name == name and (name, fact.key) not in self.taking:
                 return Buffered(fact.name, fact.key, fact.payload, fact.actor), event.seq
         return None
 
-    async def _told(self, first: int, last: int) -> AsyncIterator[ev.Event]:
+    async def _read_events(self, first: int, last: int) -> AsyncIterator[ev.Event]:
         """The events of the run from one number to another, as the log has them."""
         while first <= last and (rows := await self.asking(self.store.rows(self.run.run_id, first - 1, SOME_ROWS))):
             for row in rows:
@@ -560,7 +560,7 @@ class Journal:
         """The commit with what steps have emitted until now, and with what its results replace of that."""
         parent = self.progress.checkpoint
         moved = commit.checkpoint is not None and commit.checkpoint.step > max(parent.step, 0)
-        emitted = ring.take(ring.ended(commit.results, parent.step + 1, over=moved or commit.run.terminal))
+        emitted = ring.take(ring.end(commit.results, parent.step + 1, over=moved or commit.run.terminal))
         return msgspec.structs.replace(commit, emitted=emitted) if emitted else commit
 
     def _account(self, events: Iterable[ev.Event]) -> None:
@@ -606,7 +606,7 @@ class Journal:
         run = fold_all(before, events)
         if checkpoint is not None:
             kept = cps.boundaries(events, advanced=checkpoint.step > max(parent.step, 0))
-            unfinished = self.progress.unfinished(checkpoint) if checkpoint.held else None
+            unfinished = self.progress.find_unfinished(checkpoint) if checkpoint.held else None
             checkpoint = msgspec.structs.replace(
                 checkpoint, seq=vouching, created_at=at, hash=hash, waits=run.waits, boundaries=kept, unfinished=unfinished
             )

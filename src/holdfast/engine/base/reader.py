@@ -57,10 +57,10 @@ class Reader:
 
     # -- reading ------------------------------------------------------------------------------------
 
-    async def found(self, run_id: str) -> tuple[records.Run, Lease]:
+    async def find(self, run_id: str) -> tuple[records.Run, Lease]:
         return (await self._store.get(run_id) if run_id else None) or await find_run(self._store, run_id)  # which says why there is none
 
-    async def loaded(self, run_id: str) -> Loaded:
+    async def load(self, run_id: str) -> Loaded:
         if not run_id:
             raise InvalidInput("the run id is empty", hint="list the runs: holdfast runs")
         loaded = await self._store.load(run_id)
@@ -68,33 +68,33 @@ class Reader:
             raise await missing(self._store, run_id)
         if loaded.whole is None and not read_carried(loaded.rows):
             return loaded
-        return await self._services.threads.carried(loaded)
+        return await self._services.threads.carry(loaded)
 
     async def get(self, run_id: str) -> Run[Any]:
         """The run as it stands, with its state."""
-        loaded = await self.loaded(run_id)
+        loaded = await self.load(run_id)
         if loaded.run.status is not Status.PENDING and loaded.lease.due is None:
             return self.handle(loaded)  # nobody is to take it, so nothing is in its way
         sight = obstacles.Sight(self._services)
         blocked = await obstacles.find_blocker(self._services, loaded.run, loaded.lease, sight)
         return self.handle(loaded, blocked, await obstacles.lacking(self._store, loaded.run, loaded.lease, sight))
 
-    async def rested(self, run_id: str) -> Run[Any]:
+    async def wait_for_rest(self, run_id: str) -> Run[Any]:
         """Waits until a run has ended, or waits for an answer that nobody has given yet. Of one that moves only its row is read."""
         await self._store.wait_for_change(0.0)  # what was written here before is no news
         while True:
-            found = await self._awaited(run_id)
+            found = await self._look(run_id)
             run, lease = (found.run, found.lease) if isinstance(found, Loaded) else found
             if at_rest(run, lease, self._store.now()):
-                loaded = await (self._services.threads.carried(found) if isinstance(found, Loaded) else self.loaded(run_id))
+                loaded = await (self._services.threads.carry(found) if isinstance(found, Loaded) else self.load(run_id))
                 if at_rest(loaded.run, loaded.lease, self._store.now()):
                     return self.handle(loaded)
             await self._store.wait_for_change(POLL_SECONDS)
 
-    async def _awaited(self, run_id: str) -> Loaded | tuple[records.Run, Lease]:
+    async def _look(self, run_id: str) -> Loaded | tuple[records.Run, Lease]:
         """The row of a run; all of it where it has ended, from a store that says both in one read."""
         store = self._store
-        return (await store.load_if_ended(run_id) if run_id and offers_awaited(store) else None) or await self.found(run_id)
+        return (await store.load_if_ended(run_id) if run_id and offers_awaited(store) else None) or await self.find(run_id)
 
     def handle(self, loaded: Loaded, blocked: Blocked | None = None, no_worker: NoWorker | None = None) -> Run[Any]:
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
@@ -103,7 +103,7 @@ class Reader:
         view = self._view(loaded.run, values if given is None else cps.decode_writes(given))
         return Run(loaded.run, loaded.lease, self._store.now(), values, view, blocked=blocked, no_worker=no_worker)
 
-    async def born(self, journal: Journal) -> Run[Any]:
+    async def show_born(self, journal: Journal) -> Run[Any]:
         """A run that was made a moment ago and not begun. It stands as its first commit left it, so it is not read back. What stands in its way is looked
         up, but for other runs of its session where it has one of its own: by the limits and workers of a moment ago, and anew where these let it not begin."""
         if journal.tip is None:  # nobody is told of a run that is not on record, whatever has become of its commit (§1.7)
@@ -120,7 +120,7 @@ class Reader:
         view = self._view(run, cps.decode_writes(progress.results[cps.INPUT_TASK]) if progress.checkpoint.seq == 0 else progress.checkpoint.values)
         return Run(run, lease, now, progress.checkpoint.values, view, blocked=blocked, no_worker=no_worker)
 
-    def left(self, run: records.Run, lease: Lease, values: Mapping[str, Any]) -> Run[Any]:
+    def show_left(self, run: records.Run, lease: Lease, values: Mapping[str, Any]) -> Run[Any]:
         """A run as its driver has just left it, ended or in a wait. What is live is what would be loaded (§4.5), so nothing is read back."""
         return Run(run, lease, self._store.now(), values, self._view(run, values))
 
@@ -144,7 +144,7 @@ class Reader:
     async def waits(self, run_id: str | None = None, *, limit: int = 100) -> list[Wait]:
         """Open waits, of one run or of all that wait."""
         if run_id is not None:
-            run, _ = await self.found(run_id)
+            run, _ = await self.find(run_id)
             return [Wait.of(w, run.status) for w in run.waits]
         found = await self._store.runs(RunFilter(statuses=(Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL), limit=limit))
         # One act asks once, also where several runs of a lineage rest in that question: the run that attempted it shows it.
@@ -159,7 +159,7 @@ class Reader:
         given = 0
         previous = await self._chain_at(run_id, after)
         while True:
-            run, _ = await self.found(run_id)
+            run, _ = await self.find(run_id)
             size = PAGE if limit is None else min(PAGE, max(1, limit - given))
             rows = await self._store.rows(run_id, after, size)
             hidden = await self._looker.mask(run)
@@ -191,7 +191,7 @@ class Reader:
 
     async def checkpoints(self, run_id: str) -> list[CheckpointView]:
         """All checkpoints of a run, oldest first (§4.5)."""
-        await self.found(run_id)
+        await self.find(run_id)
         return [view async for view in self.walk(run_id)]
 
     async def walk(self, run_id: str, ends: Ends | None = None) -> AsyncIterator[CheckpointView]:
@@ -209,7 +209,7 @@ class Reader:
 
     async def checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> CheckpointView:
         """One checkpoint; the head by default. What is newer than the run's newest whole one is found from there."""
-        loaded = await self.loaded(run_id)
+        loaded = await self.load(run_id)
         seq = None if checkpoint_id is None else ids.checkpoint_seq(run_id, checkpoint_id)
         if loaded.whole is not None and loaded.whole[0].seq and (checkpoint_id is None or (seq is not None and seq > loaded.whole[0].seq)):
             progress, found = Progress(run_id, loaded.whole), None
@@ -229,14 +229,14 @@ class Reader:
             return last
         raise CheckpointNotFound(f"{run_id} has no checkpoint {checkpoint_id}", hint=f"holdfast checkpoints {run_id} lists them")
 
-    async def masked(self, run_id: str) -> Mask:
+    async def mask(self, run_id: str) -> Mask:
         """What is to be hidden of this run from those who look (§13.5)."""
-        run, _ = await self.found(run_id)
+        run, _ = await self.find(run_id)
         return await self._looker.mask(run)
 
     async def state(self, run_id: str, checkpoint_id: str | None = None) -> State:
         """The channels' values at the head, or at any checkpoint."""
-        run, _ = await self.found(run_id)
+        run, _ = await self.find(run_id)
         if checkpoint_id is None:
             return cast(State, (await self.get(run_id)).state)
         return self._view(run, (await self.checkpoint(run_id, checkpoint_id)).values)
@@ -247,7 +247,7 @@ class Reader:
 
     async def effects(self, run_id: str) -> list[Effect]:
         """The effect records of a run, oldest first (§6.4)."""
-        await self.found(run_id)
+        await self.find(run_id)
         return list(await self._store.effects(run_id))
 
 

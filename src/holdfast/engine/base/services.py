@@ -149,10 +149,10 @@ class Asked(msgspec.Struct, frozen=True):
 class Sendings(Protocol):
     """Who sends the intents of runs that are driven here (§4.18)."""
 
-    def posted(self, run_id: str) -> None:
+    def post(self, run_id: str) -> None:
         """A run that is driven here may have intents to send: a commit of it has some, or one from before."""
 
-    async def delivered(self, run_id: str) -> None:
+    async def deliver(self, run_id: str) -> None:
         """The run rests: what it has to be sent is sent, as far as that can be done now."""
 
     def leave(self, run_id: str) -> None:
@@ -165,7 +165,7 @@ class Recording(Protocol):
     def answer(self, call: Asked) -> StepRecord | None:
         """What is on record there; None where the call may go on: it opens a scope, or a wait."""
 
-    def ended(self, run_id: str, step: int) -> Ended | None:
+    def find_end(self, run_id: str, step: int) -> Ended | None:
         """How the barrier of this number went, where it was no plain one."""
 
 
@@ -239,7 +239,7 @@ class Drivers:
         """Begins to watch."""
         self._soon = None
         self._task = asyncio.ensure_future(self._watch())
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._end)
 
     def expect(self, run_id: str, due: int | None) -> None:
         """The next deadline of a run that is driven here; None: it has none."""
@@ -289,7 +289,7 @@ class Drivers:
         if driver is not None:
             driver.nudge()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _end(self, task: asyncio.Task[None]) -> None:
         """A watch that broke for good takes its drivers with it: they would never hear of a cancel again (X-14)."""
         if not task.cancelled() and (error := task.exception()) is not None:
             for driver in list(self._drivers.values()):
@@ -300,7 +300,7 @@ class Drivers:
         while self._drivers:
             try:
                 await self._store.wait_for_change(LOOK_SECONDS, News.INBOX)
-                for run_id in await self._store.marked(self._owner()):
+                for run_id in await self._store.find_marked(self._owner()):
                     self.nudge(run_id)
             except StoreError as e:
                 if not e.passing:
@@ -625,7 +625,7 @@ class Services:
         """What runs that can be gone on with here look like to a store: those that are bound to no folder, and those bound to this one."""
         return self._here(self.skills.shapes)
 
-    def claimed(self, *, upgrade: bool) -> tuple[str, ...]:
+    def list_shapes(self, *, upgrade: bool) -> tuple[str, ...]:
         """What a worker claims: those, or with ``upgrade`` what is of any shape, in the same folders."""
         return self._here((ANY,) if upgrade else self.skills.shapes)
 

@@ -120,7 +120,7 @@ class Ring:
             before = {t.turn.key: n for t in self._tracks.values() if (n := t.cut(self._most()))}
         return Emitted(self.run_id, self.fence, tuple(batches), before, tuple(replaced))
 
-    def ended(self, results: Sequence[Result], step: int, *, over: bool) -> list[str]:
+    def end(self, results: Sequence[Result], step: int, *, over: bool) -> list[str]:
         """The turns that these results replace; with ``over`` all, for the step or the run has ended. They are forgotten here."""
         with self._lock:
             if not self._turns or not (over or results):

@@ -49,7 +49,7 @@ class Suspend(ControlFlow):
         super().__init__("the node is being suspended; do not catch BaseException around ctx calls")
         self.waits = waits
 
-    def joined(self, others: Sequence[ControlFlow]) -> ControlFlow:
+    def join(self, others: Sequence[ControlFlow]) -> ControlFlow:
         """All branches rest, or one of them has another way out."""
         other = next((e for e in others if not isinstance(e, Suspend)), None)
         waits = {w.wait_id: w for e in (self, *others) if isinstance(e, Suspend) for w in e.waits}
@@ -196,10 +196,10 @@ class Places:
                 return record
         if record is None:
             if kind in _ENDS_REPLAY:
-                self._journal.replayed()
+                self._journal.end_replay()
             if (name, digest) in self._odd:
                 raise self.mismatch(path, f"{name} with the arguments recorded at call {self._odd[name, digest]}")
-            if not call.opens and path in self._opened():
+            if not call.opens and path in self._find_scopes():
                 raise self.mismatch(path, label(kind, name))
             return None
         if (record.name, record.kind) != (name, kind):
@@ -211,7 +211,7 @@ class Places:
             self._odd[name, record.digest] = path
         return record
 
-    def asked_before(self, path: str, kind: WaitKind, prompt: str, *, swappable: bool) -> Wait | None:
+    def find_question(self, path: str, kind: WaitKind, prompt: str, *, swappable: bool) -> Wait | None:
         """The question of this kind that was asked at a place, whatever its wording (§5.8).
 
         Raises:
@@ -233,7 +233,7 @@ class Places:
         prefix = self.root.prefix
         return [r for (task, _), r in list(self._journal.progress.records.items()) if task == self._key and r.path.startswith(prefix)]
 
-    def _opened(self) -> frozenset[str]:
+    def _find_scopes(self) -> frozenset[str]:
         """The places of an earlier attempt that were scopes: something is recorded beneath them."""
         if self._scopes is None:
             found = set()
@@ -397,15 +397,15 @@ class Attempt:
     def record(self, path: str) -> StepRecord | None:
         return self.journal.record(self.key, path)
 
-    def served(self, record: StepRecord) -> Any:
+    def serve(self, record: StepRecord) -> Any:
         """What a record holds, where it is kept whole; a recorded failure is raised again."""
         if record.error is not None:
             raise revive(record.error)
         return None if record.value is None else canon.decode(record.value)
 
-    async def given(self, record: StepRecord) -> Any:
+    async def give(self, record: StepRecord) -> Any:
         """What a record holds, wherever it is kept."""
-        return self.served(await self.journal.whole(record))
+        return self.serve(await self.journal.whole(record))
 
     async def save(self, draft: Draft) -> None:
         """Makes something durable for this attempt; what outlives the attempt has no say any more."""
@@ -430,7 +430,7 @@ class Attempt:
         finally:
             self._patient.remove(patience)
 
-    def moved_on(self) -> None:
+    def move_on(self) -> None:
         """The step gets on: default timeouts count anew from here."""
         now = self._loop.time()
         for patience in list(self._patient):
@@ -445,7 +445,7 @@ class Attempt:
         Raises:
             Unserializable, TooLarge: it cannot be kept.
         """
-        self.moved_on()
+        self.move_on()
         data = bounds.check_size(canon.pack(value, "chunk")[1], "chunk", RING_BYTES)
         self.services.streams.emit(self.journal.ring, self._track_of(calling.get()), data, self.journal.run.version, self._loop)
 

@@ -242,7 +242,7 @@ class Context:
 
         An explicit ``timeout=`` is not extended: it always counts from the start of the step.
         """
-        self._attempt.moved_on()
+        self._attempt.move_on()
         if note:
             self.log.info("%s", note)
 
@@ -692,7 +692,7 @@ class Hand:
         """Its time, to look at; also from another thread."""
         return self._patience or Patience(self._node.timeout_us, own=self._node.timed)
 
-    def timed(self) -> Patience:
+    def time(self) -> Patience:
         """Its time, from now on kept."""
         if self._patience is None:
             self._patience = self.patience
@@ -702,7 +702,7 @@ class Hand:
         """An attempt made anew, which counts as the one that was asked for."""
         at = Attempt(
             self._services, self.journal, self._node, self._task, number=self._number, key=self.key, inner=self._path, program=self._program, state=self._state,
-            patience=self.timed(), loop=self._loop,
+            patience=self.time(), loop=self._loop,
         )
         self.asked[:] = [at]
         return at

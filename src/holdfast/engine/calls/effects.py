@@ -132,7 +132,7 @@ async def perform_once(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any
         undos.keep(attempt.services.undos, ids.step_id(attempt.journal.run.run_id, attempt.step, attempt.key, path), options.undo)
     record = attempt.places.lookup(Call(path, name, "effect", args=args))  # other arguments than on record are no matter: the act is done
     if record is not None and (record.error is None or attempt.number <= record.attempt):
-        return await attempt.given(record)
+        return await attempt.give(record)
     return await Performance(attempt, fn, args, options, name, path).run(again=record is not None)
 
 
@@ -181,15 +181,15 @@ class Performance:
             return await self._replay(echoed)
         until: int | None = None
         if self.options.elsewhere is not None:
-            done, value = await self._answered(self.options.elsewhere)
+            done, value = await self._take_answer(self.options.elsewhere)
             if done:
                 return value
         while True:
-            verdict = await self._judged()
+            verdict = await self._judge()
             if isinstance(verdict, fx.Verify):
                 answer = await self._verify()
                 if isinstance(answer, fx.Happened):
-                    return await self._settled(verdict.effect, *canon.pack(answer.result, f"verify of {self.name}"))
+                    return await self._settle(verdict.effect, *canon.pack(answer.result, f"verify of {self.name}"))
                 verdict = fx.verify(verdict.effect, answer, verdict.closed)
             match verdict:
                 case fx.Reuse(effect):
@@ -207,7 +207,7 @@ class Performance:
                     await self.journal.asking(self.store.wait_for_change(LOOK_SECONDS))
                     continue
                 case fx.Ask():
-                    done, value = await self._asked(verdict)
+                    done, value = await self._ask(verdict)
                     if done:
                         return value
                 case fx.Act(over, same):
@@ -218,7 +218,7 @@ class Performance:
 
     def _find_echo(self) -> StepRecord | None:
         """What the source of a replay has on record here, if it is this very call."""
-        echoed = self.journal.echoed(self.attempt.key, self.path)
+        echoed = self.journal.find_echo(self.attempt.key, self.path)
         if echoed is None:
             return None
         if (echoed.kind, echoed.name) != ("effect", self.name):
@@ -239,7 +239,7 @@ class Performance:
             key, records = later, await self.journal.asking(self.store.effects(key=later))
         return key, records
 
-    async def _judged(self) -> fx.Verdict:
+    async def _judge(self) -> fx.Verdict:
         self.key, self.records = await self._on_record(self.key)
         echo = self.journal.echo
         if echo is not None and not self.shared and self.options.undoes is None:
@@ -269,13 +269,13 @@ class Performance:
         hook = self.options.verify
         assert hook is not None
         try:
-            return fx.understood(await call(hook, (self.key, *self.args), VERIFY_TIMEOUT_US, f"verify of {self.name}"), f"verify of {self.name}")
+            return fx.read_answer(await call(hook, (self.key, *self.args), VERIFY_TIMEOUT_US, f"verify of {self.name}"), f"verify of {self.name}")
         except Exception as e:  # the hook is the author's code and may raise anything
             return fx.Unknown(f"verify raised {type(e).__name__}: {e}")
 
     # -- asking -------------------------------------------------------------------------------------
 
-    async def _asked(self, ask: fx.Ask) -> tuple[bool, Any]:
+    async def _ask(self, ask: fx.Ask) -> tuple[bool, Any]:
         """What a person said about it; (False, None) when it is to be judged or done again.
 
         An act asks once: the runs of a lineage ask about it under one question, and what one of them found out holds for all.
@@ -293,7 +293,7 @@ class Performance:
                 # The answer that let it be done again was about the attempt before; this one is a question of its own (§6.5).
                 self.act, place = "", f"{place}~{again}"
         while True:
-            if self._superseded(f"{place}!"):
+            if self._is_superseded(f"{place}!"):
                 place = f"{place}!"
                 continue
             decision = await self._decision(place, ask)
@@ -304,26 +304,26 @@ class Performance:
         if decision.action == APPROVE:
             return True, await self._reuse(effect)
         if decision.action == RECORD_RESULT:
-            return await self._told(effect, decision.payload if decision.payload is not None else canon.encode(None))
+            return await self._take_word(effect, decision.payload if decision.payload is not None else canon.encode(None))
         if decision.action == ABANDON:
-            return True, await self._given_up(effect, fx.attribute(decision.actor, decision.note or ""))
+            return True, await self._give_up(effect, fx.attribute(decision.actor, decision.note or ""))
         if ask.reason == fx.REPLAY:
             self.key, self.policy = self.apart, ReplayPolicy.REEXECUTE
             return False, None
         return await self._act(effect, same=False)
 
-    async def _told(self, effect: Effect, data: bytes) -> tuple[bool, Any]:
+    async def _take_word(self, effect: Effect, data: bytes) -> tuple[bool, Any]:
         """What a person said that it gave, as the call gives it, or what the call fails with by that."""
         value = canon.decode(data)
         if self.options.told is None:
-            return True, await self._settled(effect, value, data)
+            return True, await self._settle(effect, value, data)
         try:
             found = await self.options.told(value)()
         except StepFailure as e:
             if effect.run_id != self.journal.run.run_id:
                 raise  # it is another run's act, which that run judges
-            return await self._failed(effect, e)
-        return True, await self._settled(effect, *canon.pack(found, f"the result of {self.name}"))
+            return await self._fail(effect, e)
+        return True, await self._settle(effect, *canon.pack(found, f"the result of {self.name}"))
 
     def _unfit(self, decision: Decision) -> str | None:
         """Why what a person said that it gave is asked for again; None where it may be used."""
@@ -335,7 +335,7 @@ class Performance:
             return f"the last answer, by {decision.actor}, did not fit: {e}"
         return None
 
-    def _superseded(self, place: str) -> bool:
+    def _is_superseded(self, place: str) -> bool:
         """Whether the question was asked anew there: an answer covers what was shown, and no later state of things (§5.8)."""
         here = (self.attempt.step, self.attempt.key, place)
         return self.journal.record(self.attempt.key, place) is not None or any((w.step, w.task, w.path) == here for w in self.journal.run.waits)
@@ -367,7 +367,7 @@ class Performance:
             "reason": ask.reason,
             "closed": ask.closed,
             "detail": effect.detail,
-            "show": self._shown(),
+            "show": self._show(),
             **({"verify": ask.why} if ask.why else {}),
         }
         return await request(
@@ -385,7 +385,7 @@ class Performance:
             ),
         )
 
-    def _shown(self) -> Any:
+    def _show(self) -> Any:
         """What the act is about, for whoever decides about it: at most 4 KiB of its arguments."""
         if self.options.show is not None:
             return self.options.show
@@ -405,10 +405,10 @@ class Performance:
         mine = [w for w in self.journal.run.waits if w.task == self.attempt.key and w.path.startswith(path)]
         self.journal.hold(Draft(facts=[ev.WaitClosed(w.wait_id, where) for w in mine]))
         if found.status is not EffectStatus.RECORDED:
-            return await self._given_up(effect, f"decision, {where}")
+            return await self._give_up(effect, f"decision, {where}")
         effect = replace(effect, detail=where)
         data = (await whole(self.store, found)).result or canon.encode(None)
-        return await self._settled(effect, canon.decode(data), data)
+        return await self._settle(effect, canon.decode(data), data)
 
     async def _tell(self, draft: Draft, action: str, data: bytes | None = None) -> None:
         """Answers the same question in the runs that came of this one and ask it too, in the commit that settles the act here.
@@ -464,13 +464,13 @@ class Performance:
         try:
             if self.options.limit is None:
                 return await self._begin_attempt(over, same)
-            async with steps.held(self.services, self.journal.run.run_id, f"{self.attempt.attempt_id}/{self.path}", self.options.limit):
+            async with steps.hold(self.services, self.journal.run.run_id, f"{self.attempt.attempt_id}/{self.path}", self.options.limit):
                 return await self._begin_attempt(over, same)
         finally:
             self.attempt.finish()
 
     async def _begin_attempt(self, over: Effect | None, same: bool) -> tuple[bool, Any]:
-        self.journal.replayed()
+        self.journal.end_replay()
         if not await self.services.holds():
             self._too_late()
         effect = self._attempt(over if same else None)
@@ -488,7 +488,7 @@ class Performance:
         self.services.acting.add(turn)
         try:
             await self.journal.attempt(draft)
-            doing = asyncio.ensure_future(self._done(effect))
+            doing = asyncio.ensure_future(self._perform(effect))
             cancelled = await _wait_to_end(doing)
             ends = self.journal.cut or self.journal.run.cancel_requested_at is not None
             if doing.cancelled() and ends and not cancelled and self.journal.dead is None:
@@ -513,7 +513,7 @@ class Performance:
             pass
         return False, None
 
-    async def _answered(self, elsewhere: Elsewhere) -> tuple[bool, Any]:
+    async def _take_answer(self, elsewhere: Elsewhere) -> tuple[bool, Any]:
         """What came of the request that is on record here; (False, None) where there is none, or it is to be judged what follows."""
         here = (self.journal.run.run_id, self.attempt.step, self.attempt.key, self.path)
         for key in dict.fromkeys((self.key, self.apart)):
@@ -526,7 +526,7 @@ class Performance:
         self.key, self.records, effect = key, records, asked[-1]
         answer = await elsewhere.answer(self.path, effect)
         if answer is None:
-            return await self._left(effect, "its request was taken back before it began")
+            return await self._close_in_vain(effect, "its request was taken back before it began")
         effect = replace(effect, owner=answer.owner)
         if answer.lost:
             await self._lose_track(effect, answer.lost, closed=answer.closed)
@@ -534,24 +534,24 @@ class Performance:
         if answer.word is not None:
             by = fx.attribute(answer.word.actor, answer.word.reason)
             if answer.word.action == intents.ABANDON:
-                await self._given_up(effect, by)
+                await self._give_up(effect, by)
             if answer.word.action == intents.REDRIVE:
-                return await self._left(effect, f"done again, as {by} decided")
+                return await self._close_in_vain(effect, f"done again, as {by} decided")
             self.found = f"as {by} found"
             effect = replace(effect, detail=self.found)
-        act = asyncio.ensure_future(elsewhere.ended(self.args, answer))
+        act = asyncio.ensure_future(elsewhere.end(self.args, answer))
         await asyncio.wait({act})
         return await self._after(effect, act)
 
-    async def _left(self, effect: Effect, why: str) -> tuple[bool, Any]:
+    async def _close_in_vain(self, effect: Effect, why: str) -> tuple[bool, Any]:
         """Closes an attempt that came to nothing: it is to be judged what follows."""
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
         await self.journal.save(Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone]))
         return False, None
 
-    async def _done(self, effect: Effect) -> tuple[bool, Any]:
+    async def _perform(self, effect: Effect) -> tuple[bool, Any]:
         """The act, and what came of it written down. A cancel reaches an act that can be ended; a thread cannot."""
-        patience, gated, cooperative = Patience(self.options.timeout_us, own=self.options.timed), self._gated(effect), self._cooperative()
+        patience, gated, cooperative = Patience(self.options.timeout_us, own=self.options.timed), self._gate(effect), self._cooperative()
         with attempting(self.path, self._tries() + 1) if self.path.rpartition("/")[2] != undos.NODE_PATH else nullcontext():
             act = asyncio.ensure_future(call(gated, self.args, patience, self.name))
         acts = self.journal.acts
@@ -602,7 +602,7 @@ class Performance:
                 return False, None
             answer = await self._verify()
             if isinstance(answer, fx.Happened):
-                return True, await self._settled(effect, *canon.pack(answer.result, f"verify of {self.name}"))
+                return True, await self._settle(effect, *canon.pack(answer.result, f"verify of {self.name}"))
             if not isinstance(answer, fx.Absent):
                 return False, None
         if isinstance(failure, Suspend | Restart | Redo):
@@ -612,7 +612,7 @@ class Performance:
             raise failure
         if not isinstance(failure, Exception):
             raise failure
-        return await self._failed(effect, failure)
+        return await self._fail(effect, failure)
 
     async def _cut_short(self, effect: Effect) -> tuple[bool, Any]:
         """A cancel ended the act in the middle: what became of it is for the hook to say, else it stays unknown (§10.12)."""
@@ -621,7 +621,7 @@ class Performance:
         if self.options.verify is not None:
             answer = await self._verify()
             if isinstance(answer, fx.Happened):
-                return True, await self._settled(effect, *canon.pack(answer.result, f"verify of {self.name}"))
+                return True, await self._settle(effect, *canon.pack(answer.result, f"verify of {self.name}"))
             if isinstance(answer, fx.Absent):
                 return await self._abandon(effect, NotBegun(why))
         raise asyncio.CancelledError(why)
@@ -630,7 +630,7 @@ class Performance:
         """Whether a timeout has ended the act: a thread goes on."""
         return self.options.cooperative and asynchronous(self.fn)
 
-    async def _failed(self, effect: Effect, failure: Exception) -> tuple[bool, Any]:
+    async def _fail(self, effect: Effect, failure: Exception) -> tuple[bool, Any]:
         """A failure is a result too; the retry policy says what follows (§6.9)."""
         error = record(failure, where=self.path)
         now = self.services.clock.now()
@@ -681,7 +681,7 @@ class Performance:
             source_effect_id=self.about or None if self.options.undoes is None else self.options.undoes.effect_id,
         )
 
-    def _gated(self, effect: Effect) -> Callable[..., Any]:
+    def _gate(self, effect: Effect) -> Callable[..., Any]:
         """The act behind its gate, which is asked in the thread that acts, immediately before it does (§6.5)."""
         fn = hand_key(self.fn, self.key)
         acting, thread = self.services.acting, (effect.effect_id, f"thread {effect.fence}")
@@ -734,7 +734,7 @@ class Performance:
         await self._save(effect, draft, f"it gave {value!r}")
         return value
 
-    async def _settled(self, effect: Effect, value: Any, data: bytes) -> Any:
+    async def _settle(self, effect: Effect, value: Any, data: bytes) -> Any:
         """An unknown attempt whose result is known now, by its hook or by a person."""
         if effect.run_id != self.journal.run.run_id and not self.shared:
             self.key, self.records = self.apart, []
@@ -766,11 +766,11 @@ class Performance:
         self.key, self.records = await self._on_record(self.key)
         effect = self._attempt(None)
         if decision.action != RECORD_RESULT:
-            return await self._given_up(effect, fx.attribute(decision.actor, decision.note or ""))
+            return await self._give_up(effect, fx.attribute(decision.actor, decision.note or ""))
         data = decision.payload if decision.payload is not None else canon.encode(None)
         return await self._record(replace(effect, closed=True), canon.decode(data), data)
 
-    async def blocked(self, why: str) -> EffectFailed:
+    async def block(self, why: str) -> EffectFailed:
         """Puts on record that it may not be done; gives the failure that says so."""
         self.key, self.records = await self._on_record(self.key)
         failure = EffectFailed(f"{self.name} was not allowed: {why}", code="effect_blocked")
@@ -781,7 +781,7 @@ class Performance:
         await self.journal.save(Draft(facts=[self._fact(ev.SideEffectBlocked, effect, why)], results=[done], effects=[row]))
         return failure
 
-    async def _given_up(self, effect: Effect, by: str) -> NoReturn:
+    async def _give_up(self, effect: Effect, by: str) -> NoReturn:
         failure = EffectFailed(f"{self.name} was given up by {by}", code="effect_abandoned")
         error = record(failure, where=self.path)
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now(), detail=fx.BY_DECISION)
@@ -809,7 +809,7 @@ class Performance:
             row = replace(self._attempt(None), status=EffectStatus.REUSED, source_effect_id=effect.effect_id, settled_at=self.services.clock.now())
             draft.effects.append(row)
         await self.journal.save(draft)
-        return await self.attempt.given(done)
+        return await self.attempt.give(done)
 
     async def _replay(self, echoed: StepRecord) -> Any:
         """The source's record, given in a replay: a result or a failure, and nothing is done."""
@@ -822,7 +822,7 @@ class Performance:
             draft.effects.append(row)
             draft.facts.append(self._fact(ev.SideEffectReused, of))
         self.journal.hold(draft)
-        return await self.attempt.given(echoed)
+        return await self.attempt.give(echoed)
 
     async def _lose_track(self, effect: Effect, why: str, *, closed: bool) -> None:
         unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=why, closed=closed)

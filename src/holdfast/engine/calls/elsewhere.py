@@ -42,7 +42,7 @@ class Elsewhere:
         self._made = made
         self._ended = ended
 
-    async def ended(self, args: Args, answer: Answer) -> Any:
+    async def end(self, args: Args, answer: Answer) -> Any:
         """What the call gives, or raises, by this answer."""
         return await self._ended(args, answer)
 

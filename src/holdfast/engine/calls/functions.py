@@ -63,7 +63,7 @@ class Patience:
         if not self.own:
             self.moved = now
 
-    def left(self, now: float) -> float:
+    def remaining(self, now: float) -> float:
         """Seconds until its time is up, if nothing moves it on."""
         limit = self.limit_us / 1_000_000
         return limit if self._held and not self.own else self.moved + limit - now
@@ -71,7 +71,7 @@ class Patience:
     def overdue(self, now: float, still: float) -> bool:
         """Whether its time is up where it has held the loop for so many seconds, so that no timer could tell."""
         if self.moved and (self.own or not self._held):
-            return self.limit_us > 0 and self.left(now) <= 0
+            return self.limit_us > 0 and self.remaining(now) <= 0
         return 0 < self.limit_us <= still * 1_000_000
 
     def over(self, what: str, more: str) -> StepTimeout:
@@ -230,7 +230,7 @@ def _unwrap(error: BaseException) -> BaseException:
     if leaves is None or rest is not None:
         return error
     found = _flat(leaves)
-    return found[0].joined(found[1:])
+    return found[0].join(found[1:])
 
 
 def _flat(group: BaseExceptionGroup[ControlFlow]) -> list[ControlFlow]:
@@ -256,14 +256,14 @@ async def _within(rest: Begun[T], began: float) -> None:
 
     def look() -> None:
         nonlocal timer
-        if (left := patience.left(loop.time())) > 0:
+        if (left := patience.remaining(loop.time())) > 0:
             timer = loop.call_later(left, look)
         else:
             rest.told = True
             scope.reschedule(loop.time())
 
     scope = asyncio.timeout(None)
-    timer = loop.call_later(patience.left(loop.time()), look)
+    timer = loop.call_later(patience.remaining(loop.time()), look)
     try:
         async with scope:
             await rest
@@ -298,7 +298,7 @@ class Begun(Generic[T]):
         self.patience = patience
         self._timer: asyncio.TimerHandle | None = None
         self._forks = forks
-        self._steps = self._kept(work).__await__()
+        self._steps = self._keep(work).__await__()
         try:
             self._waiting = next(self._steps, None)
         finally:
@@ -307,7 +307,7 @@ class Begun(Generic[T]):
             machine.end_child(self._forks, what)
         self.caused = task.cancelling() - before
 
-    async def _kept(self, work: Coroutine[Any, Any, T]) -> None:
+    async def _keep(self, work: Coroutine[Any, Any, T]) -> None:
         """Keeps the value aside: a coroutine that returns nothing ends without an exception, which would cost more than all of this."""
         self.value = await work
         self.over = True

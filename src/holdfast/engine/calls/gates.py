@@ -120,7 +120,7 @@ def _find_kept(attempt: Attempt) -> Held | None:
     return None if record is None or record.value is None else _held.decode(record.value)
 
 
-def held(attempt: Attempt) -> TaskResult | None:
+def find_held(attempt: Attempt) -> TaskResult | None:
     """The result of this step that a person is asked about, or was: the step does not run again."""
     kept = _find_kept(attempt)
     return None if kept is None else kept.result

@@ -38,7 +38,7 @@ async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, 
         with attempt.places.open(name) as path:
             record = attempt.places.lookup(Call(path, name, "scope", opens=True))
             if record is not None:
-                return list(attempt.served(record))
+                return list(attempt.serve(record))
             tasks = _branches(attempt, path, given, limit)
             await all_end(tasks)
             return await _gather(attempt, path, name, tasks)
@@ -101,7 +101,7 @@ async def first_of(attempt: Attempt, calls: Iterable[Awaitable[Any]]) -> tuple[i
         with attempt.places.open("first_of") as path:
             record = attempt.places.lookup(Call(path, "first_of", "first_of", opens=True))
             if record is not None:
-                index, value = await attempt.given(record)
+                index, value = await attempt.give(record)
                 return int(index), value
             tasks = _branches(attempt, path, given, len(given))
             winner = await _first(tasks)

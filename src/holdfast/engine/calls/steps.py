@@ -42,13 +42,13 @@ class Crowded(ControlFlow):
         super().__init__("the run pauses until a limit has room; do not catch BaseException around ctx calls")
         self.later = later
 
-    def joined(self, others: Sequence[ControlFlow]) -> ControlFlow:
+    def join(self, others: Sequence[ControlFlow]) -> ControlFlow:
         """All branches rest, or one of them has another way out."""
         return next((e for e in others if not isinstance(e, Crowded)), self)
 
 
 @asynccontextmanager
-async def held(services: Services, run_id: str, place: str, limit: str) -> AsyncIterator[None]:
+async def hold(services: Services, run_id: str, place: str, limit: str) -> AsyncIterator[None]:
     """Holds a limit for as long as what is within goes on.
 
     Raises:
@@ -116,7 +116,7 @@ async def step(
             return await _once(attempt, made, retry, lambda: _patiently(attempt, fn, args, patience, name))
 
         async def act() -> Any:
-            async with held(attempt.services, attempt.journal.run.run_id, f"{attempt.attempt_id}/{path}", limit):
+            async with hold(attempt.services, attempt.journal.run.run_id, f"{attempt.attempt_id}/{path}", limit):
                 return await _patiently(attempt, fn, args, patience, name)
 
         return await _once(attempt, made, retry, act)
@@ -148,7 +148,7 @@ async def item(attempt: Attempt, fn: Callable[[Any], Any], value: Any) -> Any:
 async def _once(attempt: Attempt, made: Call, retry: Retry, act: Act) -> Any:
     record = attempt.places.lookup(made)
     if record is not None:
-        return await attempt.given(record)
+        return await attempt.give(record)
     await afford(attempt, made.path)
     await attempt.begin()
     try:
@@ -203,7 +203,7 @@ def value(attempt: Attempt, name: str, make: Callable[[], Any]) -> Any:
     with attempt.places.open(name) as path:
         record = attempt.places.lookup(Call(path, name, "value"))
         if record is not None:
-            return attempt.served(record)
+            return attempt.serve(record)
         made, data = canon.pack(make(), name)
         attempt.journal.hold(Draft(results=[StepRecord(attempt.key, path, name, value=data, kind="value")]))
         return made
@@ -238,4 +238,4 @@ async def afford(attempt: Attempt, path: str) -> None:
         await request(attempt, question)
 
 
-__all__ = ["Crowded", "afford", "digest_of", "held", "item", "spend", "step", "value"]
+__all__ = ["Crowded", "afford", "digest_of", "hold", "item", "spend", "step", "value"]

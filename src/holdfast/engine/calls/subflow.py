@@ -41,7 +41,7 @@ class Ended(msgspec.Struct):
     intents: list[IntentWrite] = []
     ledger: list[LedgerWrite] = []
 
-    def merged(self, parent: Program, node: Node) -> dict[str, Any]:
+    def merge(self, parent: Program, node: Node) -> dict[str, Any]:
         """The one write that goes through the parent's reducers: what the child added to a channel that grows, else its last value."""
         out: dict[str, Any] = {}
         for name in node.pass_out or ():
@@ -90,7 +90,7 @@ class Subflow:
         ended = Ended(given=frozenset(given), wrote={n: [v] for n, v in cp.values.items() if n not in given and v})
         rounds = 0
         while cp.pending:
-            done = {t.key: found for t in cp.pending if (found := self._known(cp, t)) is not None}
+            done = {t.key: found for t in cp.pending if (found := self._find_done(cp, t)) is not None}
             todo = [t for t in cp.pending if t.key not in done]
             if todo:
                 if rounds >= program.step_limit:
@@ -111,7 +111,7 @@ class Subflow:
     def _path(self, cp: Checkpoint, task: Task) -> str:
         return f"{self._prefix}{cp.step + 1}.{task.key}"
 
-    def _known(self, cp: Checkpoint, task: Task) -> Done | None:
+    def _find_done(self, cp: Checkpoint, task: Task) -> Done | None:
         record = self._journal.record(self._key, self._path(cp, task))
         if record is None or record.kind != "task" or record.value is None:
             return None
@@ -124,7 +124,7 @@ class Subflow:
             return {todo[0].key: await self._turn(cp, todo[0])}
         stop = False
 
-        async def bounded(task: Task) -> Done | None:
+        async def turn(task: Task) -> Done | None:
             nonlocal stop
             async with self._room:
                 if stop:
@@ -135,7 +135,7 @@ class Subflow:
                     stop = True
                     raise
 
-        running = [asyncio.create_task(bounded(t)) for t in todo]
+        running = [asyncio.create_task(turn(t)) for t in todo]
         await all_end(running)
         waits: dict[str, Any] = {}
         failed: BaseException | None = None

@@ -43,7 +43,7 @@ class ToolCall:
         self._timeout_us = timeout_us
         self._check = check
         workspace = workspaces.away(attempt.services.workspace)
-        self.elsewhere = None if workspace is None else Elsewhere(attempt, workspace, tool.name, self._asked, self._answered)
+        self.elsewhere = None if workspace is None else Elsewhere(attempt, workspace, tool.name, self._ask, self._answer)
 
     async def __call__(self, argv: Sequence[str], cwd: str, given: Any, idempotency_key: str = "") -> ToolOutcome:
         services = self._attempt.services
@@ -68,9 +68,9 @@ class ToolCall:
             postconditions=self._tool.postconditions,
             artifacts=self._tool.artifacts,
         )
-        return await self._ended(await services.tool_runner.run(request), request)
+        return await self._end(await services.tool_runner.run(request), request)
 
-    def _asked(self, place: str, effect_id: str, key: str, args: tuple[Any, ...]) -> Asked:
+    def _ask(self, place: str, effect_id: str, key: str, args: tuple[Any, ...]) -> Asked:
         argv, cwd, given = args
         attempt = self._attempt
         return Asked(
@@ -78,7 +78,7 @@ class ToolCall:
             input=_encode_input(given), env=dict(self._env), paths=self._paths, timeout_us=self._timeout_us, effect_id=effect_id, key=key,
         )
 
-    async def _answered(self, args: tuple[Any, ...], answer: Answer) -> ToolOutcome:
+    async def _answer(self, args: tuple[Any, ...], answer: Answer) -> ToolOutcome:
         """The outcome that a runner has answered, which is judged as one of this process.
 
         Raises:
@@ -91,9 +91,9 @@ class ToolCall:
         outcome = canon.decode(data)
         if not isinstance(outcome, ToolOutcome):
             raise ToolFailed(f"the runner {answer.owner} answered with what is not the outcome of a tool")
-        return await self._ended(outcome, None, told=answer.word is not None)
+        return await self._end(outcome, None, told=answer.word is not None)
 
-    def told(self, value: Any) -> Callable[[], Awaitable[ToolOutcome]]:
+    def take_word(self, value: Any) -> Callable[[], Awaitable[ToolOutcome]]:
         """What the call gives by the word of a person: an outcome by the names of its fields, which is judged as any other; one of a program stays as it is.
 
         Raises:
@@ -101,12 +101,12 @@ class ToolCall:
         """
         outcome = value if isinstance(value, ToolOutcome) else outcome_told({} if value is None else value, "payload")
 
-        async def judged() -> ToolOutcome:
-            return outcome if outcome is value else await self._ended(outcome, None, told=True)
+        async def judge_word() -> ToolOutcome:
+            return outcome if outcome is value else await self._end(outcome, None, told=True)
 
-        return judged
+        return judge_word
 
-    async def _ended(self, outcome: ToolOutcome, request: ToolRequest | None, *, told: bool = False) -> ToolOutcome:
+    async def _end(self, outcome: ToolOutcome, request: ToolRequest | None, *, told: bool = False) -> ToolOutcome:
         """What a call is given by an outcome. ``request``: what this process ran; None where it ran elsewhere, and its files are in the store.
         ``told``: a person has said what the outcome is, which is all the evidence that is asked for."""
         if self._attempt.node.capabilities:  # the tool is what one of them is bound to
@@ -187,7 +187,7 @@ def call_tool(
         retry=coerce(options.pop("retry", None)),
         limit=tool.limit if act.elsewhere is None else None,  # a runner elsewhere holds it while it acts
         elsewhere=act.elsewhere,
-        told=act.told,
+        told=act.take_word,
         **options,
     )
     call = performing.perform(attempt, act, (argv, cwd or "", input), chosen)

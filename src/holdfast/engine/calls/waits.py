@@ -147,7 +147,7 @@ def _identity(attempt: Attempt, ask: Ask, path: str) -> str:
     """What the question at this place is called. A consent is told by its place and by what it covers: its wording may change (§5.8)."""
     if ask.about is None or ask.kind is WaitKind.INPUT:
         return ask.asked
-    before = attempt.places.asked_before(path, ask.kind, ask.prompt, swappable=ask.path is None)
+    before = attempt.places.find_question(path, ask.kind, ask.prompt, swappable=ask.path is None)
     return ask.asked if before is None else before.asked
 
 
@@ -361,12 +361,12 @@ def reject(attempt: Attempt, given: RawDecision) -> StepRejected:
 def rejection_of(attempt: Attempt) -> Callable[[RawDecision], str | None]:
     """Whether an answer on record is a rejection that has failed the step already."""
 
-    def used(given: RawDecision) -> str | None:
+    def tell_used(given: RawDecision) -> str | None:
         if given.action != ws.REJECT or attempt.record(_rejection(given)) is None:
             return None
         return f"{given.actor} rejected this before the run was resumed"
 
-    return used
+    return tell_used
 
 
 def _rejection(given: RawDecision) -> str:

@@ -218,7 +218,7 @@ async def create(services: Services, source: Loaded, wish: Wish) -> str:
     )
     checkpoint = cps.advance(journal.progress.checkpoint, delta, {}, seq=0, at=0, hash=b"")
     draft = Draft(facts=facts, claims=claims)
-    await journal.checkpointed(draft, delta, checkpoint, lease=TOUCH, actor=wish.actor)
+    await journal.checkpoint(draft, delta, checkpoint, lease=TOUCH, actor=wish.actor)
     return run_id
 
 

@@ -81,7 +81,7 @@ class Scheduler:
                 return new
         raise Conflict(f"others keep changing the schedule {schedule_id}", hint="try again")
 
-    async def found(self, schedule_id: str) -> Schedule:
+    async def find(self, schedule_id: str) -> Schedule:
         """A schedule by its id.
 
         Raises:

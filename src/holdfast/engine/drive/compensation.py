@@ -90,7 +90,7 @@ async def take_back(services: Services, journal: Journal, program: Program, end:
             return None
         if not await not_undone(services.store, journal.run.run_id):
             return None
-        first = Draft(facts=core.before(end.facts), results=[record]).joined(Draft(results=end.results, took=end.took))
+        first = Draft(facts=core.before(end.facts), results=[record]).join(Draft(results=end.results, took=end.took))
         journal.hold(first)
     for effect in await not_undone(services.store, journal.run.run_id):
         try:
@@ -130,7 +130,7 @@ class _Undoing:
         if self._journal.record(core.TASK, self._path) is not None:
             return
         try:
-            await self._permitted()
+            await self._ask_policy()
             await self._take_back()
         except (LeaseLost, StoreError):
             raise
@@ -138,7 +138,7 @@ class _Undoing:
             if self._journal.dead is not None:
                 raise self._journal.dead from None
             if self._journal.record(core.TASK, self._path) is None:
-                self._failed(e)
+                self._fail(e)
 
     async def _take_back(self) -> None:
         effect = self._effect
@@ -150,7 +150,7 @@ class _Undoing:
             name=self._name,
         )
         if undo is None:
-            await self._performance(_nothing, (), options).by_hand(await self._asked())
+            await self._performance(_nothing, (), options).by_hand(await self._ask())
         else:
             args = undos.fitting(undo, undos.read_given(await whole(self._services.store, effect)))
             await perform_once(self._attempt, undo, args, options, self._name, self._path)
@@ -158,7 +158,7 @@ class _Undoing:
     def _performance(self, undo: Any, args: tuple[Any, ...], options: Options) -> Performance:
         return Performance(self._attempt, undo, args, options, self._name, self._path)
 
-    async def _asked(self) -> Decision:
+    async def _ask(self) -> Decision:
         """What a person did, where this process cannot tell which function it is."""
         prompt = (
             f"{self._effect.capability} is to be undone by {self._name}, which the process that executes the run cannot find. "
@@ -174,7 +174,7 @@ class _Undoing:
             ),
         )
 
-    async def _permitted(self) -> None:
+    async def _ask_policy(self) -> None:
         """Asks the policy in force whether this may be taken back (§6.11). An answer on record under it is honoured.
 
         Raises:
@@ -197,9 +197,9 @@ class _Undoing:
             prompt = why or f"May {self._name} undo {self._effect.capability}?"
             asked = await request(self._attempt, Ask(kind=WaitKind.GATE, prompt=prompt, path=f"{place}/0", actions=(APPROVE, DENY), on_deny="deliver"))
             if asked.action != APPROVE:
-                raise await self._blocked(f"{asked.actor} denied it")
+                raise await self._block(f"{asked.actor} denied it")
         elif kind == Kind.DENY:
-            raise await self._blocked(why)
+            raise await self._block(why)
 
     def _request(self) -> Request:
         node = next((n for n in self._program.nodes.values() if n.name == ids.node_of(self._effect.task)), NODE)
@@ -209,12 +209,12 @@ class _Undoing:
             environment=self._services.environment, waivers=run.waivers, undo=self._name,
         )
 
-    async def _blocked(self, why: str) -> EffectFailed:
+    async def _block(self, why: str) -> EffectFailed:
         """What a policy or a person forbids stays done, and the ledger says so."""
         options = Options(undoes=self._effect, side_effects=self._effect.effect_class.value)
-        return await self._performance(_nothing, (), options).blocked(why)
+        return await self._performance(_nothing, (), options).block(why)
 
-    def _failed(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """A failure that left no record of its own."""
         value = record(error, where=self._path)
         fact = ev.StepFailed(self._journal.progress.checkpoint.step + 1, core.TASK, value, path=self._path)

@@ -57,7 +57,7 @@ from holdfast.core.errors import (
 from holdfast.core.graph import Program
 from holdfast.core.lanes import Blocked, May
 from holdfast.core.lease import AT_ONCE, TOUCH, Alive, Lease
-from holdfast.core.limits import SOON_US, come_back
+from holdfast.core.limits import SOON_US, tell_when_to_come_back
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import WaitKind
@@ -100,7 +100,7 @@ class Conductor:
         try:
             return await self._enqueue(born, "submitted", self._services.max_queued)
         except QueueFull as e:
-            raise QueueFull(e.message, retry_after=come_back(await self._services.bounds(), born.fact.queue, born.fact.tenant_id)) from None
+            raise QueueFull(e.message, retry_after=tell_when_to_come_back(await self._services.bounds(), born.fact.queue, born.fact.tenant_id)) from None
 
     async def invoke(self, program: Program, born: Birth, *, shared: bool, step_limit: int | None, detach: bool = False) -> Run[Any]:
         """Creates, claims and starts a run in one commit and drives it; ``shared``: its thread was named, so that others may be on it.
@@ -111,14 +111,14 @@ class Conductor:
         if shared and born.on_busy is not OnBusy.QUEUE:  # busy is a lane that this process cannot drive to its rest
             await self._way_cleared(records.fold_all(None, [ev.Event(1, self._store.now(), born.fact)]))
         if (await self._services.bounds()).touches(born.fact.queue, born.fact.tenant_id):
-            return await self._queued(born, "a limit", step_limit, detach)
+            return await self._queue(born, "a limit", step_limit, detach)
         lent = None
         if shared and program.carried:
             # What it begins with is read before the lane is its own: its first commit is held against it, or a turn that ends meanwhile
             # would be lost.
             lent = await self._services.threads.ahead(program, born.fact.tenant_id, born.fact.thread_id)
             if lent is None:
-                return await self._queued(born, "its thread's turn", step_limit, detach)
+                return await self._queue(born, "its thread's turn", step_limit, detach)
         journal = cast(Journal, born.journal)
         journal.fence = first_fence(self._store)
         driver = Driver(self._services, program, journal, step_limit=step_limit)
@@ -133,14 +133,14 @@ class Conductor:
                 await asyncio.shield(let_go(self._services, born.run_id, journal.fence, e))  # its first commit may have come through
                 raise
             if e.code == "claim_taken" and born.claims:
-                return await self._settled(await self._existing(born), step_limit, detach)
+                return await self._settle(await self._existing(born), step_limit, detach)
             if e.code not in ("lane_busy", "thread_moved"):
                 raise
             journal.dead = None
-            return await self._queued(born, "lane busy" if e.code == "lane_busy" else "its thread's turn", step_limit, detach)
+            return await self._queue(born, "lane busy" if e.code == "lane_busy" else "its thread's turn", step_limit, detach)
         record = await self._drive(born.run_id, driver, None, ())
         if record.terminal:
-            return self._reader.left(record, Lease(journal.fence), journal.progress.checkpoint.values)
+            return self._reader.show_left(record, Lease(journal.fence), journal.progress.checkpoint.values)
         return await self.drive_on(born.run_id, step_limit=step_limit, detach=detach)
 
     async def _enqueue(self, born: Birth, reason: str, max_queued: int | None = None) -> Run[Any]:
@@ -156,18 +156,18 @@ class Conductor:
             else:
                 await journal.leave(draft, lease=TOUCH)
         except (Conflict, LaneBusy) as e:
-            known = born.claims and await self._store.claimed(born.claims[0].kind, born.claims[0].scope, born.claims[0].key)
+            known = born.claims and await self._store.find_claim(born.claims[0].kind, born.claims[0].scope, born.claims[0].key)
             if not known or (isinstance(e, Conflict) and e.code != "claim_taken"):
                 raise
             return await self._existing(born)
         for item in draft.puts:
             await self._desk.settle(item.run_id)
-        return await self._reader.born(journal)
+        return await self._reader.show_born(journal)
 
     async def _existing(self, born: Birth) -> Run[Any]:
         """The run that already has this request key, if it asked for the same."""
         claim = born.claims[0]
-        taken = await self._store.claimed(claim.kind, claim.scope, claim.key)
+        taken = await self._store.find_claim(claim.kind, claim.scope, claim.key)
         if taken is None:
             raise StoreError(f"the request key {claim.key!r} is taken, but its run cannot be found")
         if taken.digest != claim.digest:
@@ -176,12 +176,12 @@ class Conductor:
         run.deduplicated = True
         return run
 
-    async def _queued(self, born: Birth, reason: str, step_limit: int | None, detach: bool) -> Run[Any]:
+    async def _queue(self, born: Birth, reason: str, step_limit: int | None, detach: bool) -> Run[Any]:
         """Puts a new run into its lane and drives it when its turn has come."""
         run = await self._enqueue(born, reason)
-        return await self._settled(run, step_limit, detach)
+        return await self._settle(run, step_limit, detach)
 
-    async def _settled(self, run: Run[Any], step_limit: int | None, detach: bool) -> Run[Any]:
+    async def _settle(self, run: Run[Any], step_limit: int | None, detach: bool) -> Run[Any]:
         """Drives a run to its rest, be it new or the one that already had the request key."""
         driven = await self.drive_on(run.run_id, step_limit=step_limit, detach=detach)
         driven.deduplicated = run.deduplicated
@@ -214,7 +214,7 @@ class Conductor:
             with self._services.drivers.on(run_id, driver):
                 record = await drive_to_rest(self._services, driver, claim, inbox, named=named)
             if journal.posted and journal.sendings is not None:
-                await journal.sendings.delivered(run_id)
+                await journal.sendings.deliver(run_id)
             return record
         finally:
             if journal.posted and journal.sendings is not None:
@@ -243,7 +243,7 @@ class Conductor:
     ) -> Journal:
         """Drives a claimed run to its next rest; gives its journal."""
         try:
-            loaded = await self._reader.loaded(claim.run_id)
+            loaded = await self._reader.load(claim.run_id)
             driver = load_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit, forced=forced)
             if judged:
                 driver.journal.hold(Draft(facts=judged))
@@ -270,7 +270,7 @@ class Conductor:
         it was found a moment ago, and found to be one that this process can go on with."""
         fitting, left = known is not None, None
         while True:
-            run, lease = known or await self._reader.found(run_id)
+            run, lease = known or await self._reader.find(run_id)
             known = None
             if run.status in TERMINAL or (run.interrupted_at is not None and not named) or self._services.drivers.draining:
                 return None
@@ -283,7 +283,7 @@ class Conductor:
                 timers = bool(run.waits) and all(w.kind in (WaitKind.TIMER, WaitKind.CHILD) for w in run.waits)
                 if lease.due is None or (not timers and lease.due > now):
                     stands = left is not None and left.dead is None and left.run.version == run.version  # as it was left here a moment ago
-                    return self._reader.left(run, lease, left.progress.checkpoint.values) if left is not None and stands else None
+                    return self._reader.show_left(run, lease, left.progress.checkpoint.values) if left is not None and stands else None
                 if lease.due > now:
                     await self._until((lease.due - now) / 1_000_000)
                     continue
@@ -300,7 +300,7 @@ class Conductor:
             elif (claim := await self._claim(run_id)) is not None:
                 left = await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named, judged=judged, forced=forced)
                 if left.run.terminal:
-                    return self._reader.left(left.run, Lease(left.fence), left.progress.checkpoint.values)
+                    return self._reader.show_left(left.run, Lease(left.fence), left.progress.checkpoint.values)
                 judged, forced = None, False
             elif (blocked := await self._way_cleared(run) or await self._wait_for_limit(run)) is not None:
                 return blocked
@@ -363,11 +363,11 @@ class Conductor:
         program = self._skills.for_run(run, upgrade=upgrade)
         self._services.here(run)
         if program.fingerprint != run.fingerprint:
-            loaded = await self._reader.loaded(run.run_id)
+            loaded = await self._reader.load(run.run_id)
             superstep.expect(program, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.pending)
         return program
 
-    async def _permitted(self, run: records.Run, program: Program, actor: str, force: bool) -> list[ev.Fact]:
+    async def _ask_policy(self, run: records.Run, program: Program, actor: str, force: bool) -> list[ev.Fact]:
         """Asks the policy in force about every gated step still to come (§7.5); force waives that alone (§7.4). Gives what is to be on record.
 
         Raises:
@@ -383,7 +383,7 @@ class Conductor:
             return [ev.NoteAdded(f"{actor} waived the policy's re-evaluation"), *gates.waive_refusals(policy, gated, run, self._services.environment)]
         if run.status is Status.PENDING or not any(n.gated for n in program.nodes.values()):
             return []
-        loaded = await self._reader.loaded(run.run_id)
+        loaded = await self._reader.load(run.run_id)
         progress = Progress(run.run_id, loaded.whole).walk(loaded.rows)
         if compensation.find_begun(progress) is not None:
             return []  # no step is still to come: it takes back, and each time asks for itself
@@ -412,17 +412,17 @@ class Conductor:
         if not open_now:
             return False
         await asyncio.gather(*(self.drive_on(c) for c in open_now))
-        after, lease = await self._reader.found(run.run_id)
+        after, lease = await self._reader.find(run.run_id)
         return after.version != run.version or (lease.due is not None and lease.due <= self._store.now())
 
     async def _until(self, seconds: float) -> None:
         """Until a timer is due; sooner if something changed, and never so long that a missed hint would matter."""
 
-        async def changed() -> None:
+        async def wait_for_change() -> None:
             await self._store.wait_for_change(0)  # a task's first look only sets what counts as news
             await self._store.wait_for_change(LOOK_SECONDS)
 
-        waiting = {asyncio.ensure_future(self._services.clock.sleep(seconds)), asyncio.ensure_future(changed())}
+        waiting = {asyncio.ensure_future(self._services.clock.sleep(seconds)), asyncio.ensure_future(wait_for_change())}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -432,8 +432,8 @@ class Conductor:
 
     async def reborn(self, run_id: str, wish: Wish, drive: bool) -> Run[Any]:
         """Makes a replay or a fork (§7.6, §7.7), or finds the one already made under the same key."""
-        await self._reader.found(run_id)
-        source = await self._reader.loaded(run_id)
+        await self._reader.find(run_id)
+        source = await self._reader.load(run_id)
         if source.run.skill_id in self._skills.ids:
             self._skills.for_run(source.run, upgrade=wish.upgrade)
         wish = msgspec.structs.replace(wish, missing=undone.first_missing(await self._store.effects(run_id), run_id))
@@ -442,7 +442,7 @@ class Conductor:
         except Conflict as e:
             if e.code != "claim_taken" or wish.key is None:
                 raise
-            taken = await self._store.claimed("request", lineage.request_scope(source.run, wish.kind), wish.key)
+            taken = await self._store.find_claim("request", lineage.request_scope(source.run, wish.kind), wish.key)
             if taken is None:
                 raise
             if taken.digest != await lineage.digest(self._services, source.run, wish):
@@ -455,7 +455,7 @@ class Conductor:
 
     async def if_able(self, run_id: str, *, named: bool = True) -> Run[Any]:
         """Drives a run on if this process has its skill, in a shape that may go on with it; otherwise a worker will (§10.11)."""
-        run, lease = await self._reader.found(run_id)
+        run, lease = await self._reader.find(run_id)
         left = await self._drive_on(run_id, named=named, known=(run, lease)) if run.status not in TERMINAL and await self._able(run) else None
         return left if isinstance(left, Run) else await self._reader.get(run_id)
 
@@ -485,13 +485,13 @@ class Conductor:
             asks = await self._desk.asking(run_id)
             await self._fitting(asks, upgrade)  # before anything is on record: an answer is given where it can be acted upon
             run_id = await self._desk.answer(asks, payload, actor=actor)
-        before, lease = await self._reader.found(run_id)
+        before, lease = await self._reader.find(run_id)
         while True:
-            if (before.waits or await self._store.inbox(run_id)) and await self._desk.brought_up(before):
-                before, lease = await self._reader.found(run_id)
+            if (before.waits or await self._store.inbox(run_id)) and await self._desk.bring_up(before):
+                before, lease = await self._reader.find(run_id)
             run = before
             if run.waits and await self._desk.time_out(run):
-                run, lease = await self._reader.found(run_id)
+                run, lease = await self._reader.find(run_id)
             if run.status in TERMINAL and (before.status in WAITING or payload is not ...):
                 return await self._reader.get(run_id)  # what was due, or the answer, has ended it
             now = self._store.now()
@@ -507,10 +507,10 @@ class Conductor:
             decisions.refuse_resume(run, acknowledge)
         if run.status in TERMINAL:
             compensation.refuse_to_go_on(run, await self._store.effects(run_id))
-        judged = await self._permitted(run, program, actor, force)
+        judged = await self._ask_policy(run, program, actor, force)
         if run.status in TERMINAL:
             command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
-            loaded = await self._reader.loaded(run_id)
+            loaded = await self._reader.load(run_id)
             facts = (*judged, *decisions.decide(loaded.run, command, now))
             judged = []
             upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
@@ -530,7 +530,7 @@ class Conductor:
             raise RunIsLive(f"{run.run_id} is being executed by {lease.owner}, whose lease lasts until {until}", hint="wait for it, or cancel it")
         while lease.live(self._store.now()):
             await self._store.wait_for_change(POLL_SECONDS)
-            run, lease = await self._reader.found(run.run_id)
+            run, lease = await self._reader.find(run.run_id)
         return run, lease
 
 
@@ -592,7 +592,7 @@ async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, 
     """One commit with ``fact`` that gives the lease back; False if the run is not ours (any more)."""
     store = services.store
     for _ in range(3):
-        held = await _held(store, run_id)
+        held = await _find_held(store, run_id)
         if held is None or held[1].owner != services.owner or held[1].fence != fence:
             return False
         run, _, tip = held
@@ -608,7 +608,7 @@ async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, 
     return False
 
 
-async def _held(store: Store, run_id: str) -> tuple[records.Run, Lease, Tip] | None:
+async def _find_held(store: Store, run_id: str) -> tuple[records.Run, Lease, Tip] | None:
     """The run, its lease and where its log ends; also where its log or what is beside it is damaged."""
     try:
         loaded = await store.load(run_id)

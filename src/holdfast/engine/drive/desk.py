@@ -85,7 +85,7 @@ class Desk:
             NotDecidable, ActionUnavailable, Denied: the state machine or the resolver says no.
             AttemptMayLive: the effect may happen twice; ``force`` accepts that, where the environment lets it.
         """
-        loaded = await self._reader.loaded(run_id)
+        loaded = await self._reader.load(run_id)
         run = loaded.run
         wait_id = wait_id or _only_wait(run, action)
         await self._find_out(run)
@@ -232,7 +232,7 @@ class Desk:
             journal = Journal(self._store, loaded.run, loaded.tip, fence, Progress(loaded.run.run_id))
         else:
             journal = Journal.load(self._store, loaded, fence)
-            if due is None and source is None and await self.woken(loaded.run, journal, draft):
+            if due is None and source is None and await self.is_woken(loaded.run, journal, draft):
                 due = AT_ONCE
         try:
             if source is None:
@@ -243,7 +243,7 @@ class Desk:
             return False
         return True
 
-    async def woken(self, run: records.Run, journal: Journal, draft: Draft | None = None) -> bool:
+    async def is_woken(self, run: records.Run, journal: Journal, draft: Draft | None = None) -> bool:
         """Whether a signal has come that lets a node of this waiting run go on (§5.11). Where its code is not here, whoever has it looks."""
         progress = journal.progress
         fresh = [f for f in (draft.facts if draft is not None else ()) if isinstance(f, ev.SignalReceived)]
@@ -255,7 +255,7 @@ class Desk:
                 return False
             if self._wakes(program, journal, fresh):
                 return True
-            if progress.left_out(program.listeners):
+            if progress.leaves_out(program.listeners):
                 await journal.catch_up()
                 return self._wakes(program, journal, fresh)
         except StoreError:
@@ -272,10 +272,10 @@ class Desk:
         """Whether a waiting run is to go on for a signal alone, its open questions as they are."""
         if run.status not in WAITING or run.decisions or not run.unasked:
             return False
-        loaded = await self._reader.loaded(run.run_id)
-        return await self.woken(loaded.run, Journal.load(self._store, loaded, 0))
+        loaded = await self._reader.load(run.run_id)
+        return await self.is_woken(loaded.run, Journal.load(self._store, loaded, 0))
 
-    async def brought_up(self, run: records.Run) -> bool:
+    async def bring_up(self, run: records.Run) -> bool:
         """Takes over what other runs of the lineage know of the acts that this one asks about, and what lies in its inbox; False if
         there was nothing."""
         if not (await self._find_out(run) | bool(await self._store.inbox(run.run_id))):
@@ -287,11 +287,11 @@ class Desk:
         """Turns what waits in the inbox of a run at rest into events; a live run's owner does it itself. Gives the keys it took, and
         what was refused of them. ``known``: the run as it was read a moment ago."""
         taken: dict[str, HoldfastError | None] = {}
-        if known is None and (await self._reader.found(run_id))[1].live(self._store.now()):  # its log need not be read to tell
+        if known is None and (await self._reader.find(run_id))[1].live(self._store.now()):  # its log need not be read to tell
             self._services.drivers.nudge(run_id)
             return taken
         for again in range(PATIENCE):
-            loaded = known if known is not None and not again else await self._reader.loaded(run_id)
+            loaded = known if known is not None and not again else await self._reader.load(run_id)
             if not loaded.inbox:
                 break
             live = loaded.run.status in LIVE
@@ -302,7 +302,7 @@ class Desk:
             first = loaded.inbox[0]
             waiting, now = [(i.key, i.command) for i in loaded.inbox], self._store.now()
             found = decisions.take(loaded.run, waiting, now)
-            if found.ends and (left := await self._left(loaded, decisions.take(loaded.run, waiting[:1], now).facts, first)) is not None:
+            if found.ends and (left := await self._leave(loaded, decisions.take(loaded.run, waiting[:1], now).facts, first)) is not None:
                 if left:
                     taken[first.key] = None
                     await self._children(loaded.run)
@@ -327,7 +327,7 @@ class Desk:
             await self._put(run.run_id, cmd.FireTimeout(wait_id, deadline))
         return bool(over)
 
-    async def _left(self, loaded: Loaded, facts: Iterable[ev.Fact], item: InboxItem | None = None, actor: str = ev.SYSTEM, lost: Draft | None = None) -> bool | None:
+    async def _leave(self, loaded: Loaded, facts: Iterable[ev.Fact], item: InboxItem | None = None, actor: str = ev.SYSTEM, lost: Draft | None = None) -> bool | None:
         """Leaves an end that takes something back to whoever drives the run next, for that takes its code (§6.11).
 
         None if there is nothing to take back; False if somebody came first.
@@ -337,11 +337,11 @@ class Desk:
         if draft is None:
             return None
         by = actor if item is None else getattr(item.command, "actor", ev.SYSTEM)
-        return await self.at_rest(loaded, draft.joined(lost or Draft()), actor=by, due=AT_ONCE)
+        return await self.at_rest(loaded, draft.join(lost or Draft()), actor=by, due=AT_ONCE)
 
     async def note(self, run_id: str, text: str, actor: str) -> None:
         """Puts an operator's doing on record, if the run rests."""
-        await self.at_rest(await self._reader.loaded(run_id), Draft(facts=[ev.NoteAdded(text)]), actor=actor)
+        await self.at_rest(await self._reader.load(run_id), Draft(facts=[ev.NoteAdded(text)]), actor=actor)
 
     async def _children(self, parent: records.Run) -> None:
         """Settles what an ended parent has put into its children's inboxes, those at rest; owners of live ones see it (§10.12)."""
@@ -356,7 +356,7 @@ class Desk:
             AlreadyTerminal: it has ended already.
         """
         for _ in range(PATIENCE):
-            loaded = await self._reader.loaded(run_id)
+            loaded = await self._reader.load(run_id)
             run, lease = loaded.run, loaded.lease
             command = door.cancel(actor=actor, reason=reason, nonce=str(run.version))
             facts = decisions.decide(run, command, self._store.now())
@@ -372,13 +372,13 @@ class Desk:
                     facts += decisions.mark_run_canceled(run)
                 if lease.owner is not None:
                     lost = await surface_open(self._services, run_id, lease.owner, "owner_dead" if lease.owner_alive is Alive.NO else "expired")
-            if (left := await self._left(loaded, facts, actor=actor, lost=lost)) is not None:
+            if (left := await self._leave(loaded, facts, actor=actor, lost=lost)) is not None:
                 if left:
                     await self._children(run)
                     return
                 continue
             late = decisions.take(decisions.fold_facts(run, facts, self._store.now()), [(i.key, i.command) for i in loaded.inbox], self._store.now())
-            draft = Draft(facts=[*facts, *late.facts], took=list(late.keys)).joined(lost)
+            draft = Draft(facts=[*facts, *late.facts], took=list(late.keys)).join(lost)
             if await self.at_rest(loaded, draft, actor=actor, source=cps.Source.CANCEL):
                 await self._children(run)
                 return
@@ -450,7 +450,7 @@ class Desk:
             return live
         if thread and await self._store.runs(RunFilter(thread_id=target, limit=1)):
             raise NotDecidable(f"nothing waits for an answer in the thread {target!r}: its runs have ended", hint=f"holdfast runs --thread {target}")
-        return (await self._reader.found(target))[0]
+        return (await self._reader.find(target))[0]
 
     async def issue(self, wait_id: str, *, actor: str, ttl_us: int) -> str:
         """A link that answers one wait once (§5.9). The secret is given here and kept nowhere.
@@ -458,7 +458,7 @@ class Desk:
         Raises:
             NotDecidable: the wait is not open.
         """
-        run, _ = await self._reader.found(wait_id.partition(".")[0])
+        run, _ = await self._reader.find(wait_id.partition(".")[0])
         if not decidable(run.status, run.waits, wait_id):
             raise NotDecidable(f"{wait_id} is not open", hint=f"holdfast show {run.run_id}")
         now = self._store.now()
@@ -480,7 +480,7 @@ class Desk:
         if token is None or (tenant_id is not None and token.tenant_id != tenant_id):
             raise TokenRefused("the link is not known here", hint="ask for another")
         token.refuse(now)
-        run, _ = await self._reader.found(token.run_id)
+        run, _ = await self._reader.find(token.run_id)
         wait = next((w for w in run.waits if w.wait_id == token.wait_id), None)
         if wait is None or not decidable(run.status, run.waits, token.wait_id):
             raise TokenRefused(f"the question is closed; the run is {run.status}", hint="nothing is left to answer")

@@ -208,7 +208,7 @@ class Driver:
         while any(effect_id.startswith(mine) and turn.startswith("thread") for effect_id, turn in list(self._services.acting)):
             await self._services.store.wait_for_change(LOOK_SECONDS)
 
-    async def _ended(self) -> bool:
+    async def _end_or_hand_back(self) -> bool:
         """Commits the end that a command asked for, or hands the run back. True: it rests."""
         if self._end is None:
             return await self._hand_back()
@@ -229,7 +229,7 @@ class Driver:
             rest = [(i.key, i.command) for i in late if i.key not in draft.took and i.key not in journal.held.took]
             found = decisions.take(ended, rest, now) if ended.terminal else decisions.NOTHING_TAKEN
             try:
-                await journal.rest(draft.joined(Draft(facts=list(found.facts), took=list(found.keys))), source)
+                await journal.rest(draft.join(Draft(facts=list(found.facts), took=list(found.keys))), source)
                 return
             except InboxUnread:
                 continue
@@ -310,7 +310,7 @@ class Driver:
         else:
             await self._take(inbox)
         if self._end is not None:
-            await self._ended()
+            await self._end_or_hand_back()
             return journal.run
         early = journal.run.begins_at if journal.run.status is Status.PENDING and not named else None
         if early is not None and early > self._services.store.now():
@@ -320,7 +320,7 @@ class Driver:
             return journal.run
         if undone.PLACE in journal.progress.records:
             self._end = Draft  # it goes by what is written down about its end
-            await self._ended()
+            await self._end_or_hand_back()
             return journal.run
         if journal.run.source_run_id is not None:
             journal.echo = await lineage.echo(self._services, journal.run, journal.run.source_run_id)
@@ -418,7 +418,7 @@ class Driver:
         draft = born or Draft()
         run = draft.facts[0] if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run
         if lent is None and self._program.carried:
-            lent = await self._services.threads.lent(self._program, run.tenant_id, run.thread_id)
+            lent = await self._services.threads.lend(self._program, run.tenant_id, run.thread_id)
         values, carried = (None, ()) if lent is None else (lent.values, () if kept else lent.carries)
         try:
             delta, checkpoint = superstep.first(self._program, journal.progress.checkpoint, given, values, inline=kept, carries=carried)
@@ -434,7 +434,7 @@ class Driver:
             draft.facts.append(ev.RunStarted())
         draft.facts += _start_facts(checkpoint)
         behind = None if lent is None else lent.behind(delta.carries)
-        await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner, found=journal.tip is not None), behind=behind, follows=None if lent is None else lent.follows)
+        await journal.checkpoint(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner, found=journal.tip is not None), behind=behind, follows=None if lent is None else lent.follows)
 
     async def _begin_there(self) -> None:
         """A replay or fork starts at the checkpoint it was born with (§7.6)."""
@@ -447,12 +447,12 @@ class Driver:
         delta = Delta(journal.progress.checkpoint.step, Source.FORK)
         checkpoint = cps.advance(journal.progress.checkpoint, delta, {}, seq=0, at=0, hash=b"")
         facts += [ev.StepStarted(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending]
-        await journal.checkpointed(Draft(facts=facts), delta, checkpoint)
+        await journal.checkpoint(Draft(facts=facts), delta, checkpoint)
 
     async def _reenter(self) -> bool:
         """Leaves a wait if an answer has come (§2.7); otherwise gives the run back as it was."""
         run = self.journal.run
-        if not run.decisions and not self._woken():
+        if not run.decisions and not self._is_woken():
             await self.journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
             return False
         records = decisions.answers(run)
@@ -476,7 +476,7 @@ class Driver:
         while True:
             checkpoint = journal.progress.checkpoint
             if not checkpoint.pending or reviews.AT in journal.progress.records:  # a person's answer to the review is not acted upon yet
-                if await self._finish(Draft()) or (self._end is not None and await self._ended()):
+                if await self._finish(Draft()) or (self._end is not None and await self._end_or_hand_back()):
                     return journal.run
                 continue
             if steps == 0:  # a barrier plans only what the program has
@@ -491,13 +491,13 @@ class Driver:
                 await self._fail(Draft(), limit, record(limit))
                 return journal.run
             if journal.echo is not None and checkpoint.step >= journal.echo.last:
-                journal.replayed()
+                journal.end_replay()
             if not self._services.alive() and not await self._services.holds():
                 raise LeaseLost(f"{self._services.owner} could not renew its lease; it stops at this boundary")
             if self._broken is not None:
                 raise self._broken
             if self._end is not None or journal.safe_points.asked:
-                await self._ended()
+                await self._end_or_hand_back()
                 return journal.run
             ahead = None
             if self._fused is not None and not self._repeats:
@@ -516,7 +516,7 @@ class Driver:
     def _enters(self, checkpoint: Checkpoint) -> bool:
         """Whether some task is to be entered: what only waits is no super-step of this invocation (§4.9)."""
         known, parked = self.journal.progress.results, self._parked
-        return any(t.key not in known and (t.key not in parked or any(self.journal.answered(w) for w in parked[t.key])) for t in checkpoint.pending)
+        return any(t.key not in known and (t.key not in parked or any(self.journal.has_answer(w) for w in parked[t.key])) for t in checkpoint.pending)
 
     async def _superstep(self, pending: tuple[Task, ...], ahead: Ahead | None) -> bool:
         """Executes the pending tasks in a scope that a command may close (§10.12). True if the run rests now."""
@@ -530,7 +530,7 @@ class Driver:
                 raise
             if self._broken is not None:
                 raise self._broken from None
-            return await self._ended()
+            return await self._end_or_hand_back()
         finally:
             self.scope = None
         if self._broken is not None:
@@ -539,7 +539,7 @@ class Driver:
             failures.uncancel(me)  # the step ended, or swallowed it, before the cancel could reach it
             if outcome.left is not None:
                 self.journal.hold(outcome.left)
-            return await self._ended()
+            return await self._end_or_hand_back()
         return await self._conclude(outcome)
 
     async def _single(self, task: Task, ahead: Ahead | None) -> Outcome:
@@ -556,7 +556,7 @@ class Driver:
                 begun, ahead = ahead, None
                 finished = await execute(self._services, self.journal, self._program, task, place=Place(key), ahead=begun)
             except Suspend as s:
-                if any(self.journal.answered(w) for w in s.waits):
+                if any(self.journal.has_answer(w) for w in s.waits):
                     continue
                 return Outcome(waits=s.waits)
             except Crowded as c:
@@ -573,10 +573,10 @@ class Driver:
         """Several tasks at once; what finishes is durable at once and never run again (§4.6)."""
         self.journal.safe_points.clear()
         checkpoint, known = self.journal.progress.checkpoint, self.journal.progress.results
-        if checkpoint.held and self._taken(known) is not None:
+        if checkpoint.held and self._find_barrier(known) is not None:
             return Outcome({t.key: known[t.key] for t in pending if t.key in known})  # its barrier comes before anything else is done
         parked, self._parked = self._parked, {}
-        return await Round(self._services, self.journal, self._program, pending, parked, self._taken, self._news).run()
+        return await Round(self._services, self.journal, self._program, pending, parked, self._find_barrier, self._news).run()
 
     async def _conclude(self, o: Outcome) -> bool:
         """Does with the run what came of its super-step, in one commit with what of it is not durable yet. True if it rests now."""
@@ -595,7 +595,7 @@ class Driver:
             return await self._barrier(o.results, o.inline, o.decoded)
         if o.waits:
             self._parked = {t: tuple([w for w in o.waits if w.task == t]) for t in dict.fromkeys(w.task for w in o.waits)}
-        taken = self._taken(o.results)
+        taken = self._find_barrier(o.results)
         if taken is None:
             return await self._rest_in(o.waits)
         if not o.inline <= {t.key for t in taken}:
@@ -609,9 +609,9 @@ class Driver:
         echo, recording = self.journal.echo, self._services.recording
         if echo is not None and step in echo.ended:
             return echo.ended[step]
-        return None if recording is None else recording.ended(self.journal.run.run_id, step)
+        return None if recording is None else recording.find_end(self.journal.run.run_id, step)
 
-    def _taken(self, results: Mapping[str, TaskResult]) -> tuple[Task, ...] | None:
+    def _find_barrier(self, results: Mapping[str, TaskResult]) -> tuple[Task, ...] | None:
         """The tasks of the super-step that ends with these results, None if none does yet. What is repeated goes in the order it went in."""
         checkpoint = self.journal.progress.checkpoint
         before = self._before(checkpoint.step + 1) if self._repeats else None
@@ -660,21 +660,21 @@ class Driver:
             delta, moved = superstep.settle(delta, moved)
         if moved.pending or not self._ends_well(delivery):
             draft.facts += _start_facts(moved)
-            await journal.checkpointed(draft, delta, moved)
+            await journal.checkpoint(draft, delta, moved)
             return False
         result = results[parent.pending[-1].key].result if program.flow else None
         kept = Draft(facts=[f for f in draft.facts if isinstance(f, ev.StepEnded)], results=[results[k] for k in inline])
 
         async def complete() -> None:
             draft.facts += decisions.mark_run_done(journal.run, result)
-            await journal.checkpointed(draft, delta, moved, lease=RELEASE)
+            await journal.checkpoint(draft, delta, moved, lease=RELEASE)
 
         if await self.ends(complete):
             return True
         if self._end is None:
             return await self._barrier(results, inline, decoded, taken)
         journal.hold(kept)
-        return await self._ended()
+        return await self._end_or_hand_back()
 
     def _ends_well(self, delivery: str | None) -> bool:
         """Whether a run that has nothing left to do is done; nobody has to be asked where no kind of work, handoff, review or delivery is in question."""
@@ -702,7 +702,7 @@ class Driver:
         theirs = enumerate(before.signals, len(own) + 1)
         return (*own, *(msgspec.structs.replace(s, task=f"{cps.SIGNAL}{n}") for n, s in theirs))
 
-    def _woken(self) -> bool:
+    def _is_woken(self) -> bool:
         """Whether a signal has come that lets a node run, though all that is pending waits (§5.11)."""
         if (echo := self.journal.echo) is not None and max(echo.ended, default=0) > self.journal.progress.checkpoint.step:
             return False  # it goes with the next of the barriers that are repeated
@@ -755,7 +755,7 @@ class Driver:
             if feedback is not None:
                 delta, moved = superstep.again(program, journal.progress.checkpoint, compensation.redone(program, journal), feedback)
                 draft.facts += _start_facts(moved)
-                await journal.checkpointed(draft, delta, moved)
+                await journal.checkpoint(draft, delta, moved)
                 return False
             outcome = compensation.outcome(self._services, program, journal, delivery)
             if self._end is not None:
@@ -764,7 +764,7 @@ class Driver:
             self._over = True
             ends = Draft(facts=[*compensation.facts(self._services, program, journal, outcome, delivery)])
             try:
-                await journal.rest(draft.joined(ends), compensation.source(journal.run, outcome))
+                await journal.rest(draft.join(ends), compensation.source(journal.run, outcome))
                 return True
             except InboxUnread:
                 self._over = False
@@ -781,13 +781,13 @@ class Driver:
         """Parks the run in its open waits, unless one was answered or the run was cancelled meanwhile (§5.2), or a signal lets a node run (§5.11)."""
         journal = self.journal
         async with self._lock:
-            if self._end is not None or any(journal.answered(w) for w in waits):
+            if self._end is not None or any(journal.has_answer(w) for w in waits):
                 return False
             if any([await take_signal(journal, w, self._services.clock.now()) for w in waits if w.kind is WaitKind.SIGNAL]):
                 return False  # one came after its step had asked, and before this
             known = {w.wait_id for w in journal.run.waits}
             new = [w for w in waits if w.wait_id not in known]
-            if not self._woken():
+            if not self._is_woken():
                 open_now = (*journal.run.waits, *new)
                 draft = Draft(facts=[ev.WaitRequested(w) for w in new])
                 draft.facts.append(ev.RunWaitingForHuman() if resting(open_now) is Status.WAITING_FOR_HUMAN else ev.RunWaitingForSignal())
@@ -804,12 +804,12 @@ class Driver:
         async def stop() -> None:
             run = self.journal.run
             facts = decisions.mark_run_halted(run, "policy_denied") if isinstance(why, Halted) else decisions.mark_run_unattended(run, (why.wait,))
-            await self.journal.rest(draft.joined(Draft(facts=list(facts))), Source.CANCEL)
+            await self.journal.rest(draft.join(Draft(facts=list(facts))), Source.CANCEL)
 
         while not await self.ends(stop):
             if self._end is not None:
                 self.journal.hold(draft)
-                return await self._ended()
+                return await self._end_or_hand_back()
         return True
 
     async def _fail(self, draft: Draft, cause: BaseException, error: ErrorValue) -> bool:
@@ -818,16 +818,16 @@ class Driver:
         if journal.dead is not None:
             raise journal.dead
         failed = Draft(facts=list(decisions.mark_run_failed(journal.run, decisions.stop_reason(cause), error)))
-        back = await compensation.take_back(self._services, journal, self._program, draft.joined(failed))
+        back = await compensation.take_back(self._services, journal, self._program, draft.join(failed))
         if back is not None:
             async with self._lock:
                 self._over = True
                 await self._rest_for_good(*back)
             return True
-        while not await self.ends(lambda: journal.rest(draft.joined(failed), Source.FAILURE)):
+        while not await self.ends(lambda: journal.rest(draft.join(failed), Source.FAILURE)):
             if self._end is not None:
                 journal.hold(draft)
-                return await self._ended()
+                return await self._end_or_hand_back()
         return True
 
     async def _restart(self, task: Task, restart: Restart) -> bool:

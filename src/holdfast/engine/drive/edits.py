@@ -40,7 +40,7 @@ class StateEditor:
             SettledTerminal: it ended for good; fork it.
             RunIsLive: somebody drives it now.
         """
-        loaded = await self._reader.loaded(run_id)
+        loaded = await self._reader.load(run_id)
         run, now = loaded.run, self._store.now()
         if run.status is Status.COMPLETED or run.settled:
             raise SettledTerminal(f"the run is {run.status} for good", hint=f"holdfast fork {run_id} {target_of(run.target)} --set CHANNEL=JSON")
@@ -56,7 +56,7 @@ class StateEditor:
         data = bounds.check_size(canon.encode(canon.admit(given, "values")), "values")
         delta = Delta(step=parent.step, source=Source.PATCH, values=data)
         checkpoint = cps.advance(parent, delta, journal.progress.results, seq=0, at=0, hash=b"")
-        await journal.checkpointed(Draft(facts=[ev.StatePatched(tuple(values), reason)]), delta, checkpoint, lease=TOUCH, due=loaded.lease.due, actor=actor)
+        await journal.checkpoint(Draft(facts=[ev.StatePatched(tuple(values), reason)]), delta, checkpoint, lease=TOUCH, due=loaded.lease.due, actor=actor)
 
     async def status(self, run_id: str, wanted: Status, *, actor: str, reason: str) -> None:
         """One of the twelve edges, for a run at rest (§2.2). It never goes past an undecided wait.
@@ -81,7 +81,7 @@ class StateEditor:
         """One commit, decided on the run as it stands once its inbox is empty."""
         for _ in range(PATIENCE):
             await self._desk.settle(run_id)
-            loaded = await self._reader.loaded(run_id)
+            loaded = await self._reader.load(run_id)
             draft = become(loaded.run)
             if loaded.lease.live(self._store.now()):
                 raise RunIsLive(f"{run_id} is executed by {loaded.lease.owner}", hint="wait until nobody executes the run")

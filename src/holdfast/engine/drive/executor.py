@@ -94,7 +94,7 @@ async def execute(
         return Finished(TaskResult(task.key, outcome=task.skip), NOTHING)
     node = program.nodes[task.node]
     if values is None:
-        values = journal.progress.checkpoint.seen_by(task) if task.began else journal.progress.checkpoint.values
+        values = journal.progress.checkpoint.see_as(task) if task.began else journal.progress.checkpoint.values
     if place is None:
         place = Place(task.key)
     attempt, due = journal.progress.attempts.get((place.key, place.path), FRESH)
@@ -165,7 +165,7 @@ async def _attempt(
                 await gates.before(at, node, snapshot)
             if node.check is None:
                 return await _run(services, journal, program, node, task, values, place, snapshot, at)
-            held = gates.held(at)
+            held = gates.find_held(at)
             finished = Finished(held, decode_writes(held)) if held else await _run(services, journal, program, node, task, values, place, snapshot, at)
             at = given.attempt()
             return Finished(await gates.after(at, node, snapshot, finished.result, finished.writes), finished.writes)
@@ -181,7 +181,7 @@ async def _attempt(
 
 def _begin(node: Node, snapshot: State, given: Hand) -> Coroutine[Any, Any, Any]:
     """The call of a node before and after which nobody is asked."""
-    return _call_code(node, (snapshot,) if node.shape == "state" else (snapshot, given()), given.timed())
+    return _call_code(node, (snapshot,) if node.shape == "state" else (snapshot, given()), given.time())
 
 
 async def _let_end(
@@ -218,7 +218,7 @@ async def _run(
     """The step itself, as what it is: a sub-flow, an effect, or plain code; within its limit."""
     if node.limit is None:
         return await _ran(services, journal, program, node, task, values, place, snapshot, at)
-    async with steps.held(services, journal.run.run_id, at.attempt_id, node.limit):
+    async with steps.hold(services, journal.run.run_id, at.attempt_id, node.limit):
         return await _ran(services, journal, program, node, task, values, place, snapshot, at)
 
 
@@ -305,7 +305,7 @@ async def _subflow(
     ended = await call(child.drive, (values, at.payload), node.timeout_us, node.name)
     at.intents += ended.intents
     at.ledger += ended.ledger
-    return _finish(program, node, task, values, at.number, ended.merged(program, node), at)
+    return _finish(program, node, task, values, at.number, ended.merge(program, node), at)
 
 
 def _finish(

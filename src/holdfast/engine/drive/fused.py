@@ -113,11 +113,11 @@ class Fused:
                 value = end.value
             except BaseException as e:
                 machine.end_child(forks, node.name)
-                return hand.over(await_in_time(First(began, cancelling, forks, error=e), hand.timed(), node.name))
+                return hand.over(await_in_time(First(began, cancelling, forks, error=e), hand.time(), node.name))
             else:
                 machine.end_child(forks, node.name)
                 try:
-                    value = await await_in_time(First(began, cancelling, forks, work=work, waiting=waiting), hand.timed(), node.name)
+                    value = await await_in_time(First(began, cancelling, forks, work=work, waiting=waiting), hand.time(), node.name)
                 except GeneratorExit:
                     raise  # this is closed from outside its task; what a node raises itself is a failure by now
                 except BaseException as e:
@@ -127,7 +127,7 @@ class Fused:
                 cancelling, here = me.cancelling(), machine.forks()
             step = None
             if here == forks and me.cancelling() == cancelling and journal.goes_along(line) and not hand.asked:
-                step = self._decided(line, task, node, value, now)
+                step = self._decide(line, task, node, value, now)
             if type(step) is Commit:
                 driving.scope = None
                 if await driving.ends(functools.partial(journal.end, line, step)):
@@ -137,7 +137,7 @@ class Fused:
             if type(step) is not Step:
                 machine.end_child(forks, node.name)
                 self._odd.add(task.node)
-                return hand.over(await_in_time(First(began, cancelling, forks, value=value), hand.timed(), node.name))
+                return hand.over(await_in_time(First(began, cancelling, forks, value=value), hand.time(), node.name))
             driving.scope = None
             del snapshot
             hand.drop()
@@ -147,7 +147,7 @@ class Fused:
                 break
         return None
 
-    def _decided(self, line: Line, task: Task, node: Node, value: Any, now: Any) -> Step | Commit | None:
+    def _decide(self, line: Line, task: Task, node: Node, value: Any, now: Any) -> Step | Commit | None:
         """What is to be written of the step, None if it is not plain after all."""
         program = self._program
         writes: Mapping[str, Any] = NOTHING

@@ -43,7 +43,7 @@ class Siblings(Generic[P, T]):
         if not self._free:
             self._start()
 
-    def ended(self) -> list[tuple[P, T | None, BaseException | None]]:
+    def take_ended(self) -> list[tuple[P, T | None, BaseException | None]]:
         """The pieces that have ended since the last time: each with its value, or with what it raised.
 
         Raises:
@@ -70,9 +70,9 @@ class Siblings(Generic[P, T]):
         runner = asyncio.create_task(self._run())
         failures.serve(runner, self._for)
         self._runners.add(runner)
-        runner.add_done_callback(self._left)
+        runner.add_done_callback(self._leave)
 
-    def _left(self, runner: asyncio.Task[None]) -> None:
+    def _leave(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
         broke = asyncio.CancelledError() if runner.cancelled() else runner.exception()
         if broke is not None:

@@ -128,7 +128,7 @@ class Round:
 
     def _ready(self) -> list[str]:
         """The waiting tasks whose answers have come."""
-        return [k for k, waits in self._waiting.items() if any(self._journal.answered(w) for w in waits)]
+        return [k for k, waits in self._waiting.items() if any(self._journal.has_answer(w) for w in waits)]
 
     async def _turn(self) -> None:
         """Waits for a task to end or an answer to come, and makes durable what there is."""
@@ -136,11 +136,11 @@ class Round:
         self._news.clear()
         batch = Draft()
         ended = []
-        for key, finished, error in self._siblings.ended():
+        for key, finished, error in self._siblings.take_ended():
             self._running.discard(key)
             ended.append(key)
             if error is not None:
-                self._failed(key, error, batch)
+                self._fail(key, error, batch)
             elif finished is not None:
                 self._finish(key, finished, batch)
         self._reenter()
@@ -170,12 +170,12 @@ class Round:
         batch.facts.append(ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt))
         batch.results.append(result)
 
-    def _failed(self, key: str, error: BaseException, batch: Draft) -> None:
+    def _fail(self, key: str, error: BaseException, batch: Draft) -> None:
         """A task that has ended otherwise than with a result."""
         match error:
             case Suspend():
                 open_now = {w.wait_id for w in self._journal.run.waits}
-                batch.facts += [ev.WaitRequested(w) for w in error.waits if w.wait_id not in open_now and not self._journal.answered(w)]
+                batch.facts += [ev.WaitRequested(w) for w in error.waits if w.wait_id not in open_now and not self._journal.has_answer(w)]
                 self._waiting[key] = error.waits
             case Crowded():
                 soonest = self._outcome.later

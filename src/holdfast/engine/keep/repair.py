@@ -121,12 +121,12 @@ class Repairer:
         if (refusal := self._refusal(evidence, diagnosis, codes, rebuild)) is not None:
             code, reason = refusal
             return replace(report, refused=code, reason=reason)
-        told = await self._folded(evidence)
+        told = await self._fold(evidence)
         if evidence.needs is not None:
             evidence = replace(evidence, needs=find_needs(diagnosis))
         commits = _commits(told, evidence, sorted(wanted), actor, self._store.now())
         after = commits[-1].run
-        if left := await self._left(evidence, told, codes):
+        if left := await self._find_errors(evidence, told, codes):
             return replace(report, refused="diagnosis_only", reason=f"the repair would not fix everything: {', '.join(left)} would be left")
         report = replace(report, actions=_actions(wanted, evidence, told, after), status_after=after.status.value)
         if not apply:
@@ -156,7 +156,7 @@ class Repairer:
             return False
         return evidence.lease is None or condition(folded, evidence.lease, self._store.now()) is Condition.INTERRUPTED
 
-    async def _folded(self, evidence: Evidence) -> _Folded:
+    async def _fold(self, evidence: Evidence) -> _Folded:
         """Walks the log once more, now for what it says rather than for what is wrong with it."""
         assert evidence.tip is not None
         progress, after = Progress(evidence.run_id), 0
@@ -181,7 +181,7 @@ class Repairer:
         tip = replace(evidence.tip, seq=progress.seq, hash=progress.hash)
         return _Folded(run, tip, progress.checkpoint, fence if evidence.lease is None else _above(evidence.lease.fence, fence), halt)
 
-    async def _left(self, evidence: Evidence, told: _Folded, codes: set[str]) -> list[str]:
+    async def _find_errors(self, evidence: Evidence, told: _Folded, codes: set[str]) -> list[str]:
         """The errors that there would still be if the row were the fold."""
         lease = evidence.lease
         if lease is not None and asleep(told.run, lease):

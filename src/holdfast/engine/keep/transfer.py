@@ -54,7 +54,7 @@ async def dossier(source: Store, run_id: str, *, opened: bool = False) -> Dossie
     found = await Threads(source).origin(run_id, rows)
     origin = None if found is None else encode_whole(*found)
     if origin is not None and not opened and offers_sealing(source):
-        origin = await source.sealed_origin(run_id, origin)
+        origin = await source.seal_origin(run_id, origin)
     named = large | blobs.name_blobs((), effects)
     return Dossier(
         run=run,

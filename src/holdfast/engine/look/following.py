@@ -137,7 +137,7 @@ class Follower:
             for row in rows:
                 if self._wants_values and self._progress is None:
                     self._progress = Progress(self._run_id, await self._threads.origin(self._run_id, await self._store.rows(self._run_id)))
-                for part in self._of_record(run, self._opened(row)):
+                for part in self._of_record(run, self._open(row)):
                     yield part
             if len(rows) == PAGE:
                 continue
@@ -159,7 +159,7 @@ class Follower:
             return self._at.seq
         return 0 if self._progress is None else self._progress.seq
 
-    def _opened(self, row: Row) -> Record:
+    def _open(self, row: Row) -> Record:
         """A row read, and the values moved on by it. Types that nobody registered here are given as their fields (§14.3)."""
         with canon.looking():
             record = open_row(row, None if self._progress is None else self._progress.hash)
@@ -175,7 +175,7 @@ class Follower:
             for part in self._read_emitted(event.seq - 1):
                 yield part
             number = 0
-            for part in [*self._superseded(event), *self._told(run, event), *(self._state(record, vouching.seq) if event is vouching else ())]:
+            for part in [*self._supersede(event), *self._tell(run, event), *(self._state(record, vouching.seq) if event is vouching else ())]:
                 number += 1
                 if self._resume is not None and event.seq == self._resume.seq + 1 and number <= self._resume.parts:
                     continue  # it was given before
@@ -183,14 +183,14 @@ class Follower:
                 yield msgspec.structs.replace(part, cursor=str(self._at))
             self._at = msgspec.structs.replace(self._at, seq=event.seq, parts=0)
 
-    def _told(self, run: Run, event: ev.Event) -> list[StreamPart]:
+    def _tell(self, run: Run, event: ev.Event) -> list[StreamPart]:
         if "events" not in self._modes:
             return []
         view = None if run.secrets else self._source.view(self._run_id, event.seq)
         if view is None:
             view = EventView(**describe.plain(describe.event(run, event), self.hidden))
             if not run.secrets:  # what is to be hidden may come to be known later
-                self._source.viewed(self._run_id, event.seq, view)
+                self._source.keep_view(self._run_id, event.seq, view)
         place = _place(event.fact)
         step_id = "" if place is None else ids.step_id(self._run_id, place.step, place.task)
         return [StreamPart("events", view, "", self._run_id, step_id, getattr(event.fact, "attempt", 0) if place is not None else 0)]
@@ -270,7 +270,7 @@ class Follower:
         self._turns.pop(turn.place, None)
         return StreamPart("custom", None, str(self._at), self._run_id, turn.step_id, turn.number, superseded=True, attempt_id=turn.attempt_id)
 
-    def _superseded(self, event: ev.Event) -> list[StreamPart]:
+    def _supersede(self, event: ev.Event) -> list[StreamPart]:
         """The attempts that an event ends without a result, and forgets those that have one."""
         fact = event.fact
         if isinstance(fact, ev.AttemptTakenOver | ev.RunInterrupted):
@@ -315,7 +315,7 @@ class Follower:
                 if event.seq > self._at.seq:
                     break
                 self._take(left, event.seq - 1)
-                self._superseded(event)
+                self._supersede(event)
             seq = rows[-1].seq
             if seq >= self._at.seq:
                 break

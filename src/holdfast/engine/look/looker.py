@@ -134,7 +134,7 @@ class Looker:
 
     # -- one run ------------------------------------------------------------------------------------
 
-    async def found(self, run_id: str, tenant_id: str | None = None) -> tuple[Run, Lease]:
+    async def find_row(self, run_id: str, tenant_id: str | None = None) -> tuple[Run, Lease]:
         """The row of a run.
 
         Raises:
@@ -161,12 +161,12 @@ class Looker:
         Raises:
             InvalidInput, RunNotFound: there is no such run here.
         """
-        run, _ = await self.found(run_id, tenant_id)
+        run, _ = await self.find_row(run_id, tenant_id)
         if run.version <= TAIL or run.secrets:
             return await self.snapshot(run_id, tenant_id, check=check)
         seen = await tail(self._store, self.threads, run_id, tenant_id=tenant_id)
         ((blocked, no_worker),) = await self._ways([(seen.run, seen.lease)])
-        problems = await self._checked(run_id) if check else ()
+        problems = await self._run_check(run_id) if check else ()
         lacking = await unsendable(self._store, self._transports) if seen.intent_records else None
         return dataclasses.replace(seen, blocked=blocked, no_worker=no_worker, problems=problems, unsendable=lacking)
 
@@ -182,13 +182,13 @@ class Looker:
         Raises:
             InvalidInput, RunNotFound: there is no such run here.
         """
-        run, _ = await self.found(run_id, tenant_id)
+        run, _ = await self.find_row(run_id, tenant_id)
         if not run.secrets:
             with contextlib.suppress(HoldfastError), canon.looking():
                 return [describe.event(run, e) for e in await page(self._store, run_id, after, limit)]
         return (await self.snapshot(run_id, tenant_id, check=False)).events(after, limit)
 
-    async def _checked(self, run_id: str) -> tuple[Problem, ...]:
+    async def _run_check(self, run_id: str) -> tuple[Problem, ...]:
         if self._check is None:
             return ()
         at, problems = self._sound.get(run_id, (None, ()))
@@ -267,7 +267,7 @@ class Looker:
             out.append(describe.hide(view, await self.mask(look.run)))
         return out
 
-    async def shown(self, run: Run, lease: Lease) -> describe.RunView:
+    async def show(self, run: Run, lease: Lease) -> describe.RunView:
         """A run as it is shown in lists, without its values."""
         ((blocked, no_worker),) = await self._ways([(run, lease)])
         return describe.hide(describe.run(run, lease, self._store.now(), blocked=blocked, no_worker=no_worker), await self.mask(run))
@@ -344,11 +344,11 @@ class Looker:
                 out.append(Look(run, lease, fold.checkpoint))
                 continue
             head = heads.get(run.run_id)
-            checkpoint = None if head is None else await self._folded(run, head, ends)
+            checkpoint = None if head is None else await self._fold(run, head, ends)
             out.append(await self._look(run, lease) if checkpoint is None else Look(run, lease, checkpoint))
         return out[::-1]
 
-    async def _folded(self, run: Run, head: Head, ends: Ends) -> Checkpoint | None:
+    async def _fold(self, run: Run, head: Head, ends: Ends) -> Checkpoint | None:
         """How a run stood when its row was read; None where its log has outgrown that by a whole checkpoint, or cannot be followed."""
         rows = [row for row in head.rows if row.seq <= run.version]
         try:
@@ -394,7 +394,7 @@ class Looker:
                 return found[::-1][:limit]
             cursor = page[-1][0].run_id
 
-    async def linked(self, secret: str) -> describe.WaitView:
+    async def find_linked(self, secret: str) -> describe.WaitView:
         """The wait that a link answers, for whoever holds it (§5.9).
 
         Raises:
@@ -451,7 +451,7 @@ class Looker:
         lacking = await unsendable(self._store, self._transports)
         return describe.hide(describe.intent(i, no_transport=lacking(i)), await _Masks(self).of(i.run_id))
 
-    async def queued(self) -> describe.QueuedView:
+    async def count_queued(self) -> describe.QueuedView:
         """What waits to be sent, of all tenants."""
         waiting = [c for c in await self._store.intent_counts() if c.state == IntentState.QUEUED]
         types = await find_sent_types(self._store, self._transports) if waiting else None
@@ -475,7 +475,7 @@ class Looker:
         if not 1 <= limit <= PAGE:
             raise InvalidInput(f"limit is 1 to {PAGE}, not {limit}")
         if run_id is not None:
-            await self.found(run_id, tenant_id)
+            await self.find_row(run_id, tenant_id)
         masks = _Masks(self)
         page = await self._store.ledger(run_id, topic=topic, key=key, tenant_id=tenant_id, after=after, limit=limit)
         out = [describe.hide(describe.ledger(row), await masks.of(row.run_id)) for row in page]
@@ -587,7 +587,7 @@ class _Masks:
     async def _run(self, run_id: str) -> Run | None:
         if run_id not in self._runs:
             try:
-                self._runs[run_id] = (await self._looker.found(run_id))[0]
+                self._runs[run_id] = (await self._looker.find_row(run_id))[0]
             except RunNotFound:
                 self._runs[run_id] = None
         return self._runs[run_id]

@@ -34,7 +34,7 @@ class Look(Protocol):
 
     async def tally(self, tenant_id: str | None = None) -> Tally: ...
 
-    async def shown(self, run: Run, lease: Lease) -> describe.RunView: ...
+    async def show(self, run: Run, lease: Lease) -> describe.RunView: ...
 
     async def intent_tally(self, tenant_id: str | None = None) -> dict[str, int]: ...
 
@@ -94,12 +94,12 @@ async def overview(store: Store, look: Look, tenant_id: str | None = None) -> Ov
     need.sort(key=lambda found: _urgency(found[0]))
     first = [*need, *failed][:LISTED]
     alone = not any(w.offer is not None and w.alive != Alive.NO and w.expires_at > now for w in await store.workers(counted=False))
-    nobody = [r for r in [await look.shown(run, lease) for run, lease in due[:LISTED]] if r.no_worker_for is not None or (alone and r.blocked_by is None)]
+    nobody = [r for r in [await look.show(run, lease) for run, lease in due[:LISTED]] if r.no_worker_for is not None or (alone and r.blocked_by is None)]
     lost = [run.run_id for run, lease in need if views.condition(run, lease, now) is Condition.INTERRUPTED][:LISTED]
     doubtful = sum([sum(e.status is EffectStatus.ATTEMPTED for e in await store.effects(run_id)) for run_id in lost])
     return Overview(
         conditions={c.value: counts.get(c, 0) for c in Condition}, total=sum(tally.runs.values()), whole=whole, questions=questions,
-        needed=len(need) + tally.runs.get(Status.FAILED, 0), need=[await look.shown(run, lease) for run, lease in first], oldest_wait=views.iso(oldest), nobody=nobody,
+        needed=len(need) + tally.runs.get(Status.FAILED, 0), need=[await look.show(run, lease) for run, lease in first], oldest_wait=views.iso(oldest), nobody=nobody,
         effects=dict(tally.effects), doubtful=doubtful, intents=await look.intent_tally(tenant_id), lately=await _lately(store, tenant_id, now),
     )
 

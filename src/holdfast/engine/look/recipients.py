@@ -41,7 +41,7 @@ async def _choose(store: Store, thread_id: str, said: cmd.Signal, tenant_id: str
         return await newest_live(store, thread_id, tenant_id)
     place = _place(tenant_id or "", thread_id, said.name, said.signal_key, hashlib.sha256(said.payload).hexdigest())
     while True:
-        if (chosen := await shelves.shelved(SHELF, place)) is None:
+        if (chosen := await shelves.find_shelved(SHELF, place)) is None:
             if (run := await newest_live(store, thread_id, tenant_id)) is None:
                 return None
             if (chosen := await shelves.shelve_new(SHELF, place, run.run_id.encode())) is None:

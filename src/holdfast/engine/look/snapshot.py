@@ -57,7 +57,7 @@ async def whole(store: Store, record: T) -> T:
 
 
 async def missing(store: Store, run_id: str) -> RunNotFound:
-    return pruned.missing(run_id, await store.pruned(run_id) if offers_upkeep(store) else None)
+    return pruned.missing(run_id, await store.find_pruned(run_id) if offers_upkeep(store) else None)
 
 
 TRIES = 4

@@ -70,7 +70,7 @@ class Source(Protocol):
     def view(self, run_id: str, seq: int) -> EventView | None:
         """How an event was shown to another reader."""
 
-    def viewed(self, run_id: str, seq: int, view: EventView) -> None:
+    def keep_view(self, run_id: str, seq: int, view: EventView) -> None:
         """Keeps how an event is shown, for other readers."""
 
 
@@ -82,11 +82,11 @@ class DirectSource:
         self._looker = looker
 
     async def look(self, point: Point) -> Seen:
-        run, lease = await self._looker.found(point.run_id, point.tenant_id)
+        run, lease = await self._looker.find_row(point.run_id, point.tenant_id)
         rows = await self._store.rows(point.run_id, point.seq, PAGE)
         ring = [] if point.serial is None else await self._store.chunks(point.run_id, point.serial, PAGE)
         if rows and rows[-1].seq > run.version:  # it has gone on meanwhile: after these rows it stands otherwise than it was read
-            run, lease = await self._looker.found(point.run_id, point.tenant_id)
+            run, lease = await self._looker.find_row(point.run_id, point.tenant_id)
         return Seen(run, lease, await self._looker.mask(run), rows, ring)
 
     async def news(self, point: Point, seen: Seen, seconds: float) -> bool:
@@ -96,7 +96,7 @@ class DirectSource:
     def view(self, run_id: str, seq: int) -> EventView | None:
         return None
 
-    def viewed(self, run_id: str, seq: int, view: EventView) -> None:
+    def keep_view(self, run_id: str, seq: int, view: EventView) -> None:
         pass
 
 
@@ -150,7 +150,7 @@ class SharedSource:
     def view(self, run_id: str, seq: int) -> EventView | None:
         return self._views.get((run_id, seq))
 
-    def viewed(self, run_id: str, seq: int, view: EventView) -> None:
+    def keep_view(self, run_id: str, seq: int, view: EventView) -> None:
         if len(self._views) >= MOST_VIEWS:
             self._views = dict(list(self._views.items())[PAGE:])
         self._views[run_id, seq] = view

@@ -100,10 +100,10 @@ class Threads:
                 return Lent(mine, (), follows=follows)
             return Lent(mine, (Carry(end.run_id, end.tip.seq, end.tip.hash, tuple(mine)),), end.tip.since, end.tip.whole, follows)
         follows = await self._store.thread_end(tenant_id, thread_id)
-        lent = await self.lent(program, tenant_id, thread_id)
+        lent = await self.lend(program, tenant_id, thread_id)
         return None if lent is None else msgspec.structs.replace(lent, follows=follows)
 
-    async def lent(self, program: Program, tenant_id: str, thread_id: str) -> Lent | None:
+    async def lend(self, program: Program, tenant_id: str, thread_id: str) -> Lent | None:
         """What the thread's newest ended run has for the next one; None if the program carries nothing.
 
         Newest by its turn in the lane, which no clock decides (§3.4). A run that was canceled before it started has no channels,
@@ -169,9 +169,9 @@ class Threads:
             StoreCorrupt: it carries from a run that is not there, or not as it was.
         """
         loaded = await self._store.load(run_id)
-        return None if loaded is None else await self.carried(loaded)
+        return None if loaded is None else await self.carry(loaded)
 
-    async def carried(self, loaded: Loaded) -> Loaded:
+    async def carry(self, loaded: Loaded) -> Loaded:
         """A run as it was loaded, with what it carries.
 
         Raises:
@@ -206,12 +206,12 @@ class Threads:
             return None
         values = {(e.run_id, e.tip.seq, e.tip.hash): e.checkpoint.values for ends in self._ends.values() for e in ends} | dict(known)
         if any(_place(c) not in values for c in carries):
-            if (kept := await self._kept(run_id)) is not None:
+            if (kept := await self._find_kept(run_id)) is not None:
                 return kept
             await self._walk(run_id, carries, values)
         return _origin(run_id, carries, values)
 
-    async def _kept(self, run_id: str) -> Origin | None:
+    async def _find_kept(self, run_id: str) -> Origin | None:
         """The origin that the store keeps with a run."""
         found = await self._store.whole(run_id, -1) if offers_upkeep(self._store) else None
         if found is None or found[0] != 0:
@@ -249,7 +249,7 @@ class Threads:
             )
         begin, rows = loaded.whole, loaded.rows
         if begin is not None and begin[0].upto > carry.seq:  # it has gone on since, and has a newer one
-            begin, rows = await self._kept(carry.run_id), tuple(await self._store.rows(carry.run_id))
+            begin, rows = await self._find_kept(carry.run_id), tuple(await self._store.rows(carry.run_id))
         rows = tuple([r for r in rows if r.seq <= carry.seq])
         return _Log(begin, rows, () if begin is not None else codec.read_carried(rows))
 

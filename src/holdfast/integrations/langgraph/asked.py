@@ -66,7 +66,7 @@ class _Walk:
                 self.facts += [value.co_code.hex(), *value.co_names]
                 return value.co_consts
             case FunctionType():
-                return (value.__code__, value.__defaults__, value.__kwdefaults__, *_held(value))
+                return (value.__code__, value.__defaults__, value.__kwdefaults__, *_walk_held(value))
             case MethodType():
                 return (value.__func__,)
             case functools.partial():
@@ -82,7 +82,7 @@ class _Walk:
         return [getattr(value, part, None) for part in _PARTS]
 
 
-def _held(function: FunctionType) -> Iterator[Any]:
+def _walk_held(function: FunctionType) -> Iterator[Any]:
     """What a function finds outside of itself: what it closes over, and its own module's functions, texts and numbers."""
     for cell in function.__closure__ or ():
         try:

@@ -263,12 +263,12 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         data = await self.shelf.get(thread.checkpoint(row.ns, row.elsewhere[channel]))
         found = None if data is None else r.checkpoint_of(data).inside.get(channel)
         if found is None:
-            return await self._loaded(thread, row.ns, channel, version)
+            return await self._load(thread, row.ns, channel, version)
         self._meet(thread)
         self._read.keep(slot, (version, found), len(found[1]))
         return self._value_of(found)
 
-    async def _loaded(self, thread: Thread, ns: str, channel: str, version: str) -> Any:
+    async def _load(self, thread: Thread, ns: str, channel: str, version: str) -> Any:
         slot = (thread.prefix, ns, channel)
         written = self._kept.get(slot)
         if written is not None and written.version == version:
@@ -312,7 +312,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
                 values[channel] = await self._near(thread, row, channel, str(versions[channel]))
         for channel in row.apart:
             if wanted is None or channel in wanted:
-                values[channel] = await self._loaded(thread, row.ns, channel, str(versions[channel]))
+                values[channel] = await self._load(thread, row.ns, channel, str(versions[channel]))
         parent = None if row.parent is None else _config(thread, row.ns, row.parent)
         return CheckpointTuple(_config(thread, row.ns, row.id), body, self._meta(row), parent, await self._writes(thread, row))
 

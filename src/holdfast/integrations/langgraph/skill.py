@@ -85,7 +85,7 @@ async def _stretch(graph: Any, code: Code, thread_id: str, call: str, given: Any
         if not state.tasks or state.interrupts:
             return _read_rested(state, code)
         given = None
-    await _caught_up(state.config["configurable"].get("checkpoint_id", ""))
+    await _catch_up(state.config["configurable"].get("checkpoint_id", ""))
     await graph.ainvoke(given, step, durability="sync")
     return _read_rested(await graph.aget_state(at), code)
 
@@ -110,7 +110,7 @@ async def _ask_again(graph: Any, code: Code, step: RunnableConfig, asks: list[An
     return state
 
 
-async def _caught_up(newest: str) -> None:
+async def _catch_up(newest: str) -> None:
     """LangGraph takes the checkpoint with the greatest id for the newest, and ids begin with the time: a clock that is behind must catch up."""
     while str(uuid6()) <= newest:  # noqa: ASYNC110
         await asyncio.sleep(CATCH_UP_SECONDS)

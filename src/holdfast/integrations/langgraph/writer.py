@@ -75,7 +75,7 @@ class Writer:
     def _serve(self) -> None:
         if self._serving is None:
             self._serving = asyncio.ensure_future(self._commits())
-            self._serving.add_done_callback(self._ended)
+            self._serving.add_done_callback(self._end)
 
     async def _commits(self) -> None:
         """One commit after the other, while somebody waits for one. Each takes what is put when it begins: all that this turn of the loop has
@@ -119,7 +119,7 @@ class Writer:
             else:
                 done.set_exception(failed)
 
-    def _ended(self, serving: asyncio.Task[None]) -> None:
+    def _end(self, serving: asyncio.Task[None]) -> None:
         """Nobody is left waiting, also where the task was cancelled before it took anything."""
         self._serving = None
         if serving.cancelled():

@@ -18,7 +18,7 @@ from holdfast.core.bounds import ID_BYTES, behind
 from holdfast.core.commit import DedupClaim, InboxItem, LedgerRow
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError, RecordDamaged
-from holdfast.core.intents import held_too_long
+from holdfast.core.intents import is_held_too_long
 from holdfast.core.pruned import Tombstone
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
@@ -274,24 +274,24 @@ def damage_of_run(run_id: str, answers: Sequence[Found], now: int) -> list[Recor
     for kind, records in found.items():
         out += vouch.damage(vouch.by_id(records), vouch.by_id(v for v in stated if v.kind == kind))
     told = {e.record for e in out}
-    out += [RecordDamaged("intent", run_id, id) for id in _held_too_long(intents, now) if id not in told]
+    out += [RecordDamaged("intent", run_id, id) for id in _find_held_too_long(intents, now) if id not in told]
     for entry, row in zip(entries, ledger, strict=True):
         if (id := vouch.ledger_id(entry.number)) not in told and not shows(row[7], entry.data):
             out.append(RecordDamaged("ledger", run_id, id))
     return out
 
 
-def _held_too_long(intents: Found, now: int) -> Iterator[str]:
+def _find_held_too_long(intents: Found, now: int) -> Iterator[str]:
     """The ids of intents whose sender has longer than it was given."""
     for row in intents:
         with contextlib.suppress(HoldfastError):  # one that cannot be read is told as such
-            if row[5] is not None and held_too_long(codec.decode_intent(row[0]), row[5] - now):
+            if row[5] is not None and is_held_too_long(codec.decode_intent(row[0]), row[5] - now):
                 yield row[9]
 
 
 def free(intents: Found, now: int) -> Statement:
     """What ends the leases that are longer than they were given."""
-    return Q.intents_free, (list(_held_too_long(intents, now)),)
+    return Q.intents_free, (list(_find_held_too_long(intents, now)),)
 
 
 _OWN_KINDS = ("schedule", "shelf", "worker", "offer", "pruned", "limit", "bucket", "call", "meta")

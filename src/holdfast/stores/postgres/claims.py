@@ -47,7 +47,7 @@ class Claiming(Owners, Reading):
                 return (await self._answers_lost(db, owner) if sent else []) or await self._claim_one(db, owner, named, limits)
 
             return _note_driven(committer, await self._do(by_name, whole=True))
-        return await self._take_due(self._wanted(owner, queues, skills, shapes, limits) | {"limit": limit}, limits)
+        return await self._take_due(self._ask_for(owner, queues, skills, shapes, limits) | {"limit": limit}, limits)
 
     async def _take_due(self, values: dict[str, Any], limits: Mapping[str, Limit]) -> Claims:
         """Claims what is due, or what owners have left that are gone."""
@@ -69,7 +69,7 @@ class Claiming(Owners, Reading):
         self._dead = dead
         return Claims([*claims, *_note_driven(committer, more)]).until(again)
 
-    def _wanted(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limits: Mapping[str, Limit]) -> dict[str, Any]:
+    def _ask_for(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limits: Mapping[str, Limit]) -> dict[str, Any]:
         """What a claim is asked for, and what it looks at besides."""
         begins, look = self._ground.where()
         return {
@@ -88,7 +88,7 @@ class Claiming(Owners, Reading):
         shapes: Sequence[str] | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> Claims | Loaded:
-        values = self._wanted(owner, queues, skills, shapes, limits) | {"limit": limit}
+        values = self._ask_for(owner, queues, skills, shapes, limits) | {"limit": limit}
         beside = limits or self._moved or self._crowds.lines or values["look"] or values["crowds"]
         if limit > 0 and not beside and self._few.likely and (found := await self._lone(values)) is not None:
             return found
@@ -99,16 +99,16 @@ class Claiming(Owners, Reading):
         looked = {**values, "limit": 2, "most": lone.MOST_WORKERS + 1, "boot": self._boot}
         _, (found,) = await self._ask((Q.planned_once, None), (Q.lone, looked), apart=True)
         there = lone.look(found)
-        self._few.seen(there.workers)
-        if self._gone(values["owner"], there.known) != self._dead:
+        self._few.see(there.workers)
+        if self._find_gone(values["owner"], there.known) != self._dead:
             return None
         if there.row is None:
             return Claims() if there.nothing else None
         with contextlib.suppress(HoldfastError, UnicodeDecodeError):  # one that cannot be read is claimed: its claimer says so on the run
-            return there.loaded(self._run(there.row))
+            return there.load(self._run(there.row))
         return None
 
-    def _gone(self, owner: str, known: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    def _find_gone(self, owner: str, known: Sequence[tuple[str, str]]) -> tuple[str, ...]:
         """Which owners are proven dead.
 
         Raises:
@@ -134,19 +134,19 @@ class Claiming(Owners, Reading):
             looks += [(Q.crowds, {**values, **within}), (Q.behind_lost, {**values, **within})]
         _, *seen, rows, known = await many(db, [(Q.planned_once, None), *looks, *asked])
         if values["look"]:
-            self._ground.seen(seen[0])
+            self._ground.see(seen[0])
         if values["crowds"]:
-            self._crowds.seen(seen[-2], seen[-1][0] if seen[-1] else None)
-        dead = self._gone(owner, known)
+            self._crowds.see(seen[-2], seen[-1][0] if seen[-1] else None)
+        dead = self._find_gone(owner, known)
         bounded = bool(rows) and rows[0][0] is None
-        return [] if bounded else self._claimed(rows), dead, bounded
+        return [] if bounded else self._read_claims(rows), dead, bounded
 
     async def _mark_crowd(self, line: Line) -> None:
         """Marks some of those who stand behind the holders of their lanes: claims go through them no more."""
         queue, priority, tenant = line
         asked = {"queue": queue, "priority": priority, "tenant": tenant, "among": AMONG, "marked": MARKED, "now": self._clock()}
         marked = await self._do(lambda db, sent: rows_of(db, Q.behind_set, asked), whole=True)
-        self._crowds.marked(line, len(marked))
+        self._crowds.mark(line, len(marked))
 
     async def _claim_beside(
         self, db: Connection, sent: int, values: Mapping[str, Any], declared: Mapping[str, Limit], *, bounded: bool
@@ -162,21 +162,21 @@ class Claiming(Owners, Reading):
                 rows = [r for r in await rows_of(db, Q.claim, values) if r[0] is not None]
             await self._tidy(db, values["owner"], values["dead"])
         if bounded:
-            rows, again = await self._chosen(db, values, declared)
-        return self._claimed(rows), again
+            rows, again = await self._choose(db, values, declared)
+        return self._read_claims(rows), again
 
-    def _claimed(self, rows: list[tuple[Any, ...]]) -> list[tuple[Key, Claim]]:
+    def _read_claims(self, rows: list[tuple[Any, ...]]) -> list[tuple[Key, Claim]]:
         at = self.now()
         rows.sort(key=lambda r: (-r[6], due_since(r[7], at), r[8]))
         return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in rows]
 
-    async def _chosen(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> tuple[list[tuple[Any, ...]], int | None]:
+    async def _choose(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> tuple[list[tuple[Any, ...]], int | None]:
         """The claim where a limit may hold runs back, or several tenants wait: what is in use is counted, and who may go is chosen (§10.11)."""
         at, owner, room = {"now": self._clock()}, values["owner"], values["limit"]
         _, stored, full, holders, lines, ((now, _),) = await many(
             db, [(Q.limits_lock, None), (Q.rules, None), (Q.buckets, None), (Q.holders, at), (Q.due_lines, values), (Q.see_now, at)]
         )
-        use = Use(in_force(declared, bounds.decode(stored)), owner, bounds.held(holders, self._lost), dict(full), now)
+        use = Use(in_force(declared, bounds.decode(stored)), owner, bounds.count_held(holders, self._why_lost), dict(full), now)
         may = [line for line in lines if use.in_the_way(line[0], line[2]) is None]
         asked = {**values, "in_queues": [q for q, _, _ in may], "in_priorities": [p for _, p, _ in may], "in_tenants": [t for _, _, t in may]}
         orphans, due = await many(db, [(Q.due_orphans, values), (Q.due_in, asked)])
@@ -227,10 +227,10 @@ class Claiming(Owners, Reading):
         if not known:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         if not found:
-            raise await self._left(db, run_id)
+            raise await self._tell_missing(db, run_id)
         bucket, id, fence, previous, holds, turn, status, tenant, session, lane, queue = found[0]
         its, left = see[0]
-        lost = None if previous is None else self._lost(previous, its, left)
+        lost = None if previous is None else self._why_lost(previous, its, left)
         if not apply.takeable(Found(fence, previous, lost is None, 0, b"", holds, turn, status), owner):
             return None
         if not holds:
@@ -241,7 +241,7 @@ class Claiming(Owners, Reading):
         rules = in_force(declared, bounds.decode(stored))
         if previous != owner and rules.touches(queue, tenant):
             _, full, holders, ((now, _),) = await many(db, [(Q.limits_lock, None), (Q.buckets, None), (Q.holders, {"now": at}), (Q.see_now, {"now": at})])
-            use = Use(rules, owner, bounds.held(holders, self._lost), dict(full), now)
+            use = Use(rules, owner, bounds.count_held(holders, self._why_lost), dict(full), now)
             if use.in_the_way(queue, tenant) is not None:
                 return None
             use.take(queue, tenant)
@@ -269,7 +269,7 @@ class Claiming(Owners, Reading):
 
     async def usage(self) -> Usage:
         at = {"now": self._clock()}
-        return bounds.usage(await self._ask((Q.holders, at), (Q.calls, at), (Q.buckets, None)), self._lost)
+        return bounds.usage(await self._ask((Q.holders, at), (Q.calls, at), (Q.buckets, None)), self._why_lost)
 
     async def backlog(self) -> list[Backlog]:
         (found,) = await self._ask((Q.backlog, {"now": self._clock()}))
@@ -280,7 +280,7 @@ class Claiming(Owners, Reading):
             known, ((now, _),) = await many(db, [(Q.see_takers, {"owners": [owner]}), (Q.see_now, {"now": self._clock()})])
             if not known:
                 raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-            return await bounds.enter(db, self._lost, self._clock(), now, owner, run_id, place, needs, resting=resting)
+            return await bounds.enter(db, self._why_lost, self._clock(), now, owner, run_id, place, needs, resting=resting)
 
         return await self._do(work)
 

@@ -72,7 +72,7 @@ class _Stepping(msgspec.Struct, gc=False):
     future: asyncio.Future[Tip]
     sent: bool = False
 
-    def touched(self) -> tuple[set[object], set[object]]:
+    def find_touched(self) -> tuple[set[object], set[object]]:
         return {self.step.run_id}, set()
 
 
@@ -83,7 +83,7 @@ class _Waiting(msgspec.Struct, gc=False):
     future: asyncio.Future[Tip]
     sent: bool = False
 
-    def touched(self) -> tuple[set[object], set[object]]:
+    def find_touched(self) -> tuple[set[object], set[object]]:
         return _find_touched(self.prepared)
 
 
@@ -189,7 +189,7 @@ class _Plain(msgspec.Struct, frozen=True):
     statements: Sequence[Statement]
     told: bool
 
-    def left(self, batch: list[_Waiting], error: BaseException) -> list[_Waiting]:
+    def take_left(self, batch: list[_Waiting], error: BaseException) -> list[_Waiting]:
         """All of them, after this error: what was sent may have been written."""
         if passing(error) and not isinstance(error, UNPREPARED):
             for w in (*self.born, *self.moved.values(), *self.taken):
@@ -295,11 +295,11 @@ class Committer:
         self._busy += 1
         task = asyncio.ensure_future(writing)
         self._under_way.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._end)
         if meters.METERS:
             task.add_done_callback(functools.partial(_meter, size, time.perf_counter()))
 
-    def _ended(self, task: asyncio.Future[None]) -> None:
+    def _end(self, task: asyncio.Future[None]) -> None:
         self._under_way.discard(task)
         self._busy -= 1
         self._arm()
@@ -309,7 +309,7 @@ class Committer:
     def _step_at_once(self, batch: list[_Stepping]) -> bool:
         """Sends steps in this turn of the loop and answers them in that in which the server has answered, where a connection is at rest: a task and
         its turns would be a good part of what one step takes. Gives whether it did."""
-        if meters.METERS or (held := self._pool.taken()) is None:
+        if meters.METERS or (held := self._pool.take()) is None:
             return False
         asked, names = self._steps_of([w.step for w in batch])
         if asked is None:
@@ -334,7 +334,7 @@ class Committer:
                 if left:
                     self._send(len(left), self._look_into(left))
             ended.set_result(None)
-            self._ended(ended)
+            self._end(ended)
 
         def too_late() -> None:
             exchange.leave()
@@ -359,7 +359,7 @@ class Committer:
     async def _write_steps(self, batch: list[_Stepping]) -> None:
         """One statement for all; what became of those that were not written is looked into."""
         try:
-            async with asyncio.timeout(self._patience), self._pool.held() as db:
+            async with asyncio.timeout(self._patience), self._pool.hold() as db:
                 written = await self._step(db, [w.step for w in batch])
         except (psycopg.Error, OSError) as e:
             await self._fail_steps(batch, e)
@@ -400,8 +400,8 @@ class Committer:
         """Writes steps of runs that were not known to be driven here, and settles those whose answer was lost; the others are told why not."""
 
         async def work(sent: int) -> list[Tip | HoldfastError]:
-            async with self._pool.held() as db:
-                return await self._settled(db, batch, sent > 0)
+            async with self._pool.hold() as db:
+                return await self._settle_steps(db, batch, sent > 0)
 
         try:
             outcomes = await outlasting(work, self._url, self._patience)
@@ -416,7 +416,7 @@ class Committer:
                 self.keys.pop(w.step.run_id, None)
                 _fail(w, outcome)
 
-    async def _settled(self, db: Connection, batch: Sequence[_Stepping], again: bool) -> list[Tip | HoldfastError]:
+    async def _settle_steps(self, db: Connection, batch: Sequence[_Stepping], again: bool) -> list[Tip | HoldfastError]:
         asked = {
             "b": _buckets([w.step.run_id for w in batch]), "run": Texts([w.step.run_id for w in batch]),
             "n": Numbers([w.step.after.row + 1 for w in batch]), "took": Texts(["[]"] * len(batch)),
@@ -453,7 +453,7 @@ class Committer:
     def _others_at_once(self, batch: list[_Waiting]) -> bool:
         """Sends those that write nothing beside in this turn of the loop and answers them in that in which the server has answered, as ``_step_at_once``. Gives
         whether it did."""
-        if meters.METERS or (held := self._pool.taken()) is None:
+        if meters.METERS or (held := self._pool.take()) is None:
             return False
         asked = self._plain(batch)
         if not asked.statements:
@@ -463,7 +463,7 @@ class Committer:
 
         def over(found: list[Rows] | BaseException) -> None:
             try:
-                left = asked.left(batch, found) if isinstance(found, BaseException) else self._answer_at_once(batch, asked, found)
+                left = asked.take_left(batch, found) if isinstance(found, BaseException) else self._answer_at_once(batch, asked, found)
             except Exception as e:  # nobody awaits this: whoever waits for these commits is told
                 for w in batch:
                     _fail(w, translate(e, self._url))
@@ -471,7 +471,7 @@ class Committer:
             if left:
                 self._send(len(left), self._settle_others(left))
             ended.set_result(None)
-            self._ended(ended)
+            self._end(ended)
 
         self._busy += 1
         self._under_way.add(ended)
@@ -482,10 +482,10 @@ class Committer:
         asked, left = self._plain(batch), batch
         if asked.statements:
             try:
-                async with asyncio.timeout(self._patience), self._pool.held() as db:
+                async with asyncio.timeout(self._patience), self._pool.hold() as db:
                     found = await many(db, asked.statements)
             except (psycopg.Error, OSError) as e:
-                left = asked.left(batch, e)
+                left = asked.take_left(batch, e)
             else:
                 left = self._answer_at_once(batch, asked, found)
         await self._settle_others(left)
@@ -555,7 +555,7 @@ class Committer:
                 w.sent = w.sent or sent > 0
             for attempt in range(TRIES):
                 try:
-                    async with self._pool.held() as db:
+                    async with self._pool.hold() as db:
                         return await self._transaction(db, batch)
                 except RACED:
                     if len(batch) > 1 or attempt == TRIES - 1:
@@ -604,7 +604,7 @@ class Committer:
                 begun.append(run_id)
             if not ruling.holds and run_id in seen.followed:
                 left.append(c.run)
-            beside += self._written(p, ruling, seen, rows)
+            beside += self._write_beside(p, ruling, seen, rows)
             application += c.statements
             outcomes.append(p.tip(_number(c)))
             if run_id in seen.keys and ruling.owner is not None:
@@ -730,7 +730,7 @@ class Committer:
 
     # -- what is written ----------------------------------------------------------------------------
 
-    def _written(self, p: Prepared, ruling: Ruling, seen: Seen, rows: _Rows) -> Iterator[Statement]:
+    def _write_beside(self, p: Prepared, ruling: Ruling, seen: Seen, rows: _Rows) -> Iterator[Statement]:
         """What a commit writes beside its log row and its run's, which go into ``rows``: they are there before anything else is written."""
         c, run, log = p.commit, p.commit.run, p.sealed.row
         key = seen.keys.get(run.run_id)
@@ -772,7 +772,7 @@ class Committer:
         for child in p.creates:
             ruling = self._rule(child, seen)
             assert isinstance(ruling, Ruling), "it was ruled on before"
-            yield from self._written(child, ruling, seen, rows)
+            yield from self._write_beside(child, ruling, seen, rows)
         for item in c.puts:
             yield Q.put, put_values(item, at)
         for move in c.moves:
@@ -954,7 +954,7 @@ def _apart(waiting: Sequence[W], most: int) -> tuple[list[W], list[W]]:
     for w in waiting:
         if w.future.done():
             continue  # its task was cancelled before anything was sent
-        writes, tells = w.touched()
+        writes, tells = w.find_touched()
         if len(batch) == most or writes & written or writes & told or tells & written:
             rest.append(w)
         else:

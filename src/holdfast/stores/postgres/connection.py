@@ -325,7 +325,7 @@ class Connections:
     def at_once(self, asked: Sequence[Statement]) -> asyncio.Future[list[Rows]] | None:
         """What these statements give, sent in this turn of the loop; None where no connection is at rest. A task, its turns and its timers would be most of what
         a short read costs here. Whoever waits may go: the connection comes back when the answer is there."""
-        if (held := self.taken()) is None:
+        if (held := self.take()) is None:
             return None
         answered: asyncio.Future[list[Rows]] = asyncio.get_running_loop().create_future()
         answered.add_done_callback(note_error)
@@ -347,7 +347,7 @@ class Connections:
         db, loop = held[1], asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
-        def answered() -> None:
+        def take_answers() -> None:
             late.cancel()
             if not ended.done():
                 ended.set_result(None)
@@ -359,21 +359,21 @@ class Connections:
                 self.give_back(held)
                 over(found)
 
-        def gone(_: object) -> None:
+        def leave(_: object) -> None:
             if ended.cancelled():  # too late, or the store was closed
                 late.cancel()
                 exchange.leave()
                 self._later(self._end_in_vain(held, TimeoutError("no answer"), over))
 
         try:
-            exchange = db.begin(asked, answered)
+            exchange = db.begin(asked, take_answers)
         except Exception as e:
             self._later(self._end_in_vain(held, e, over))
             return
         late = loop.call_later(seconds, ended.cancel)
         self._asked.add(ended)
         ended.add_done_callback(self._asked.discard)
-        ended.add_done_callback(gone)
+        ended.add_done_callback(leave)
 
     async def _end_in_vain(self, held: Held, error: Exception, over: Callable[[list[Rows] | BaseException], None]) -> None:
         try:
@@ -390,18 +390,18 @@ class Connections:
     async def answer(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
         """What is read on one connection. A caller that is cancelled goes at once, and the answer is waited for without it: a question that is
         broken off costs its connection, and the next one is made by a new process of the server."""
-        task = asyncio.ensure_future(self._answered(ask))
+        task = asyncio.ensure_future(self._answer(ask))
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
         task.add_done_callback(note_error)  # the server may go meanwhile; what that means for the connection is looked after where it is held
         return await asyncio.shield(task)
 
-    async def _answered(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
-        async with asyncio.timeout(ANSWER_SECONDS), self.held() as db:
+    async def _answer(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
+        async with asyncio.timeout(ANSWER_SECONDS), self.hold() as db:
             return await ask(db)
 
     @contextlib.asynccontextmanager
-    async def held(self) -> AsyncIterator[Connection]:
+    async def hold(self) -> AsyncIterator[Connection]:
         """One connection, at rest. One that comes back with an error in it is closed."""
         await self._room.get()
         try:
@@ -412,11 +412,11 @@ class Connections:
                 except BaseException as error:
                     await self._after(error, *held)
                     raise
-                await self._kept(*held)
+                await self._keep(*held)
         finally:
             self._room.put_nowait(None)
 
-    def taken(self) -> Held | None:
+    def take(self) -> Held | None:
         """A connection that is there and at rest, without waiting for one; None where there is none. It is to be given back."""
         if not self._idle or self.crowded or self._room.empty():
             return None
@@ -431,7 +431,7 @@ class Connections:
         """Gives back what was ``taken``, at rest as it was."""
         generation, db = held
         if self._closed or generation != self._generation or db.closed or self.crowded:
-            self._later(self._kept(*held))
+            self._later(self._keep(*held))
         else:
             self._idle.append(held)
         self._room.put_nowait(None)
@@ -443,7 +443,7 @@ class Connections:
         finally:
             self._room.put_nowait(None)
 
-    async def _kept(self, generation: int, db: Connection) -> None:
+    async def _keep(self, generation: int, db: Connection) -> None:
         if self._closed or generation != self._generation or db.closed:
             await db.close()
         else:

@@ -44,7 +44,7 @@ class Ground:
         """So many runs were claimed here."""
         self._taken += count
 
-    def seen(self, found: Sequence[Sequence[Any]]) -> None:
+    def see(self, found: Sequence[Sequence[Any]]) -> None:
         """What a look has found: nothing where nothing is due, and then the line that was the first still is."""
         for queue, priority, tenant, at, begins, times in found:
             oldest = [at if due is None else min(due, at) for due in (begins, times)]

@@ -160,7 +160,7 @@ class Keeping(Reading):
 
         await self._do(work)
 
-    async def pruned(self, run_id: str) -> Tombstone | None:
+    async def find_pruned(self, run_id: str) -> Tombstone | None:
         return besides.read_pruned(*await self._ask(*besides.ask_pruned([run_id])))
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:

@@ -33,7 +33,7 @@ def read_sound(found: Sequence[tuple[Any, ...]], stated: Sequence[tuple[Any, ...
     return decode(found)
 
 
-def held(found: Sequence[tuple[Any, ...]], lost: Lost) -> list[Held]:
+def count_held(found: Sequence[tuple[Any, ...]], lost: Lost) -> list[Held]:
     """Who holds how many runs; owners that are lost hold none."""
     return [Held(owner, queue, tenant, n) for owner, queue, tenant, n, boot, left in found if lost(owner, boot, left) is None]
 
@@ -62,7 +62,7 @@ async def put_rule(db: Connection, rule: Rule, before: Rule | None) -> bool:
 
 def usage(answers: Sequence[Sequence[tuple[Any, ...]]], lost: Lost) -> Usage:
     holders, calls, full = answers
-    return Usage(tuple(held(holders, lost)), in_use(calls, lost), dict(full))
+    return Usage(tuple(count_held(holders, lost)), in_use(calls, lost), dict(full))
 
 
 async def enter(
@@ -106,4 +106,4 @@ async def leave(db: Connection, at: int | None, owner: str, places: Sequence[str
         await db.execute(Q.wake_line, {"name": name, "n": n, "now": at})
 
 
-__all__ = ["decode", "enter", "held", "in_use", "keep_buckets", "leave", "put_rule", "read_sound", "usage"]
+__all__ = ["count_held", "decode", "enter", "in_use", "keep_buckets", "leave", "put_rule", "read_sound", "usage"]

@@ -36,7 +36,7 @@ class Few:
     def likely(self) -> bool:
         return self._clock() >= self._many_until
 
-    def seen(self, workers: int) -> None:
+    def see(self, workers: int) -> None:
         if workers > MOST_WORKERS:
             self._many_until = self._clock() + SECONDS
 
@@ -61,7 +61,7 @@ class Look(msgspec.Struct, frozen=True):
         """Whether a claim would find nothing."""
         return not self.due and not self.orphans and not self.bounded
 
-    def loaded(self, run: Run) -> Loaded | None:
+    def load(self, run: Run) -> Loaded | None:
         """The run, if it stands as its birth left it."""
         loaded = Loaded(run, self.tip, self.lease, None, (self.log,), (), ())
         return loaded if apply.is_unbegun(loaded) else None

@@ -28,11 +28,11 @@ class Moving:
     async def do(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         """Waits for the work, which is begun if none is under way. A caller that waits no longer leaves it under way."""
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._done(work))
+            self._task = asyncio.create_task(self._do(work))
             self._task.add_done_callback(note_error)
         await asyncio.shield(self._task)
 
-    async def waited(self) -> bool:
+    async def wait(self) -> bool:
         """Waits until what is under way has ended, however it ends. Whether something was."""
         if self._task is None or self._task.done():
             return False
@@ -45,7 +45,7 @@ class Moving:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _done(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _do(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         db = await connect(self._place, prepared=False)
         log.warning("%s: the rows of all runs are being brought up to date; with many runs this can take minutes", self._url)
         try:

@@ -102,7 +102,7 @@ class Hearing:
         await asyncio.sleep(0)
         kinds, self._owed = self._owed, 0
         try:
-            async with self._asking, pool.held() as db:
+            async with self._asking, pool.hold() as db:
                 # What it tells of is on the disk. That somebody was told need not be: after a crash everybody looks anyway.
                 await db.execute(f"SET LOCAL synchronous_commit = off; NOTIFY {CHANNEL}, '{kinds} {self._name}'", prepare=False)
         except (psycopg.Error, OSError):

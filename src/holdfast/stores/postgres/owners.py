@@ -76,11 +76,11 @@ class Owners(Server):
 
     async def _renew_over(self, pool: Connections, owner: str, ttl_us: int) -> tuple[Any, ...] | None:
         try:
-            async with pool.held() as db:
+            async with pool.hold() as db:
                 known = self._mine.get(owner)
                 row = (owner, *(known[name] for name in _WORKER[1:])) if known is not None else await first_of(db, Q.worker_row, (owner,))
                 found = None if row is None else await first_of(db, Q.worker_renew, _worker_values(row, ttl_us, self._clock()))
-                self._crowded((await one_of(db, Q.full))[0])
+                self._note_crowd((await one_of(db, Q.full))[0])
                 return found
         except (psycopg.Error, OSError, HoldfastError):
             return None  # it is tried over a connection of its own, which tells what is wrong
@@ -93,8 +93,8 @@ class Owners(Server):
                     at = self._renewing.execute(Q.server).fetchone()
                     if at is None or at[:2] != self._history:  # a worker that has renewed has held what it remembers against what is here
                         raise psycopg.OperationalError("the server is another one: the other connections have to find it first")
-                found, full = self._renewed(self._renewing, owner, ttl_us)
-                self._crowded(full)
+                found, full = self._write_renewal(self._renewing, owner, ttl_us)
+                self._note_crowd(full)
                 if self._pool is None or self._pool.crowded:
                     self._renewing.close()
                     self._renewing = None
@@ -105,7 +105,7 @@ class Owners(Server):
                 raise translate(e, self.url) from e
         return found
 
-    def _renewed(self, db: psycopg.Connection[tuple[Any, ...]], owner: str, ttl_us: int) -> tuple[tuple[Any, ...] | None, float]:
+    def _write_renewal(self, db: psycopg.Connection[tuple[Any, ...]], owner: str, ttl_us: int) -> tuple[tuple[Any, ...] | None, float]:
         """The new expiry and the time, and how full the server is, in one round trip. What this process knows of its own owner is written anew; of
         another's, what is there."""
         known = self._mine.get(owner)

@@ -82,10 +82,10 @@ class People(Server):
         return done
 
     async def drop_schedule(self, schedule_id: str) -> bool:
-        async def gone(db: Connection) -> bool:
+        async def is_gone(db: Connection) -> bool:
             return True  # nobody else puts it back: that it is not there is this verb's doing
 
-        return await self._change(Q.schedule_delete, {"id": schedule_id}, gone)
+        return await self._change(Q.schedule_delete, {"id": schedule_id}, is_gone)
 
     async def schedule(self, schedule_id: str) -> Schedule | None:
         return besides.schedule(*await self._ask((Q.schedule_get, (schedule_id,)), (Q.vouch_some, (OWN, "schedule", [schedule_id]))))
@@ -103,7 +103,7 @@ class People(Server):
         asked = besides.put_shelf(shelf, rows, once)
 
         async def work(sent: int) -> list[str]:
-            async with pool.held() as db:
+            async with pool.hold() as db:
                 taken = sorted(key for (key,) in await rows_of(db, *asked))
                 if sent and taken:  # where an answer was lost they may have been put by this very call
                     mine = {key for key, data in await rows_of(db, Q.shelf_some, (shelf, taken)) if data == rows[key]}
@@ -124,7 +124,7 @@ class People(Server):
 
         return await self._do(work)
 
-    async def shelved(self, shelf: str, key: str) -> bytes | None:
+    async def find_shelved(self, shelf: str, key: str) -> bytes | None:
         return _read_shelved(*await self._ask(_shelf_read(shelf, key)))
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:

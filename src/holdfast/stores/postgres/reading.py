@@ -130,7 +130,7 @@ class Reading(Server):
         found, stated = await self._ask((Q.inbox_of, {"b": ids.bucket_number(run_id), "run": run_id, "taken": taken}), vouchers)
         return besides.items(run_id, found, stated)
 
-    async def marked(self, owner: str) -> list[str]:
+    async def find_marked(self, owner: str) -> list[str]:
         committer = self._commits()
         if not committer.knows_all:
             (found,) = await self._ask((Q.marked, (owner,)))
@@ -139,7 +139,7 @@ class Reading(Server):
             (found,) = await self._ask((Q.marked_of, {"owner": owner, "b": Numbers([ids.bucket_number(r) for r in driven]), "run": Texts(driven)}))
         return [run_id for (run_id,) in found]
 
-    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
+    async def find_claim(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         asked = {"kind": kind, "scope": scope, "key": key, "now": self._clock()}
         found, stated = await self._ask((Q.claimed, asked), (Q.vouch_some, (OWN, "claim", [vouch.claim_id(kind, scope, key)])))
         claims = [DedupClaim(kind, scope, key, *row[:3]) for row in found]

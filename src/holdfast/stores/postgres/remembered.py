@@ -32,13 +32,13 @@ class Remembered:
         self._tails: dict[str, LostTail] = {}
         self.named: dict[str, str] = {}
 
-    def committed(self, commit: Commit, tip: Tip) -> None:
-        known = self.stepped(commit.run.run_id, tip)
+    def commit(self, commit: Commit, tip: Tip) -> None:
+        known = self.step(commit.run.run_id, tip)
         if commit.effects:
             known.facts += [e.fact for e in commit.events if isinstance(e.fact, ev.EffectFact)]
             known.effects |= {e.effect_id: e for e in commit.effects}
 
-    def stepped(self, run_id: str, tip: Tip) -> Known:
+    def step(self, run_id: str, tip: Tip) -> Known:
         known = self._known.pop(run_id, None) or Known(tip)
         known.tip = tip
         self._known[run_id] = known
@@ -53,7 +53,7 @@ class Remembered:
     def __iter__(self) -> Iterator[tuple[str, Tip]]:
         return ((run_id, known.tip) for run_id, known in self._known.items())
 
-    def lost(self, run_id: str, left: int | None, there: Mapping[str, EffectStatus]) -> None:
+    def lose(self, run_id: str, left: int | None, there: Mapping[str, EffectStatus]) -> None:
         """The log of a run ends with commit ``left``, None where the run is gone; ``there`` are the effects that are on record still, and how."""
         known = self._known.pop(run_id)
         effects = {i: e for i, e in known.effects.items() if i not in there or (there[i] in OPEN and e.status not in OPEN)}

@@ -117,7 +117,7 @@ class Server:
         pool = Connections(self._place, check=self._same_server, clock=self._plans)
 
         async def work(sent: int) -> None:
-            async with pool.held() as db:
+            async with pool.hold() as db:
                 await self._make(db)
 
         until = time.monotonic() + self.patience
@@ -127,15 +127,15 @@ class Server:
                     await outlasting(work, self.url, min(OPEN_PATIENCE, self.patience), wrote=False)
                     break
                 except StoreUnavailable as e:
-                    if not await self._moving.waited() and (not too_many(e.__cause__) or time.monotonic() > until):
+                    if not await self._moving.wait() and (not too_many(e.__cause__) or time.monotonic() > until):
                         raise
         except BaseException:
             await self._moving.close()
             await pool.close()
             raise
         self._pool, self._home = pool, asyncio.get_running_loop()
-        self._crowded(1.0 if pool.crowded else self._full)
-        self._committer = Committer(pool, self.url, self.patience, self._clock, self._lost, self._news.tell, self._news.with_it)
+        self._note_crowd(1.0 if pool.crowded else self._full)
+        self._committer = Committer(pool, self.url, self.patience, self._clock, self._why_lost, self._news.tell, self._news.with_it)
         self._news.open(pool)
         sweep()
 
@@ -191,7 +191,7 @@ class Server:
     async def _same_server(self, db: Connection) -> None:
         """Looks at a new connection: a server in recovery is left, and one on another history is a new incarnation (§1.9)."""
         system, timeline, recovering, now, full = await one_of(db, Q.server)
-        self._crowded(full)
+        self._note_crowd(full)
         self._heard = (now, ticks())
         if recovering:
             raise sql.ReadOnlySqlTransaction(f"{self.url} is a standby")
@@ -200,7 +200,7 @@ class Server:
                 await self._moving.do(functools.partial(self._new_incarnation, history=(system, timeline)))
             self._history = (system, timeline)
 
-    def _crowded(self, full: float) -> None:
+    def _note_crowd(self, full: float) -> None:
         """Notes how much of its connections the server has given away."""
         self._full, self._counted = full, time.monotonic()
         if self._pool is not None:
@@ -248,7 +248,7 @@ class Server:
             del gone[run]
         for run, left in gone.items():
             recorded = await rows_of(db, Q.effects_recorded, (run,))
-            self._remembered.lost(run, left, {effect_id: EffectStatus(status) for effect_id, status in recorded})
+            self._remembered.lose(run, left, {effect_id: EffectStatus(status) for effect_id, status in recorded})
         await db.execute(Q.hold_back, {"b": [ids.bucket_number(r) for r in gone], "run": list(gone)})
 
     def take_tail(self) -> LostTail | None:
@@ -287,12 +287,12 @@ class Server:
 
         self.incarnation = await self._do(work, anyway=True)
         if self.suspect is not None:  # its proofs of life were kept under no name
-            self.suspect, self._liveness = None, Liveness(_proofs(await self._named()))
+            self.suspect, self._liveness = None, Liveness(_proofs(await self._name()))
         self._remembered.clear()
         self._commits().forget()
         self._news.tell()
 
-    async def _named(self) -> str:
+    async def _name(self) -> str:
         """Which store this is, as its meta says."""
         meta = dict((await self._ask((Q.meta, None)))[0])
         return f"{meta['system']}.{meta['store']}"
@@ -326,7 +326,7 @@ class Server:
             return Alive.UNKNOWN
         return self._proofs().alive(owner)
 
-    def _lost(self, owner: str, its: str | None, left: int | None) -> str | None:
+    def _why_lost(self, owner: str, its: str | None, left: int | None) -> str | None:
         return apply.why_lost(left, self._alive(owner, its))
 
     def now(self) -> int:
@@ -379,7 +379,7 @@ class Server:
         async def transaction(sent: int) -> T:
             for attempt in range(TRIES):
                 try:
-                    async with pool.held() as db:
+                    async with pool.hold() as db:
                         if whole:
                             return await work(db, sent)
                         await many(db, [(Q.begin, None), (Q.bounded, None)])
@@ -407,10 +407,10 @@ class Server:
 
     async def _look_for_news(self) -> int:
         """A number that moves when anything is written; and the time, heard anew."""
-        async with self._open().held() as db:
+        async with self._open().hold() as db:
             number, now = await one_of(db, Q.news)
             if time.monotonic() - self._counted > COUNT_SECONDS:
-                self._crowded((await one_of(db, Q.full))[0])
+                self._note_crowd((await one_of(db, Q.full))[0])
         self._heard = (now, ticks())
         return int(number)
 
@@ -424,7 +424,7 @@ class Server:
         left = besides.read_pruned(*await self._ask(*besides.ask_pruned(run_ids)))
         return error if left is None else missing(left.run_id, left)
 
-    async def _left(self, db: Connection, run_id: str) -> RunNotFound:
+    async def _tell_missing(self, db: Connection, run_id: str) -> RunNotFound:
         """Inside a transaction: what is said of a run that is not here."""
         return missing(run_id, besides.read_pruned(*await many(db, besides.ask_pruned([run_id]))))
 
@@ -432,7 +432,7 @@ class Server:
         bucket = ids.bucket_number(item.run_id)
         locked, there = await many(db, [(Q.lock_run, (bucket, item.run_id)), (Q.put, put_values(item, self._clock()))])
         if not locked:
-            raise await self._left(db, item.run_id)
+            raise await self._tell_missing(db, item.run_id)
         if there and there[0][0] is None:
             raise RecordDamaged("inbox", item.run_id, item.key, missing=True)
         return besides.item(item.run_id, there[0]) if there else msgspec.structs.replace(item, taken_seq=None)

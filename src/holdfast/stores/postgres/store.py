@@ -45,7 +45,7 @@ class PostgresStore(Claiming, People, Sending, Keeping):
             tip = await committer.commit(prepared)
         except RunNotFound as e:
             raise await self._missing(e, commit.run.run_id, *(i.run_id for i in commit.puts)) from None
-        self._remembered.committed(commit, tip)
+        self._remembered.commit(commit, tip)
         return tip
 
     async def step(self, step: Step) -> Tip:
@@ -55,7 +55,7 @@ class PostgresStore(Claiming, People, Sending, Keeping):
             tip = await committer.step(step)
         except RunNotFound as e:
             raise await self._missing(e, step.run_id) from None
-        self._remembered.stepped(step.run_id, tip)
+        self._remembered.step(step.run_id, tip)
         return tip
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:

@@ -105,7 +105,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         Raises:
             psycopg.Error: of the first that failed, after which none was executed; or of the connection.
         """
-        return [self.rows(answer) for answer in await self._asked(asked)]
+        return [self.rows(answer) for answer in await self._ask(asked)]
 
     async def answer(self, asked: Statement) -> PGresult:
         """What the server answers to one statement.
@@ -113,7 +113,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         Raises:
             psycopg.Error: as ``ask``.
         """
-        (answer,) = await self._asked((asked,))
+        (answer,) = await self._ask((asked,))
         return answer
 
     def begin(self, asked: Sequence[Statement], over: Callable[[], None]) -> Exchange:
@@ -165,7 +165,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         finally:
             loop.remove_reader(socket)
 
-    async def _asked(self, asked: Sequence[Statement]) -> list[PGresult]:
+    async def _ask(self, asked: Sequence[Statement]) -> list[PGresult]:
         """Whoever is broken off before the answer leaves a connection that is of no use any more."""
         if not asked:
             return []
@@ -208,7 +208,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         if values is None:
             query = text.encode()  # as it stands: a percent sign is one
         else:
-            query, formats, names = _understood(text)
+            query, formats, names = _parse(text)
             adapter = self._adapter()
             given = values if names is None else [values[name] for name in names]
             if len(given) != len(formats):  # the dumper does not count them: it would read behind the end of its memory
@@ -313,7 +313,7 @@ class Exchange:
 
 
 @functools.lru_cache(1024)
-def _understood(text: str) -> tuple[bytes, list[PyFormat], list[str] | None]:
+def _parse(text: str) -> tuple[bytes, list[PyFormat], list[str] | None]:
     """A statement in the words of the server, the formats of its values, and their names where they have any."""
     formats: list[PyFormat] = []
     names: list[str] = []

@@ -40,7 +40,7 @@ def vouch_for(db: apsw.Connection, vouchers: Sequence[Voucher]) -> None:
         db.executemany(Q.vouch_put, vouchers)
 
 
-def stated(db: apsw.Connection, run_id: str, kind: str) -> list[Voucher]:
+def list_vouchers(db: apsw.Connection, run_id: str, kind: str) -> list[Voucher]:
     """All vouchers of one kind that a run has."""
     return [Voucher(*r) for r in rows(db, Q.vouch_of_run, (run_id, kind))]
 
@@ -74,7 +74,7 @@ def put_effect(db: apsw.Connection, e: Effect) -> Voucher:
 
 def effects_of_run(db: apsw.Connection, run_id: str) -> list[Effect]:
     found = rows(db, Q.effects_of_run, (run_id,))
-    vouch.hold(map(vouch.of_effect_row, found), stated(db, run_id, "effect"))
+    vouch.hold(map(vouch.of_effect_row, found), list_vouchers(db, run_id, "effect"))
     return [codec.decode_effect(r[-1]) for r in found]
 
 
@@ -120,7 +120,7 @@ def sound(db: apsw.Connection, found: Sequence[R], voucher: Callable[[R], Vouche
 def inbox(db: apsw.Connection, run_id: str, key: int, *, taken: bool) -> list[InboxItem]:
     """Commands of a run, oldest first; without ``taken`` those that nobody has taken."""
     found = rows(db, Q.inbox_all if taken else Q.inbox_untaken, (key,))
-    known = stated(db, run_id, "inbox") if taken else [Voucher(*r) for r in rows(db, Q.vouch_untaken, (run_id,))]
+    known = list_vouchers(db, run_id, "inbox") if taken else [Voucher(*r) for r in rows(db, Q.vouch_untaken, (run_id,))]
     vouch.hold([vouch.of_inbox(run_id, name, at, command, seq) for name, command, at, seq in found], known)
     return [InboxItem(run_id, name, codec.decode_command(command), at, seq) for name, command, at, seq in found]
 
@@ -135,7 +135,7 @@ def inbox_item(db: apsw.Connection, run_id: str, found: Sequence[Any]) -> InboxI
 # -- claims -------------------------------------------------------------------------------------------
 
 
-def claimed(db: apsw.Connection, kind: str, scope: str, key: str, now: int) -> DedupClaim | None:
+def find_claim(db: apsw.Connection, kind: str, scope: str, key: str, now: int) -> DedupClaim | None:
     there = row(db, Q.claim_any, (kind, scope, key))
     claim, status = (None, None) if there is None else (DedupClaim(kind, scope, key, *there[:3]), there[3])
     vouch.hold([] if claim is None else [vouch.of_claim(claim)], one(db, OWN, "claim", vouch.claim_id(kind, scope, key)))
@@ -220,7 +220,7 @@ def shelve(db: apsw.Connection, shelf: str, kept: Mapping[str, bytes], once: Col
     return taken
 
 
-def shelved(db: apsw.Connection, shelf: str, key: str) -> bytes | None:
+def find_shelved(db: apsw.Connection, shelf: str, key: str) -> bytes | None:
     found = row(db, Q.shelf_get, (shelf, key, vouch.shelf_id(shelf, key)))
     there, known = found[:3], found[3:]
     vouch.hold([] if there[1] is None else [vouch.of_shelf(*there)], [] if known[2] is None else [Voucher(*known)])
@@ -267,7 +267,7 @@ def emit(db: apsw.Connection, key: int, e: Emitted, now: int) -> None:
 # -- runs that were pruned ----------------------------------------------------------------------------
 
 
-def pruned(db: apsw.Connection, run_id: str) -> Tombstone | None:
+def find_pruned(db: apsw.Connection, run_id: str) -> Tombstone | None:
     there = row(db, Q.pruned_get, (run_id,))
     vouch.hold([] if there is None else [vouch.of_pruned(*there)], one(db, OWN, "pruned", run_id))
     return None if there is None else Tombstone(*there)
@@ -275,7 +275,7 @@ def pruned(db: apsw.Connection, run_id: str) -> Tombstone | None:
 
 def missing(db: apsw.Connection, run_id: str) -> RunNotFound:
     """What is said of a run that is not here."""
-    return said(run_id, pruned(db, run_id))
+    return said(run_id, find_pruned(db, run_id))
 
 
 def bury(db: apsw.Connection, run_ids: Sequence[str], at: int, by: str) -> None:
@@ -296,7 +296,7 @@ def damage_of_run(db: apsw.Connection, run_id: str, key: int | None) -> list[Rec
     }
     out: list[RecordDamaged] = []
     for kind, records in found.items():
-        out += vouch.damage(vouch.by_id(records), vouch.by_id(stated(db, run_id, kind)))
+        out += vouch.damage(vouch.by_id(records), vouch.by_id(list_vouchers(db, run_id, kind)))
     return out
 
 
@@ -319,16 +319,16 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
     """Every record of the store itself, or of a run that is not here, that is gone or is not what was written."""
     out: list[RecordDamaged] = []
     for kind, records in _of_store(db).items():
-        out += vouch.damage(vouch.by_id(records), vouch.by_id(stated(db, OWN, kind)))
+        out += vouch.damage(vouch.by_id(records), vouch.by_id(list_vouchers(db, OWN, kind)))
     left = {Voucher(*r) for r in rows(db, Q.vouch_runless)}
     runless = rows(db, Q.effects_runless)
     out += vouch.damage(vouch.by_id(map(vouch.of_effect_row, runless)), vouch.by_id(v for v in left if v.kind == "effect"))
-    out += [RecordDamaged("blob_use", r[1], digest, missing=True) for r in runless for digest in _unnoted(db, r)]
+    out += [RecordDamaged("blob_use", r[1], digest, missing=True) for r in runless for digest in _find_unnoted(db, r)]
     out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]
     return out
 
 
-def _unnoted(db: apsw.Connection, kept: Sequence[Any]) -> list[str]:
+def _find_unnoted(db: apsw.Connection, kept: Sequence[Any]) -> list[str]:
     """The large results that an effect of a pruned run names, and that nobody has noted as needed."""
     try:
         large = blobs.name_blobs((), [codec.decode_effect(kept[-1])])
@@ -351,4 +351,4 @@ def vouch_anew(db: apsw.Connection) -> None:
     found += [vouch.of_ledger(LedgerRow(*r)) for r in rows(db, Q.ledger)]
     vouch_for(db, [v for v in found if isinstance(v.run_id, str) and isinstance(v.id, str)])
     for kept in rows(db, Q.effects_runless):
-        db.executemany(Q.blob_use, [(kept[1], bytes.fromhex(digest)) for digest in _unnoted(db, kept)])
+        db.executemany(Q.blob_use, [(kept[1], bytes.fromhex(digest)) for digest in _find_unnoted(db, kept)])

@@ -19,7 +19,7 @@ from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.sqlite import besides, lanes, limits
 from holdfast.stores.sqlite.commits import Committer, lane_blocker
-from holdfast.stores.sqlite.connection import Q, mapped, reading, row, rows, value_of
+from holdfast.stores.sqlite.connection import Q, map_errors, reading, row, rows, value_of
 from holdfast.stores.sqlite.lanes import NOBODY, Behind
 from holdfast.stores.sqlite.leases import Leases
 from holdfast.stores.sqlite.owners import Seen
@@ -83,10 +83,10 @@ class Claiming(Leases, Reading):
     ) -> Claims:
         self._write()
         wanted = _Wanted.of(queues, skills, shapes, limits)
-        with mapped(self.path):
-            found = self._found(self._read(), owner, wanted, min(limit, 1), run_id)
+        with map_errors(self.path):
+            found = self._find_due(self._read(), owner, wanted, min(limit, 1), run_id)
             behind = lanes.behind(self._read(), self._crowds, queues, self._now()) if run_id is None else NOBODY
-        return await self._claimed(owner, wanted, limit, run_id, found, behind)
+        return await self._take(owner, wanted, limit, run_id, found, behind)
 
     async def claim_or_load(
         self,
@@ -100,59 +100,59 @@ class Claiming(Leases, Reading):
     ) -> Claims | Loaded:
         self._write()
         wanted = _Wanted.of(queues, skills, shapes, limits)
-        with mapped(self.path):
+        with map_errors(self.path):
             db = self._read()
-            found = self._found(db, owner, wanted, min(limit, 2), None)
+            found = self._find_due(db, owner, wanted, min(limit, 2), None)
             behind = lanes.behind(db, self._crowds, queues, self._now())
             alone = len(found.runs) == 1 and found.runs[0].holds is not None and not behind
             if alone and (loaded := self._load_unbegun(db, found.runs[0].run_id, limits)) is not None:
                 return loaded
-        return await self._claimed(owner, wanted, limit, None, found, behind)
+        return await self._take(owner, wanted, limit, None, found, behind)
 
     def _load_unbegun(self, db: apsw.Connection, run_id: str, declared: Mapping[str, Limit]) -> Loaded | None:
         """A run as it stands, if it was only ever born and no limit concerns it. One that cannot be read is claimed: its claimer says so on the run."""
         if declared or row(db, Q.rule_any)[0]:
             return None
         with contextlib.suppress(HoldfastError, UnicodeDecodeError), reading(db):
-            if (loaded := self._loaded(db, run_id)) is not None and apply.is_unbegun(loaded):
+            if (loaded := self._load(db, run_id)) is not None and apply.is_unbegun(loaded):
                 return loaded
         return None
 
-    async def _claimed(self, owner: str, wanted: _Wanted, limit: int, run_id: str | None, found: _Found, behind: Behind) -> Claims:
+    async def _take(self, owner: str, wanted: _Wanted, limit: int, run_id: str | None, found: _Found, behind: Behind) -> Claims:
         """Takes what there is to take; ``found``: some of it, as a look has shown."""
         writer = self._write()
-        with mapped(self.path):
+        with map_errors(self.path):
             if not found.runs and not behind and (run_id is not None or not self._litter(self._read(), owner)):
-                self._known(self._read(), owner)
+                self._require_known(self._read(), owner)
                 return Claims().until(found.again)
 
         def work(committer: Committer) -> tuple[list[tuple[int, Claim]], int | None, int]:
             with committer.writing():
-                self._known(committer.db, owner)
+                self._require_known(committer.db, owner)
                 marked = lanes.settle(committer.db, behind, self._now()) if behind else 0
-                found = self._found(committer.db, owner, wanted, limit, run_id)
+                found = self._find_due(committer.db, owner, wanted, limit, run_id)
                 if not found.runs and not marked and not behind.freed and not self._litter(committer.db, owner):
                     raise _Nothing(found.again)
-                return self._taken(committer.db, owner, found), found.again, marked
+                return self._give(committer.db, owner, found), found.again, marked
 
         try:
             taken, again, marked = await writer.run(work)
         except _Nothing as e:
             taken, again, marked = [], e.again, 0
         if behind.line is not None:
-            self._crowds.marked(behind.line, marked)
+            self._crowds.mark(behind.line, marked)
         if behind.freed:
             self._changes.tell(News.DUE)
         for key, claim in taken:
             writer.drives(claim.run_id, key)
         return Claims([claim for _, claim in taken]).until(again)
 
-    def _found(self, db: apsw.Connection, owner: str, wanted: _Wanted, limit: int, run_id: str | None) -> _Found:
+    def _find_due(self, db: apsw.Connection, owner: str, wanted: _Wanted, limit: int, run_id: str | None) -> _Found:
         if run_id is not None:
             return self._candidate(db, owner, run_id, wanted.limits, self._now())
         return self._candidates(db, self._owners.holding(db), owner, wanted, limit)
 
-    def _known(self, db: apsw.Connection, owner: str) -> None:
+    def _require_known(self, db: apsw.Connection, owner: str) -> None:
         """
         Raises:
             LeaseLost: the claimer is not a known worker.
@@ -160,7 +160,7 @@ class Claiming(Leases, Reading):
         if self._owners.find(db, owner) is None:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
 
-    def _taken(self, db: apsw.Connection, owner: str, found: _Found) -> list[tuple[int, Claim]]:
+    def _give(self, db: apsw.Connection, owner: str, found: _Found) -> list[tuple[int, Claim]]:
         """Inside a transaction: gives an owner what was found, and drops the owners that are gone for good."""
         now = self._now()
         limits.keep_buckets(db, found.buckets)
@@ -170,7 +170,7 @@ class Claiming(Leases, Reading):
         if others := [(owner, at_once(now), c.key, c.fence) for c in found.runs if c.holds is None]:
             db.executemany(Q.take, others)
         # A process that was killed leaves many runs: why they may be taken is proven once for all of them.
-        lost = {o: self._owners.lost(self._owners.find(db, o)) for o in {c.previous for c in found.runs if c.previous is not None}}
+        lost = {o: self._owners.why_lost(self._owners.find(db, o)) for o in {c.previous for c in found.runs if c.previous is not None}}
         out = [(c.key, self._claim_of(c, owner, lost)) for c in found.runs]
         if any(c.previous is not None for c in found.runs):
             self._tidied = -math.inf  # somebody is gone
@@ -191,7 +191,7 @@ class Claiming(Leases, Reading):
         nobody's way: they are looked for once a second, and after a run was taken over."""
         if not self._moved and time.monotonic() - self._tidied < TIDY_SECONDS:
             return []
-        gone = [w.owner for w in self._owners.seen(db) if w.owner != owner and self._owners.forgettable(w)]
+        gone = [w.owner for w in self._owners.look_at_all(db) if w.owner != owner and self._owners.forgettable(w)]
         gone = [o for o in gone if not row(db, Q.worker_runs, (o,))[0]]
         named = {e.owner for e in besides.effects_open(db) if not e.closed} if gone else set()
         litter = [o for o in gone if o not in named]
@@ -236,7 +236,7 @@ class Claiming(Leases, Reading):
         if found is None:
             raise besides.missing(db, run_id)
         key, fence, owner, status, tenant, session, lane, holds, turn, queue = found
-        live = owner is not None and self._owners.lost(self._owners.find(db, owner)) is None
+        live = owner is not None and self._owners.why_lost(self._owners.find(db, owner)) is None
         if not apply.takeable(Found(fence, owner, live, 0, b"", bool(holds), turn, status), claimer):
             return _Found()
         if not holds and lane_blocker(db, (tenant, session, lane), key, turn, now) is not None:
@@ -252,7 +252,7 @@ class Claiming(Leases, Reading):
         return _Found(one, use.buckets)
 
     async def rules(self) -> list[Rule]:
-        with mapped(self.path):
+        with map_errors(self.path):
             return limits.sound_rules(self._read())
 
     async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
@@ -266,25 +266,25 @@ class Claiming(Leases, Reading):
 
     async def usage(self) -> Usage:
         db = self._read()
-        with mapped(self.path):
-            return limits.usage(db, self._owners.seen(db))
+        with map_errors(self.path):
+            return limits.usage(db, self._owners.look_at_all(db))
 
     async def backlog(self) -> list[Backlog]:
-        with mapped(self.path):
+        with map_errors(self.path):
             return limits.backlog(self._read(), self._now())
 
     async def enter(self, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], *, resting: bool = False) -> Later | None:
         writer = self._write()
-        with mapped(self.path):
+        with map_errors(self.path):
             db = self._read()
             if self._owners.find(db, owner) is None:
                 raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-            if not resting and isinstance(found := limits.may(db, self._owners.seen(db), owner, place, needs, self._now()), Later | None):
+            if not resting and isinstance(found := limits.may(db, self._owners.look_at_all(db), owner, place, needs, self._now()), Later | None):
                 return found
 
         def work(committer: Committer) -> Later | None:
             with committer.writing():
-                return limits.enter(committer.db, self._owners.seen(committer.db), owner, run_id, place, needs, self._now(), resting=resting)
+                return limits.enter(committer.db, self._owners.look_at_all(committer.db), owner, run_id, place, needs, self._now(), resting=resting)
 
         return await writer.run(work)
 

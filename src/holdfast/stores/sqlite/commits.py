@@ -111,7 +111,7 @@ class Committer:
             if key is not None and isinstance(w, Prepared) and w.end:
                 log = w.sealed.row
                 assert w.commit.after is not None, "the commit that ends a run must follow an earlier commit of it"
-                return Applied(w.tip(self._lone((key, log.seq, w.commit.after.row, log.hash, log.data), Q.end_run, _ended(w, key))), key, False)
+                return Applied(w.tip(self._lone((key, log.seq, w.commit.after.row, log.hash, log.data), Q.end_run, _end_row(w, key))), key, False)
             if isinstance(w, Prepared) and w.birth:
                 return self._transaction([w], {}, plainly=True)[0]
         except Refused:
@@ -183,7 +183,7 @@ class Committer:
             carried += [(key, lender) for lender in (() if c.behind is None else c.behind.runs)]
             number += 1
             digest = p.sealed.row.hash
-            born.append((*_hot(p, number, owner), apply.due_after(c, owner, now, lambda: False), *_cold(p, ruling, number), *_found_by(run), key))
+            born.append((*_hot(p, number, owner), apply.due_after(c, owner, now, lambda: False), *_cold(p, ruling, number), *_list_found_by(run), key))
             log.append((number, key, p.sealed.row.seq, 0, digest, p.sealed.row.data))
             done[i] = Applied(p.tip(number), key, True)
         if born:
@@ -205,7 +205,7 @@ class Committer:
             number += 1
             digest = sealed.hash
             log.append((number, key, sealed.seq, after.row, digest, sealed.data))
-            ended.append((*_ended(p, key), number))
+            ended.append((*_end_row(p, key), number))
             done[i] = Applied(p.tip(number), key, False)
         if ended:
             self._cursor.executemany(Q.steps_log, log)
@@ -251,7 +251,7 @@ class Committer:
         owner = ruling.owner
         hot, cold = _hot(p, number, owner), _cold(p, ruling, number)
         if state is None:
-            execute(Q.run_insert, (*hot, ruling.due, *cold, *_found_by(run)))
+            execute(Q.run_insert, (*hot, ruling.due, *cold, *_list_found_by(run)))
             key = self.db.last_insert_rowid()
         execute(Q.steps_log, (number, key, log.seq, tip, log.hash, log.data))
         for taken in c.took:
@@ -287,15 +287,15 @@ class Committer:
     def _rule(self, p: Prepared, state: tuple[Any, ...] | None, sight: Sight, now: int) -> Ruling:
         """What becomes of the run's row, of which ``state`` holds tip, fence, owner, holds, turn, status and the tip's hash."""
         lease = p.commit.lease
-        taker = not isinstance(lease, Take) or self._known(lease.owner)
+        taker = not isinstance(lease, Take) or self._knows(lease.owner)
         if state is None:
             return apply.admit(p, None, sight, incarnation=self._incarnation(), taker=taker, now=now)
         tip, fence, owner, holds, turn, status, digest, _ = state
-        live = owner is not None and isinstance(lease, Take | Touch) and self._owners.lost(self._owners.find(self.db, owner)) is None
+        live = owner is not None and isinstance(lease, Take | Touch) and self._owners.why_lost(self._owners.find(self.db, owner)) is None
         there = Found(fence, owner, live, tip, digest, bool(holds), turn, status)
         return apply.admit(p, there, sight, incarnation=0, taker=taker, now=now, limited=lambda: bool(row(self.db, Q.rule_any)[0]))
 
-    def _known(self, owner: str) -> bool:
+    def _knows(self, owner: str) -> bool:
         """Whether there is such a worker; looked up once in a transaction."""
         if owner not in self._looked:
             self._looked[owner] = self._owners.find(self.db, owner) is not None
@@ -386,7 +386,7 @@ class Sight:
         return key in self._find_untaken()
 
     def claimant(self, claim: DedupClaim) -> str | None:
-        there = besides.claimed(self._db, claim.kind, claim.scope, claim.key, self._now)
+        there = besides.find_claim(self._db, claim.kind, claim.scope, claim.key, self._now)
         return None if there is None else there.run_id
 
     def attempts(self, key: str) -> list[str]:
@@ -408,7 +408,7 @@ def _hot(p: Prepared, number: int, owner: str | None) -> tuple[Any, ...]:
     return (p.sealed.row.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, p.commit.fence, owner)
 
 
-def _ended(p: Prepared, key: int) -> tuple[Any, ...]:
+def _end_row(p: Prepared, key: int) -> tuple[Any, ...]:
     """What a plain end makes of its run's row, and what it compares."""
     c, run, after = p.commit, p.commit.run, p.commit.after
     assert after is not None, "the commit that ends a run must follow an earlier commit of it"
@@ -422,7 +422,7 @@ def _cold(p: Prepared, ruling: Ruling, number: int) -> tuple[Any, ...]:
     return (int(ruling.holds), ruling.turn or number, p.whole_size, run.status.value, run.priority, run.shape, p.sealed.doc)
 
 
-def _found_by(run: Run) -> tuple[Any, ...]:
+def _list_found_by(run: Run) -> tuple[Any, ...]:
     """What a run is found by, from its birth on."""
     return (run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root)
 

@@ -49,7 +49,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     """What an SQLite error means to whoever must act; the only place where that is decided."""
     text = str(error)
     if isinstance(error, apsw.ConstraintError):
-        return _violated(text)
+        return _tell_violation(text)
     if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and no_room(error, path)):
         return StoreFull(f"{path}: the disk is full; the last commit was not written", hint="free some space; a running worker then continues automatically, otherwise resume the run: everything committed before is intact")
     if isinstance(error, apsw.CantOpenError) and not (folder := Path(path).absolute().parent).is_dir():
@@ -69,7 +69,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     return StoreError(f"{path}: {type(error).__name__}: {text}")
 
 
-def _violated(text: str) -> HoldfastError:
+def _tell_violation(text: str) -> HoldfastError:
     """A unique index said no: what that means is known by its columns."""
     if "effect.key" in text:
         return EffectInProgress("another attempt under this key is not settled", hint="wait for it")
@@ -132,7 +132,7 @@ def begin_anew(path: str, limit: int) -> bool:
             return False
     except OSError:
         return False
-    with contextlib.closing(connect(path, patience=0)) as db, mapped(path):
+    with contextlib.closing(connect(path, patience=0)) as db, map_errors(path):
         (busy, _, _), *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return not busy
 
@@ -165,7 +165,7 @@ def unmake(path: str) -> None:
 
 
 @contextlib.contextmanager
-def mapped(path: str) -> Iterator[None]:
+def map_errors(path: str) -> Iterator[None]:
     """Raises Holdfast's errors for SQLite's."""
     try:
         yield
@@ -182,7 +182,7 @@ def connect(path: str, *, patience: float = PATIENCE, create: bool = False, read
         StoreReadOnly, StoreCorrupt, StoreBusy: by what stands in the way.
     """
     flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
-    with mapped(path):
+    with map_errors(path):
         db = apsw.Connection(path, flags=flags, statementcachesize=128)
         try:
             db.set_busy_handler(_waiter(patience))
@@ -262,7 +262,7 @@ def _field(*values: Any) -> Any:
     return msgspec.msgpack.decode(data)[place]
 
 
-def _shown(*values: Any) -> str:
+def _show(*values: Any) -> str:
     return as_json(values[0])
 
 
@@ -273,7 +273,7 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
         UnsupportedFormat: a newer release has been here.
         StoreReadOnly: it is an older one, and cannot be written.
     """
-    with mapped(path):
+    with map_errors(path):
         before = int(db.pragma("user_version"))
         if before == len(MIGRATIONS) and db.pragma("application_id") == APPLICATION_ID:
             return
@@ -286,7 +286,7 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
             number = int(db.pragma("user_version"))
             readable(number, path)
             db.create_scalar_function("holdfast_field", _field, 2, deterministic=True)
-            db.create_scalar_function("holdfast_json", _shown, 1, deterministic=True)
+            db.create_scalar_function("holdfast_json", _show, 1, deterministic=True)
             db.create_scalar_function("seal", _seal, deterministic=True)
             for script in MIGRATIONS[number:]:
                 db.execute(script)
@@ -312,7 +312,7 @@ def _standing(*columns: Any) -> bytes:
 
 def schema_number(path: str) -> int:
     """The schema's number in a file, read without changing it; 0 if it has none."""
-    with mapped(path), contextlib.closing(connect(path, readonly=True)) as db:
+    with map_errors(path), contextlib.closing(connect(path, readonly=True)) as db:
         return int(db.pragma("user_version"))
 
 

@@ -36,7 +36,7 @@ from holdfast.stores.sqlite.connection import (
     Q,
     begin_anew,
     connect,
-    mapped,
+    map_errors,
     process_named,
     readers,
     row,
@@ -113,7 +113,7 @@ class File:
     def _prepare(self, db: apsw.Connection) -> None:
         """Makes the tables where there are none, and looks what the file is."""
         try:
-            with mapped(self.path):
+            with map_errors(self.path):
                 empty = db.pragma("user_version") == 0
                 schema(db, self.path, secrets.randbits(31))
                 if empty:
@@ -241,12 +241,12 @@ class File:
         return [Problem("disk_low", "warning", f"the disk of {self.path} has {free >> 20} MiB left", "make room: on a full disk every run stops at its last commit")]
 
     def _old_readers(self) -> set[tuple[int, int]]:
-        with mapped(self.path), contextlib.closing(connect(self.path, patience=0)) as db:
+        with map_errors(self.path), contextlib.closing(connect(self.path, patience=0)) as db:
             return readers(self.path) if waiting_log(db) else set()
 
     def _same_file(self) -> None:
         """Looks whether the path still leads to the file that is open; writes end where it does not (X-27). May run in any thread."""
-        if self._file is not None and self.suspect is None and (what := self._file.lost()):
+        if self._file is not None and self.suspect is None and (what := self._file.tell_lost()):
             way_out = "put the file back, or end the processes that use it and open what is there now"
             self.suspect = StoreMoved(f"{self.path} {what} while it was open", hint=way_out)
 
@@ -258,7 +258,7 @@ class File:
                 if path not in self._log:
                     if os.path.exists(path):
                         self._log[path] = Identity(path)
-                elif self.suspect is None and (what := self._log[path].lost()):
+                elif self.suspect is None and (what := self._log[path].tell_lost()):
                     way_out = "stop this process with SIGTERM, so that what it wrote reaches the file; then open the store again"
                     self.suspect = StoreMoved(f"{path} {what} while it was open", hint=way_out)
         except HoldfastError as e:
@@ -309,7 +309,7 @@ class File:
     # -- news ---------------------------------------------------------------------------------------
 
     def _data_version(self) -> int:
-        with mapped(self.path):
+        with map_errors(self.path):
             return int(value_of(self._read(), "PRAGMA data_version", ()))
 
     @property
@@ -324,7 +324,7 @@ class File:
         """An operator accepts the log as it is: a new incarnation, and every fence given out before is void (§1.9)."""
         if self._db is None:
             raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
-        with mapped(self.path):
+        with map_errors(self.path):
             self._renew_incarnation(self._db)
 
     def _renew_incarnation(self, db: apsw.Connection) -> None:

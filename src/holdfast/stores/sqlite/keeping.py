@@ -24,7 +24,7 @@ from holdfast.stores.files import on_disk
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, outbox, upkeep
 from holdfast.stores.sqlite.commits import Committer
-from holdfast.stores.sqlite.connection import Q, connect, mapped, readable, reading, row, rows, schema, shutting, writing
+from holdfast.stores.sqlite.connection import Q, connect, map_errors, readable, reading, row, rows, schema, shutting, writing
 from holdfast.stores.sqlite.reading import Reading, log_forward
 
 MAX_PROBLEMS = 100
@@ -43,7 +43,7 @@ class Keeping(Reading):
 
     def _inspect(self) -> list[Problem]:
         try:
-            with mapped(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db:
+            with map_errors(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db:
                 with reading(db):
                     words = [str(r[0]) for r in db.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})")]
                     bad = [_integrity(self.path, w) for w in words if w != "ok"]
@@ -55,7 +55,7 @@ class Keeping(Reading):
 
     async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
         db = self._read()
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             if not after:
                 self._orphans = upkeep.orphans(db)
             found = [r for (r,) in rows(db, Q.run_ids, (after, limit)) if isinstance(r, str)]  # a damaged index gives anything
@@ -65,7 +65,7 @@ class Keeping(Reading):
 
     async def evidence(self, run_id: str) -> Evidence | None:
         db = self._read()
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             raw = upkeep.raw_row(db, run_id)
             if raw is not None:
                 found = upkeep.evidence_of(raw, self._lease(db, raw["fence"], raw["owner"], raw["due"]), row(db, Q.log_end, (raw["tip"],)))
@@ -85,7 +85,7 @@ class Keeping(Reading):
 
     def _beside_apart(self, run_id: str, id: int) -> list[Problem]:
         """The same in a thread, on a connection of its own."""
-        with mapped(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db, reading(db):
+        with map_errors(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db, reading(db):
             return self._beside(db, run_id, id)
 
     def _orphan(self, db: apsw.Connection, run_id: str) -> tuple[int, int] | None:
@@ -95,13 +95,13 @@ class Keeping(Reading):
 
     async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
         db = self._read()
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             place = row(db, Q.run_tip, (run_id,)) or self._orphan(db, run_id)
             return [] if place is None else log_forward(db, place[0], place[1], after, limit)
 
     async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
         db = self._read()
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             place = row(db, Q.run_tip, (run_id,)) or self._orphan(db, run_id)
             found = None if place is None else row(db, Q.whole_next, (place[0], after))
         if found is None:
@@ -115,12 +115,12 @@ class Keeping(Reading):
         writer = self._write()
         backup = upkeep.keep_backup(self.path, evidence)
 
-        def lost(owner: str) -> bool:
-            return self._owners.lost(self._owners.find(self._read(), owner)) is not None
+        def is_lost(owner: str) -> bool:
+            return self._owners.why_lost(self._owners.find(self._read(), owner)) is not None
 
         def work(committer: Committer) -> None:
             with committer.writing():
-                committer.last = upkeep.rebuild(committer.db, evidence, commits, self._now(), lost)
+                committer.last = upkeep.rebuild(committer.db, evidence, commits, self._now(), is_lost)
 
         try:
             await writer.run(work)
@@ -132,7 +132,7 @@ class Keeping(Reading):
         return backup
 
     async def claims_of(self, run_id: str) -> list[DedupClaim]:
-        with mapped(self.path):
+        with map_errors(self.path):
             return besides.claims_of(self._read(), run_id)
 
     async def adopt(self, dossier: Dossier) -> bool:
@@ -142,7 +142,7 @@ class Keeping(Reading):
 
         def work(committer: Committer) -> None:
             with committer.writing():
-                if besides.pruned(committer.db, run_id) is not None:
+                if besides.find_pruned(committer.db, run_id) is not None:
                     raise besides.missing(committer.db, run_id)
                 committer.last = upkeep.adopt(committer.db, dossier, self.incarnation, self._now())
 
@@ -151,7 +151,7 @@ class Keeping(Reading):
         return True
 
     async def loans(self) -> list[tuple[str, str]]:
-        with mapped(self.path):
+        with map_errors(self.path):
             return rows(self._read(), Q.loans)
 
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
@@ -161,12 +161,12 @@ class Keeping(Reading):
 
         await self._write().run(work)
 
-    async def pruned(self, run_id: str) -> Tombstone | None:
-        with mapped(self.path):
-            return besides.pruned(self._read(), run_id)
+    async def find_pruned(self, run_id: str) -> Tombstone | None:
+        with map_errors(self.path):
+            return besides.find_pruned(self._read(), run_id)
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        with mapped(self.path):
+        with map_errors(self.path):
             if dry:
                 return upkeep.prunable(self._read(), before, ())
 
@@ -222,7 +222,7 @@ class Keeping(Reading):
         """The copy has its name once it is whole and on the disk; one that fails leaves nothing behind."""
         building = f"{target}.{os.getpid()}.tmp"
         try:
-            with mapped(target), shutting(connect(source)) as here, shutting(apsw.Connection(building)) as there:
+            with map_errors(target), shutting(connect(source)) as here, shutting(apsw.Connection(building)) as there:
                 _pour_all(there.backup("main", here, "main"))
                 if not _is_sound(there):
                     raise StoreCorrupt(f"{source} is damaged, so no backup was made of it", hint="holdfast check and doctor say what is wrong; restore an older backup")
@@ -248,13 +248,13 @@ class Keeping(Reading):
             raise UsageError(f"there is no file {source}", hint="give the path of a backup")
         db = self._read()
         await asyncio.to_thread(self._pour, source)
-        with mapped(self.path):
+        with map_errors(self.path):
             self._renew_incarnation(db)
 
     def _pour(self, source: str) -> None:
-        with mapped(source), shutting(connect(source, readonly=True)) as there:
+        with map_errors(source), shutting(connect(source, readonly=True)) as there:
             check_backup(there, source)
-            with mapped(self.path), shutting(connect(self.path)) as here:
+            with map_errors(self.path), shutting(connect(self.path)) as here:
                 _pour_all(here.backup("main", there, "main"))
                 schema(here, self.path, 0)
 
@@ -295,7 +295,7 @@ def set_aside(path: str, source: str) -> str:
         StoreCorrupt, UnsupportedFormat: the backup is none that could take its place.
         StoreBusy: a living process still has the store open.
     """
-    with mapped(source), shutting(connect(source, readonly=True)) as db:
+    with map_errors(source), shutting(connect(source, readonly=True)) as db:
         check_backup(db, source)
     if living := Liveness(f"{path}-live").living():
         raise StoreBusy(f"{path} is still open in {', '.join(living)}", hint="end these processes first, then restore again")

@@ -47,7 +47,7 @@ def behind(db: apsw.Connection, crowds: Crowds, queues: Sequence[str], now: int)
         found = rows(db, Q.behind_lanes, (*crowds.lane, LANES))
         freed = [key for _, _, _, key in found if key is not None]
         crowded = [line for line in islice(_lines(db, queues), LINES) if row(db, Q.behind_first, (*line, now, FEW))[0] >= CROWD]
-        crowds.seen(crowded, found[-1] if len(found) == LANES else None)
+        crowds.see(crowded, found[-1] if len(found) == LANES else None)
     return Behind(next(iter(crowds.lines), None), freed)
 
 

@@ -10,7 +10,7 @@ from holdfast.core.offers import Offer
 from holdfast.ports import News, Worker
 from holdfast.stores.sqlite import besides, limits
 from holdfast.stores.sqlite.commits import Committer
-from holdfast.stores.sqlite.connection import Q, mapped, value_of, writing
+from holdfast.stores.sqlite.connection import Q, map_errors, value_of, writing
 from holdfast.stores.sqlite.file import File
 
 
@@ -34,7 +34,7 @@ class Leases(File):
     async def renew(self, owner: str, ttl_us: int) -> int:
         """May be driven from any thread (``asyncio.run``): it has a connection of its own and awaits nothing."""
         self._write()
-        with self._renewal, mapped(self.path):
+        with self._renewal, map_errors(self.path):
             if self._renewing is None:
                 self._renewing = self._another()
             with writing(self._renewing):
@@ -57,8 +57,8 @@ class Leases(File):
         self._liveness.keep(owner)
 
     async def owner_alive(self, owner: str) -> Alive:
-        with mapped(self.path):
-            return self._owners.known(self._read(), owner)
+        with map_errors(self.path):
+            return self._owners.is_alive(self._read(), owner)
 
     def abandon(self, owner: str) -> None:
         """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""
@@ -66,10 +66,10 @@ class Leases(File):
 
     async def workers(self, *, counted: bool = True) -> list[Worker]:
         db, now = self._read(), self._now()
-        with mapped(self.path):
+        with map_errors(self.path):
             return [
                 Worker(
-                    w.owner, w.started_at, now + self._owners.left(w), self._owners.alive(w).value,
+                    w.owner, w.started_at, now + self._owners.remaining(w), self._owners.alive(w).value,
                     value_of(db, Q.worker_runs, (w.owner,)) if counted else 0, self._offer(db, w.owner),
                 )
                 for w in self._owners.all(db)

@@ -28,7 +28,7 @@ def sound_rules(db: apsw.Connection) -> list[Rule]:
         RecordDamaged: one is lost, or is not what was set.
     """
     found = rows(db, Q.rules)
-    vouch.hold((vouch.of_limit(*r) for r in found), besides.stated(db, OWN, "limit"))
+    vouch.hold((vouch.of_limit(*r) for r in found), besides.list_vouchers(db, OWN, "limit"))
     return [codec.decode_rule(data) for _, data in found]
 
 
@@ -43,7 +43,7 @@ def put_rule(db: apsw.Connection, rule: Rule, before: Rule | None) -> bool:
     return True
 
 
-def held(db: apsw.Connection, workers: Sequence[Seen]) -> list[Held]:
+def count_held(db: apsw.Connection, workers: Sequence[Seen]) -> list[Held]:
     """Who holds how many runs; owners that are lost hold none."""
     living = {w.owner for w in workers if w.lost is None}
     return [h for h in (Held(*r) for r in rows(db, Q.held)) if h.owner in living]
@@ -60,7 +60,7 @@ def keep_buckets(db: apsw.Connection, changed: Mapping[str, int]) -> None:
 
 
 def use(db: apsw.Connection, workers: Sequence[Seen], rules_now: Rules, owner: str, now: int) -> Use:
-    return Use(rules_now, owner, held(db, workers), buckets(db), now)
+    return Use(rules_now, owner, count_held(db, workers), buckets(db), now)
 
 
 def _in_use(db: apsw.Connection, workers: Sequence[Seen]) -> Counter[str]:
@@ -72,7 +72,7 @@ def _in_use(db: apsw.Connection, workers: Sequence[Seen]) -> Counter[str]:
 
 
 def usage(db: apsw.Connection, workers: Sequence[Seen]) -> Usage:
-    return Usage(tuple(held(db, workers)), _in_use(db, workers), buckets(db))
+    return Usage(tuple(count_held(db, workers)), _in_use(db, workers), buckets(db))
 
 
 def backlog(db: apsw.Connection, now: int) -> list[Backlog]:
@@ -110,11 +110,11 @@ def enter(
             _put_calls(db, [(place, got.name, None, run_id, now)])
         return got
     keep_buckets(db, got)
-    _dropped(db, Q.call_drop, (place,))
+    _drop(db, Q.call_drop, (place,))
     _put_calls(db, [(place, name, owner, run_id, now) for name in needs])
     for worker in workers:
         if worker.lost is not None:
-            _dropped(db, Q.calls_left, (worker.owner,))
+            _drop(db, Q.calls_left, (worker.owner,))
     return None
 
 
@@ -123,7 +123,7 @@ def _put_calls(db: apsw.Connection, calls: Sequence[tuple[str, str, str | None, 
     besides.vouch_for(db, [vouch.of_call(*call) for call in calls])
 
 
-def _dropped(db: apsw.Connection, statement: str, values: Sequence[str]) -> list[str]:
+def _drop(db: apsw.Connection, statement: str, values: Sequence[str]) -> list[str]:
     """Deletes calls, with what vouches for them; the names of the limits they held."""
     gone = rows(db, statement, values)
     db.executemany(Q.vouch_drop, [(OWN, "call", vouch.call_id(place, name)) for place, name in gone])
@@ -132,19 +132,19 @@ def _dropped(db: apsw.Connection, statement: str, values: Sequence[str]) -> list
 
 def forget(db: apsw.Connection, run_id: str) -> None:
     """Inside a transaction: drops the calls of a run that goes."""
-    _dropped(db, Q.prune_call, (run_id,))
+    _drop(db, Q.prune_call, (run_id,))
 
 
 def leave(db: apsw.Connection, owner: str, places: Sequence[str] | None, now: int) -> None:
     """Inside a transaction: ends calls (None: all of the owner's), and wakes who has waited longest for what they held."""
     freed: Counter[str] = Counter()
     if places is None:
-        freed.update(_dropped(db, Q.calls_left, (owner,)))
+        freed.update(_drop(db, Q.calls_left, (owner,)))
     for place in places or ():
-        freed.update(_dropped(db, Q.call_left, (place, owner)))
+        freed.update(_drop(db, Q.call_left, (place, owner)))
     for name, n in freed.items():
         for (key,) in rows(db, Q.line, (name, now, n)):
             db.execute(Q.wake, (at_once(now), key))
 
 
-__all__ = ["backlog", "buckets", "enter", "forget", "held", "keep_buckets", "leave", "may", "put_rule", "rules", "sound_rules", "usage", "use", "waiting_in"]
+__all__ = ["backlog", "buckets", "count_held", "enter", "forget", "keep_buckets", "leave", "may", "put_rule", "rules", "sound_rules", "usage", "use", "waiting_in"]

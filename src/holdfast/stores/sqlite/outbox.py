@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from holdfast.core import codec, vouch
 from holdfast.core.commit import LedgerRow, Settlement
 from holdfast.core.errors import EventUnreadable, HoldfastError, RecordDamaged
-from holdfast.core.intents import Intent, IntentState, drop_payload, held_too_long, stands, start_sending
+from holdfast.core.intents import Intent, IntentState, drop_payload, is_held_too_long, stands, start_sending
 from holdfast.core.lease import Alive
 from holdfast.core.vouch import Voucher
 from holdfast.ports import IntentCount
@@ -91,7 +91,7 @@ def hold_intents(db: apsw.Connection, run_id: str) -> None:
         RecordDamaged: the first that is gone, or is not what was written.
     """
     vouch.hold(
-        map(vouch.of_intent_row, rows(db, Q.intents + " WHERE run_id = ? ORDER BY id", (run_id,))), besides.stated(db, run_id, "intent")
+        map(vouch.of_intent_row, rows(db, Q.intents + " WHERE run_id = ? ORDER BY id", (run_id,))), besides.list_vouchers(db, run_id, "intent")
     )
 
 
@@ -124,7 +124,7 @@ class Search:
                 found_one = self._owners.find(db, owner)
                 senders[owner] = (found_one, found_one is not None and self._owners.alive(found_one) is Alive.NO)
             worker, gone = senders[owner]
-            left = self._owners.left_of(worker, ticks, until, now)
+            left = self._owners.remaining_of(worker, ticks, until, now)
             if not gone and left > 0 and mine is None:
                 continue
             found = _keep_sound(db, [kept])
@@ -249,27 +249,27 @@ def damage_of_run(db: apsw.Connection, run_id: str, owners: Owners, now: int) ->
     """Every intent and ledger row of a run that is gone or is not what was written, and intents whose sender has longer than it was given."""
     intents = map(vouch.of_intent_row, rows(db, Q.intents + " WHERE run_id = ?", (run_id,)))
     entries = [LedgerRow(*found) for found in rows(db, Q.ledger + " WHERE run_id = ?", (run_id,))]
-    out = list(vouch.damage(vouch.by_id(intents), vouch.by_id(besides.stated(db, run_id, "intent"))))
-    out += vouch.damage(vouch.by_id(map(vouch.of_ledger, entries)), vouch.by_id(besides.stated(db, run_id, "ledger")))
+    out = list(vouch.damage(vouch.by_id(intents), vouch.by_id(besides.list_vouchers(db, run_id, "intent"))))
+    out += vouch.damage(vouch.by_id(map(vouch.of_ledger, entries)), vouch.by_id(besides.list_vouchers(db, run_id, "ledger")))
     told = {e.record for e in out}
-    out += [RecordDamaged("intent", run_id, id) for id in _held_too_long(db, run_id, owners, now) if id not in told]
+    out += [RecordDamaged("intent", run_id, id) for id in _find_held_too_long(db, run_id, owners, now) if id not in told]
     shown = dict(rows(db, Q.ledger_shown, (run_id,)))
     out += [RecordDamaged("ledger", run_id, id) for e in entries if (id := vouch.ledger_id(e.number)) not in told and not _shows(shown[e.number], e.data)]
     return out
 
 
-def _held_too_long(db: apsw.Connection, run_id: str | None, owners: Owners, now: int) -> Iterator[str]:
+def _find_held_too_long(db: apsw.Connection, run_id: str | None, owners: Owners, now: int) -> Iterator[str]:
     """Intents of a run, or of all, whose sender has longer than it was given."""
     for id, data, owner, until, ticks in rows(db, Q.intents_held, (run_id,)):
         worker = owners.find(db, owner) if owner is not None else None
         with contextlib.suppress(HoldfastError):  # one that cannot be read is told as such
-            if held_too_long(codec.decode_intent(data), owners.left_of(worker, ticks, until, now)):
+            if is_held_too_long(codec.decode_intent(data), owners.remaining_of(worker, ticks, until, now)):
                 yield id
 
 
 def free(db: apsw.Connection, owners: Owners, now: int) -> None:
     """Inside a transaction: ends the leases that are longer than they were given."""
-    db.executemany(Q.intent_free, [(id,) for id in [*_held_too_long(db, None, owners, now)]])
+    db.executemany(Q.intent_free, [(id,) for id in [*_find_held_too_long(db, None, owners, now)]])
 
 
 def _shows(json: str | None, data: bytes) -> bool:

@@ -91,19 +91,19 @@ class Owners:
     def all(self, db: apsw.Connection) -> list[WorkerRow]:
         return [WorkerRow(*found) for found in rows(db, Q.workers)]
 
-    def seen(self, db: apsw.Connection) -> list[Seen]:
+    def look_at_all(self, db: apsw.Connection) -> list[Seen]:
         """Every worker; the proof of life of each is looked at once."""
-        return [self._judged(w) for w in self.all(db)]
+        return [self._judge(w) for w in self.all(db)]
 
     def holding(self, db: apsw.Connection) -> list[Seen]:
         """The same of those who hold runs: however many are up, no more of them do than there is work for."""
-        return [self._judged(WorkerRow(*found)) for found in rows(db, Q.workers_holding)]
+        return [self._judge(WorkerRow(*found)) for found in rows(db, Q.workers_holding)]
 
-    def _judged(self, row: WorkerRow) -> Seen:
+    def _judge(self, row: WorkerRow) -> Seen:
         alive = self.alive(row)
-        return Seen(row, alive, apply.why_lost(self.left(row), alive))
+        return Seen(row, alive, apply.why_lost(self.remaining(row), alive))
 
-    def left(self, row: WorkerRow) -> int:
+    def remaining(self, row: WorkerRow) -> int:
         """Microseconds until the lease runs out; below one it has."""
         return self.until(row, row.ticks, row.expires_at)
 
@@ -111,7 +111,7 @@ class Owners:
         """Microseconds until a moment that this owner has given by both clocks."""
         return ticks - self._ticks() if row.boot == self._boot else at - self._now()
 
-    def left_of(self, worker: WorkerRow | None, ticks: int | None, until: int | None, now: int) -> int:
+    def remaining_of(self, worker: WorkerRow | None, ticks: int | None, until: int | None, now: int) -> int:
         """Microseconds that a sender has left for an intent: by its worker's clocks where it is one."""
         return (until or now) - now if ticks is None or worker is None else self.until(worker, ticks, until or now)
 
@@ -123,15 +123,15 @@ class Owners:
         """By proof only; a machine that was started anew has ended all that ran on it."""
         return self._liveness.alive(row.owner) if self._boot == row.boot or row.host == platform.node() else Alive.UNKNOWN
 
-    def known(self, db: apsw.Connection, owner: str) -> Alive:
+    def is_alive(self, db: apsw.Connection, owner: str) -> Alive:
         """The same of an owner that may be no worker any more: its row was tidied away, or a store was acknowledged (X-17)."""
         row = self.find(db, owner)
         return self._liveness.alive(owner) if row is None else self.alive(row)
 
-    def lost(self, row: WorkerRow | None) -> str | None:
+    def why_lost(self, row: WorkerRow | None) -> str | None:
         """Why an owner's runs may be taken over: ``owner_dead`` or ``expired``; None while it lives (§10.6)."""
-        return apply.why_lost(None, Alive.UNKNOWN) if row is None else apply.why_lost(self.left(row), self.alive(row))
+        return apply.why_lost(None, Alive.UNKNOWN) if row is None else apply.why_lost(self.remaining(row), self.alive(row))
 
     def forgettable(self, seen: Seen) -> bool:
         """Whether the row of a lost owner without runs may go, if no open attempt names it."""
-        return seen.alive is Alive.NO or (seen.alive is Alive.UNKNOWN and self.left(seen.row) < -FORGET_AFTER_US)
+        return seen.alive is Alive.NO or (seen.alive is Alive.UNKNOWN and self.remaining(seen.row) < -FORGET_AFTER_US)

@@ -12,7 +12,7 @@ from holdfast.ports import News
 from holdfast.stores import apply
 from holdfast.stores.sqlite import besides
 from holdfast.stores.sqlite.commits import Committer
-from holdfast.stores.sqlite.connection import Q, mapped, reading, row
+from holdfast.stores.sqlite.connection import Q, map_errors, reading, row
 from holdfast.stores.sqlite.file import File
 
 
@@ -42,7 +42,7 @@ class People(File):
 
     async def token(self, hash: bytes) -> Token | None:
         db = self._read()
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             return besides.token(db, hash)
 
     async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
@@ -78,12 +78,12 @@ class People(File):
 
     async def schedule(self, schedule_id: str) -> Schedule | None:
         db = self._read()
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             return besides.schedule(db, schedule_id)
 
     async def schedules(self, due: int | None = None) -> list[Schedule]:
         db = self._read()
-        with mapped(self.path):
+        with map_errors(self.path):
             if due is not None and row(db, Q.schedules_due, (due,)) is None:
                 return []  # as nearly always when a worker asks
             with reading(db):
@@ -99,19 +99,19 @@ class People(File):
     async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
         def work(committer: Committer) -> bytes | None:
             with committer.writing():
-                there = besides.shelved(committer.db, shelf, key)
+                there = besides.find_shelved(committer.db, shelf, key)
                 if there is None:
                     besides.shelve(committer.db, shelf, {key: data})
                 return there
 
         return await self._write().run(work)
 
-    async def shelved(self, shelf: str, key: str) -> bytes | None:
-        with mapped(self.path):
-            return besides.shelved(self._read(), shelf, key)
+    async def find_shelved(self, shelf: str, key: str) -> bytes | None:
+        with map_errors(self.path):
+            return besides.find_shelved(self._read(), shelf, key)
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
-        with mapped(self.path), reading(self._read()):
+        with map_errors(self.path), reading(self._read()):
             return besides.shelf_scan(self._read(), shelf, prefix, after, limit)
 
     async def unshelve(self, shelf: str, prefix: str) -> int:

@@ -22,7 +22,7 @@ from holdfast.ports import Head, Loaded, News, RunFilter, Tally
 from holdfast.stores import apply
 from holdfast.stores.sqlite import besides, outbox
 from holdfast.stores.sqlite.commits import Committer
-from holdfast.stores.sqlite.connection import Q, mapped, reading, row, rows, value_of, writing
+from holdfast.stores.sqlite.connection import Q, map_errors, reading, row, rows, value_of, writing
 from holdfast.stores.sqlite.file import File
 
 MAX_LIST = 10_000
@@ -65,20 +65,20 @@ class Reading(File):
         worker = self._owners.find(db, owner)
         if worker is None:
             return Lease(fence, owner, None, Alive.UNKNOWN, due)
-        return Lease(fence, owner, self._now() + self._owners.left(worker), self._owners.alive(worker), due)
+        return Lease(fence, owner, self._now() + self._owners.remaining(worker), self._owners.alive(worker), due)
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None:
         db = self._read()
-        with mapped(self.path):
+        with map_errors(self.path):
             found = row(db, Q.run_get, (run_id,))
             return None if found is None else (self._run(found), self._lease(db, *found[6:]))
 
     async def load(self, run_id: str) -> Loaded | None:
         db = self._read()
-        with mapped(self.path), reading(db):
-            return self._loaded(db, run_id)
+        with map_errors(self.path), reading(db):
+            return self._load(db, run_id)
 
-    def _loaded(self, db: apsw.Connection, run_id: str) -> Loaded | None:
+    def _load(self, db: apsw.Connection, run_id: str) -> Loaded | None:
         """A run with all that is needed to go on with it; what there is nothing of is not asked for."""
         found = row(db, Q.run_load, (run_id,))
         if found is None:
@@ -96,7 +96,7 @@ class Reading(File):
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         db = self._read()
         limit, out = min(query.limit, MAX_LIST), list[tuple[Run, Lease]]()
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             for sql, values in _listing(query, self._now()):
                 seen = 0
                 while len(out) < limit:
@@ -111,7 +111,7 @@ class Reading(File):
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
         db, named = self._read(), (json.dumps(list(run_ids)),)
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             wholes, found = rows(db, Q.heads, named), rows(db, Q.heads_back, named)
         logs: dict[str, list[Row]] = {}
         for run_id, seq, data, digest in found:
@@ -125,35 +125,35 @@ class Reading(File):
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
         """Pages forward by whole checkpoints, each the end of a stretch that is walked backwards."""
         db = self._read()
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             found = row(db, Q.run_tip, (run_id,))
             return [] if found is None else log_forward(db, found[0], found[1], after, limit)
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
         db = self._read()
-        with mapped(self.path):
+        with map_errors(self.path):
             found = row(db, Q.run_tip, (run_id,))
             if found is None:
                 return []
             return besides.inbox(db, run_id, found[0], taken=taken)
 
-    async def marked(self, owner: str) -> list[str]:
-        with mapped(self.path):
+    async def find_marked(self, owner: str) -> list[str]:
+        with map_errors(self.path):
             return [run_id for (run_id,) in rows(self._read(), Q.marked, (owner,))]
 
-    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
+    async def find_claim(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         db = self._read()
-        with mapped(self.path), reading(db):
-            return besides.claimed(db, kind, scope, key, self._now())
+        with map_errors(self.path), reading(db):
+            return besides.find_claim(db, kind, scope, key, self._now())
 
     async def open_effects(self, owner: str) -> list[Effect]:
-        with mapped(self.path):
+        with map_errors(self.path):
             return [e for e in besides.effects_open(self._read()) if e.owner == owner]
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
         db = self._read()
         choices = ((key, besides.effects_of_key), (run_id, besides.effects_of_run), (lineage_root, besides.effects_of_lineage))
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             found = next((read(db, value) for value, read in choices if value is not None), None)
             if found is None:
                 found = besides.effects_all(db)
@@ -161,12 +161,12 @@ class Reading(File):
 
     async def newest_effects(self, tenant_id: str | None = None, *, statuses: Sequence[str] = (), limit: int = 100) -> list[Effect]:
         db = self._read()
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             return besides.newest_effects(db, tenant_id, statuses, min(limit, MAX_LIST))
 
     async def tally(self, tenant_id: str | None = None) -> Tally:
         db = self._read()
-        with mapped(self.path), reading(db):
+        with map_errors(self.path), reading(db):
             runs = rows(db, Q.tally_runs, ()) if tenant_id is None else rows(db, Q.tally_runs_of, (tenant_id,))
             return Tally(dict(runs), dict(rows(db, Q.tally_effects, (tenant_id,))))
 
@@ -180,11 +180,11 @@ class Reading(File):
         after: int | None = None,
         limit: int | None = None,
     ) -> list[LedgerRow]:
-        with mapped(self.path):
+        with map_errors(self.path):
             return outbox.ledger(self._read(), run_id, topic, key, tenant_id, after, limit)
 
     async def blob(self, digest: str) -> bytes:
-        with mapped(self.path):
+        with map_errors(self.path):
             found = row(self._read(), Q.blob_get, (bytes.fromhex(digest),))
         return blobs.read_back(digest, None if found is None else found[0])
 
@@ -200,7 +200,7 @@ class Reading(File):
         self._changes.tell(News.OTHER)
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
-        with mapped(self.path):
+        with map_errors(self.path):
             found = rows(self._read(), Q.chunks, (run_id, after, limit))
         return [Stored(serial, batch, bool(gone)) for serial, data, gone in found if (batch := chunks.readable(run_id, data)) is not None]
 

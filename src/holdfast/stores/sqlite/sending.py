@@ -10,7 +10,7 @@ from holdfast.core.intents import Intent, answer_lost
 from holdfast.ports import IntentCount, News
 from holdfast.stores.sqlite import outbox
 from holdfast.stores.sqlite.commits import Committer, keep_blob
-from holdfast.stores.sqlite.connection import Q, mapped, rows
+from holdfast.stores.sqlite.connection import Q, map_errors, rows
 from holdfast.stores.sqlite.file import File
 
 
@@ -27,11 +27,11 @@ class Sending(File):
         after: str | None = None,
         limit: int = 500,
     ) -> list[Intent]:
-        with mapped(self.path):
+        with map_errors(self.path):
             return outbox.read_list(self._read(), run_id, state, type, tenant_id, after, limit)
 
     async def intent(self, intent_id: str) -> Intent | None:
-        with mapped(self.path):
+        with map_errors(self.path):
             return outbox.read_intent(self._read(), intent_id)
 
     async def claim_intents(
@@ -47,7 +47,7 @@ class Sending(File):
         held: Collection[str] = (),
         doubt: bool = False,
     ) -> list[Intent]:
-        with mapped(self.path):
+        with map_errors(self.path):
             if not doubt and not self._search.ready(self._read(), types, self._now(), 1, each, room or {}, run_id):
                 return []
 
@@ -82,7 +82,7 @@ class Sending(File):
         return done
 
     async def drop_payloads(self, before: int, limit: int) -> int:
-        with mapped(self.path):
+        with map_errors(self.path):
             if not rows(self._read(), Q.intents_to_drop, (before, 1)):
                 return 0
 
@@ -93,7 +93,7 @@ class Sending(File):
         return await self._write().run(work)
 
     async def intent_counts(self) -> list[IntentCount]:
-        with mapped(self.path):
+        with map_errors(self.path):
             return outbox.counts(self._read())
 
 

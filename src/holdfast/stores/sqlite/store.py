@@ -20,7 +20,7 @@ from holdfast.stores import apply
 from holdfast.stores.sqlite import besides
 from holdfast.stores.sqlite.claims import Claiming
 from holdfast.stores.sqlite.commits import Committer, Sight
-from holdfast.stores.sqlite.connection import Q, mapped, row
+from holdfast.stores.sqlite.connection import Q, map_errors, row
 from holdfast.stores.sqlite.keeping import Keeping
 from holdfast.stores.sqlite.people import People
 from holdfast.stores.sqlite.sending import Sending
@@ -39,7 +39,7 @@ class SqliteStore(Claiming, People, Sending, Keeping):
         return await writer.commit(prepared)
 
     async def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
-        with mapped(self.path):
+        with map_errors(self.path):
             return Sight(self._read(), self._now(), 0, False).thread_end(tenant_id, thread_id)
 
     async def step(self, step: Step) -> Tip:

@@ -72,7 +72,7 @@ class Writer:
 
     def commit(self, w: Write) -> Awaitable[Tip]:
         """Writes a commit, alone or with what else waits; answers after the sync."""
-        return self._joined(w) if type(w) is Step and len(self._keys) > 1 else self._first(w)
+        return self._join(w) if type(w) is Step and len(self._keys) > 1 else self._first(w)
 
     async def _first(self, w: Write) -> Tip:
         """Writes a commit in place, unless others have something to write too."""
@@ -100,9 +100,9 @@ class Writer:
                 pass  # another process writes: the thread waits for it, the loop does not
             except apsw.Error as e:
                 raise translate(e, self._path) from e
-        return await self._joined(w)
+        return await self._join(w)
 
-    def _joined(self, w: Write) -> asyncio.Future[Tip]:
+    def _join(self, w: Write) -> asyncio.Future[Tip]:
         """Has a commit written with what else comes in this tick."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Tip] = loop.create_future()
@@ -277,7 +277,7 @@ class Writer:
         def work(committer: Committer) -> tuple[Sequence[Outcome | Exception], float]:
             return self._settle(committer, batch), committer.took
 
-        def settled(job: asyncio.Future[Any]) -> None:
+        def settle(job: asyncio.Future[Any]) -> None:
             error = job.exception()
             if error is None:
                 self._answer(batch, *job.result(), final=True)
@@ -286,7 +286,7 @@ class Writer:
             self._answer(batch, [error] * len(batch), self._average, final=True)
 
         future = self._submit(work)
-        future.add_done_callback(settled)
+        future.add_done_callback(settle)
 
     def _submit(self, work: Callable[[Committer], Any]) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
