@@ -17,7 +17,7 @@ from tests.postgres.server import shared
 
 from holdfast import Context, Runtime, flow
 from holdfast.stores import PostgresStore, crowds
-from holdfast.stores.postgres.connection import Q
+from holdfast.stores.postgres.queries import Q
 
 BEHIND = 60
 

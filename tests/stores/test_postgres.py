@@ -42,7 +42,8 @@ from holdfast.ports import News
 from holdfast.stores import PostgresStore, open_url
 from holdfast.stores.postgres import besides, connection, news
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts, taught
-from holdfast.stores.postgres.connection import MIGRATIONS, OFTEN, Place, Q, outlasting, translate
+from holdfast.stores.postgres.connection import Place, outlasting, translate
+from holdfast.stores.postgres.queries import MIGRATIONS, OFTEN, TAKES, Q
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_people import plan
 
@@ -107,7 +108,7 @@ async def test_a_group_of_steps_looks_the_rows_before_up_by_their_whole_keys() -
 
 LISTS = frozenset({"claim", "claimers", "lone", "ground", "planned_once"})
 """Statements of workers that ask for what is due, or for all workers."""
-KEYED = {*OFTEN, Q.takes, Q.marked_of, Q.lock_runs, Q.see_runs, Q.see_effects, Q.see_statuses, Q.run_get, Q.inbox_of, Q.load_tip, Q.load_rows, Q.put, Q.ended}
+KEYED = {*OFTEN, TAKES.for_many, Q.marked_of, Q.lock_runs, Q.see_runs, Q.see_effects, Q.see_statuses, Q.run_get, Q.inbox_of, Q.load_tip, Q.load_rows, Q.put, Q.ended}
 
 
 async def test_what_is_named_by_a_key_is_looked_up_by_it_also_where_the_index_of_what_is_under_way_is_small() -> None:

@@ -11,7 +11,7 @@ from tests.postgres.server import shared
 
 from holdfast.core.errors import StoreError
 from holdfast.stores import PostgresStore
-from holdfast.stores.postgres.connection import Q
+from holdfast.stores.postgres.queries import BIRTHS, MOVES, Q
 from holdfast.stores.postgres.wire import Connection, Exchange
 from holdfast.testing.conformance import TTL, Script
 
@@ -82,7 +82,7 @@ async def test_what_is_forgotten_of_runs_meanwhile_keeps_no_commit_from_its_answ
 
     def begun(db: Connection, asked: Sequence[tuple[str, Any]], over: Any) -> Any:
         """Holds the server's answer to the commit back."""
-        return begin(db, asked, (lambda: answers.put_nowait(over)) if {Q.moves, Q.births} & {text for text, _ in asked} else over)
+        return begin(db, asked, (lambda: answers.put_nowait(over)) if {MOVES.for_one, BIRTHS.for_one} & {text for text, _ in asked} else over)
 
     monkeypatch.setattr(Connection, "begin", begun)
     committing = asyncio.ensure_future({"end": script.complete, "rest": script.wait, "birth": lambda: script.begin("w")}[what]())

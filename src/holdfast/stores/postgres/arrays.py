@@ -7,8 +7,10 @@ here say what their arrays hold, so that one join of bytes makes each.
 from __future__ import annotations
 
 import functools
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -21,6 +23,7 @@ _HEAD = struct.Struct("!iiiii")
 _SIZE = struct.Struct("!i")
 _NULL = _SIZE.pack(-1)
 _NUMBER = struct.Struct("!iq")
+_UNNEST = re.compile(r"unnest\(((?:%\(\w+\)b::\w+\[\],?\s*)+)\)\s+AS t \(([^)]*)\)")
 _TEXT, _TEXTS, _BYTEA, _BYTEAS, _BIGINT, _BIGINTS = 25, 1009, 17, 1001, 20, 1016
 
 
@@ -34,6 +37,41 @@ class Blobs(list[bytes | None]):
 
 class Numbers(list[int | None]):
     """A ``bigint[]``."""
+
+
+class Columns:
+    """What the rows of a statement hold: ``Texts``, ``Blobs`` or ``Numbers``, by the name of each column's array.
+
+    The statement for one row, ``for_one``, is made of that for many. Its values come as three arrays, one of each kind: an array for each column would be most of
+    what a lone row costs.
+    """
+
+    def __init__(self, text: str, kinds: Mapping[str, type[Texts] | type[Blobs] | type[Numbers]]) -> None:
+        self.for_many = text
+        self._kinds = kinds
+        names = list(kinds)
+        self._places = {kind: [name for name in names if kinds[name] is kind] for kind in (Numbers, Texts, Blobs)}
+        self._picks = {kind: itemgetter(*map(names.index, among)) for kind, among in self._places.items()}
+        self.for_one = _UNNEST.sub(self._take_apart, text)
+        assert self.for_one != text, "a statement for many rows takes them from arrays"
+
+    def _take_apart(self, found: re.Match[str]) -> str:
+        given, names = re.findall(r"%\((\w+)\)b", found[1]), [name.strip() for name in found[2].split(",")]
+        assert given == list(self._kinds), "the arrays of a statement stand in the order of its columns"
+        return f"(SELECT {', '.join(f'{self._read(column)} AS {name}' for column, name in zip(given, names, strict=True))}) AS t"
+
+    def _read(self, column: str) -> str:
+        kind = self._kinds[column]
+        return f"(%({kind.__name__})b::{_TYPES[kind]}[])[{self._places[kind].index(column) + 1}]"
+
+    def many(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+        return {name: kind(column) for (name, kind), column in zip(self._kinds.items(), zip(*rows, strict=True), strict=True)}
+
+    def one(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        return {kind.__name__: kind(pick(row)) for kind, pick in self._picks.items()}
+
+
+_TYPES = {Numbers: "bigint", Texts: "text", Blobs: "bytea"}
 
 
 class _Texts(Dumper):
@@ -93,4 +131,4 @@ def taught(db: AsyncConnection[Any]) -> None:
     db.adapters.register_dumper(Numbers, _Numbers)
 
 
-__all__ = ["Blobs", "Numbers", "Texts", "taught"]
+__all__ = ["Blobs", "Columns", "Numbers", "Texts", "taught"]

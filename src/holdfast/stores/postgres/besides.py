@@ -24,7 +24,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
-from holdfast.stores.postgres.connection import Q
+from holdfast.stores.postgres.queries import Q
 
 Statement = tuple[str, Any]
 Found = Sequence[Sequence[Any]]

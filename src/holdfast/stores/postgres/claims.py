@@ -18,8 +18,9 @@ from holdfast.stores.crowds import AMONG, CROWD, FEW, LANES, LINES, MARKED, Line
 from holdfast.stores.postgres import besides, lone
 from holdfast.stores.postgres import limits as bounds
 from holdfast.stores.postgres.commits import Committer, Key, Statement
-from holdfast.stores.postgres.connection import Connection, Q, many, rows_of
+from holdfast.stores.postgres.connection import Connection, many, rows_of
 from holdfast.stores.postgres.owners import Owners
+from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.reading import Reading
 
 

@@ -44,9 +44,10 @@ from holdfast.core.vouch import OWN
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.postgres import besides
-from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
-from holdfast.stores.postgres.connection import UNPREPARED, Connection, Connections, Held, Q, many, outlasting, passing, translate
+from holdfast.stores.postgres.arrays import Blobs, Columns, Numbers, Texts
+from holdfast.stores.postgres.connection import UNPREPARED, Connection, Connections, Held, many, outlasting, passing, translate
 from holdfast.stores.postgres.outbox import put_intents
+from holdfast.stores.postgres.queries import BIRTHS, MOVES, TAKES, Q
 from holdfast.stores.postgres.wire import Rows
 
 GROUP = 256
@@ -513,13 +514,15 @@ class Committer:
         taken = [w for w in batch if _takes(w.prepared)]
         asked: list[Statement] = []
         if taken:
-            values = _name_columns(_TAKES, [_take(w.prepared) for w in taken])
-            asked += [(Q.lock_runs, {"b": values["bucket"], "run": values["run"]}), (Q.takes, {**values, "now": self._given()})]
+            rows = [_take(w.prepared) for w in taken]
+            buckets, names, *_ = zip(*rows, strict=True)
+            asked += [(Q.lock_runs, {"b": Numbers(buckets), "run": Texts(names)}), _write(TAKES, rows, self._given())]
         if moved:
-            values = _name_columns(_MOVES, [_move(w.prepared, self.keys[w.prepared.run_id]) for w in moved.values()])
-            asked += [(Q.lock_keys, {"bucket": values["bucket"], "id": values["id"]}), (Q.moves, {**values, "now": self._given()})]
+            rows = [_move(w.prepared, self.keys[w.prepared.run_id]) for w in moved.values()]
+            buckets, keys, *_ = zip(*rows, strict=True)
+            asked += [(Q.lock_keys, {"bucket": Numbers(buckets), "id": Numbers(keys)}), _write(MOVES, rows, self._given())]
         if born:
-            asked.append((Q.births, {**_name_columns(_BIRTHS, [_birth(w.prepared) for w in born]), "now": self._given()}))
+            asked.append(_write(BIRTHS, [_birth(w.prepared) for w in born], self._given()))
         spoken = self._with_it(_news([w.prepared for w in (*taken, *moved.values(), *born)])) if asked else None
         return _Plain(born, moved, taken, asked if spoken is None else [*asked, spoken], spoken is not None)
 
@@ -816,25 +819,11 @@ _BORN = (Numbers, Texts, Numbers, Texts, Numbers, Numbers, *[Texts] * 8, Numbers
 _MOVED = (Numbers, Numbers, Texts, Numbers, Numbers, Texts, Numbers, Texts, Numbers, Blobs, Numbers, Numbers, Numbers, *_LOGGED)
 
 
-# The same of commits that write nothing beside, by the names that their statements give to them.
-_HOT = {"seq": Numbers, "since": Numbers, "whole": Numbers, "version": Numbers, "step": Texts, "head": Texts, "hash": Blobs, "data": Blobs}
-_BIRTHS: dict[str, Callable[[Any], Any]] = {
-    "bucket": Numbers, "run": Texts, "fence": Numbers, "owner": Texts, "due": Numbers, "holds": Numbers, "status": Texts, "tenant": Texts, "skill": Texts,
-    "fingerprint": Texts, "thread": Texts, "session": Texts, "lane": Texts, "queue": Texts, "priority": Numbers, "parent": Texts, "root": Texts, "ended": Numbers,
-    "doc": Blobs, **_HOT,
-}
-_MOVES: dict[str, Callable[[Any], Any]] = {
-    "bucket": Numbers, "id": Numbers, "fence": Numbers, "keeps": Numbers, "due": Numbers, "due_unread": Numbers, "holds": Numbers, "holds_anew": Numbers, "status": Texts,
-    "priority": Numbers, "fingerprint": Texts, "ended": Numbers, "doc": Blobs, "n": Numbers, "after": Blobs, **_HOT,
-}
-_TAKES: dict[str, Callable[[Any], Any]] = {
-    "bucket": Numbers, "run": Texts, "fence": Numbers, "owner": Texts, "due": Numbers, "status": Texts, "priority": Numbers, "fingerprint": Texts, "doc": Blobs,
-    "n": Numbers, "after": Blobs, **_HOT,
-}
-
-
-def _name_columns(arrays: Mapping[str, Callable[[Any], Any]], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    return dict(zip(arrays, _columns(list(arrays.values()), rows), strict=True))
+def _write(columns: Columns, rows: Sequence[tuple[Any, ...]], now: int | None) -> Statement:
+    """The statement that writes these rows, with their values."""
+    if len(rows) == 1:
+        return columns.for_one, columns.one(rows[0]) | {"now": now}
+    return columns.for_many, columns.many(rows) | {"now": now}
 
 
 def _begins(p: Prepared) -> bool:

@@ -13,7 +13,6 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -35,11 +34,10 @@ from holdfast.core.errors import (
     UsageError,
     VersionConflict,
 )
-from holdfast.core.lease import AT_ONCE
 from holdfast.machine import note_error
 from holdfast.stores.postgres.arrays import taught
+from holdfast.stores.postgres.queries import OFTEN
 from holdfast.stores.postgres.wire import Asked, Connection, Plans, Rows, Statement
-from holdfast.stores.statements import name_statements, read_migrations
 
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
 PATIENCE = 30.0  # seconds for which a verb outlasts an outage
@@ -52,74 +50,8 @@ T = TypeVar("T")
 Held = tuple[int, Connection]
 """A connection, and the generation it is of."""
 
-# The store's clock is the database's: the wall clock at the statement. A clock that a test moves stands in for it.
-_NOW = "coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
-_AT_ONCE = f"({AT_ONCE} + {_NOW})"
-# No lease runs out before one TTL after the database came back, so that an outage is no wave of takeovers.
-_EXPIRY = (
-    "greatest(w.expires_at, CASE WHEN %(now)s::bigint IS NULL THEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint + w.ttl ELSE 0 END)"
-)
 # What becomes of a lost connection is told by the store; psycopg's own warnings of it go to whoever asks for them.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
-_HERE = Path(__file__).parent
-
-
-# Records beside the log are read with what vouches for them. One that was moved to another place in its order is read as one that was altered.
-_VOUCHED = "LEFT JOIN holdfast.vouch v ON v.run = {0}.run_id AND v.kind = '{1}' AND v.id = {2}"
-# The line that is known to be the first, unless there is one before it now. Whoever asks for the first without it goes through all that was ever due.
-_BEFORE = "(SELECT queue FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND NOT behind AND {0} ORDER BY queue, priority DESC, tenant_id LIMIT 1) IS NULL"
-_KNOWN = (
-    "(SELECT %(queue)s::text AS queue, %(priority)s::integer AS priority, %(tenant)s::text AS tenant_id WHERE %(queue)s::text IS NOT NULL AND "
-    + " AND ".join(
-        _BEFORE.format(where)
-        for where in (
-            "queue < %(queue)s::text",
-            "queue = %(queue)s::text AND priority > %(priority)s::integer",
-            "queue = %(queue)s::text AND priority = %(priority)s::integer AND tenant_id < %(tenant)s::text",
-        )
-    )
-    + ")"
-)
-# In which queues, priorities and tenants there is anything to come: each is found behind the one before.
-_COMING = "SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind"
-_LINES = (
-    f"line AS (({_COMING} ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) UNION ALL SELECT n.queue, n.priority, n.tenant_id FROM line l CROSS JOIN LATERAL ("
-    f"({_COMING} AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id ORDER BY r.tenant_id LIMIT 1)"
-    f" UNION ALL ({_COMING} AND r.queue = l.queue AND r.priority < l.priority ORDER BY r.priority DESC, r.tenant_id LIMIT 1)"
-    f" UNION ALL ({_COMING} AND r.queue > l.queue ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) LIMIT 1) n)"
-)
-# The runs of lineages. A root is not in the index of lineages: it is found by its name.
-_OF_ROOTS = (
-    "({0}.lineage_root = ANY(%(roots)s::text[]) AND {0}.lineage_root <> {0}.run_id OR {0}.run_id = ANY(%(roots)s::text[]) AND {0}.lineage_root = {0}.run_id)"
-)
-_FILLED = {
-    **{f"{{{of}_of_roots}}": _OF_ROOTS.format(of) for of in "mrs"},
-    "{lines}": _LINES,
-    "{known}": _KNOWN,
-    "{at_once}": _AT_ONCE,
-    "{now}": _NOW,
-    "{expiry}": _EXPIRY,
-    "{effect}": "e.effect_id, e.run_id, e.lineage_root, e.key, CASE WHEN e.placed = e.id THEN e.status END, e.data, v.seal",
-    "{effects}": "holdfast.effect e " + _VOUCHED.format("e", "effect", "e.effect_id"),
-    "{intent}": "i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, "
-    "i.created_at, CASE WHEN i.placed = i.id THEN i.attempts END, i.carries, v.seal",
-    "{intents}": "holdfast.intent i " + _VOUCHED.format("i", "intent", "i.intent_id"),
-    "{token}": "t.hash, t.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at, t.revoked_at, v.seal",
-    "{tokens}": "holdfast.token t " + _VOUCHED.format("t", "token", "encode(t.hash, 'hex')"),
-}
-
-
-def _fill(text: str) -> str:
-    """Statements with what stands for a part of theirs replaced by it: parts that several share are in the file too, by names of their own."""
-    parts = {f"{{{name}}}": part for name, part in vars(name_statements(text)).items() if name.startswith("part_")}
-    for name, meant in (parts | _FILLED).items():
-        text = text.replace(name, meant)
-    return text
-
-
-Q: Any = name_statements(_fill(_HERE.joinpath("queries.sql").read_text("utf-8")))
-MIGRATIONS = read_migrations(_HERE / "migrations")
-OFTEN = (Q.planned_once, Q.claim, Q.claimers, Q.lone, Q.step, Q.steps, Q.births, Q.lock_keys, Q.moves)  # by each worker, over each of its connections
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -565,6 +497,6 @@ async def one_of(db: Connection, text: str, values: Any = None) -> tuple[Any, ..
 
 
 __all__ = [
-    "LAST_ANSWER", "MIGRATIONS", "OFTEN", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "first_of", "is_leaving", "many", "one_of", "outlasting", "passing",
+    "LAST_ANSWER", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "connect", "first_of", "is_leaving", "many", "one_of", "outlasting", "passing",
     "place", "rows_of", "schema_of", "too_many", "translate", "unreachable",
 ]

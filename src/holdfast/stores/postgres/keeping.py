@@ -20,7 +20,8 @@ from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.postgres import besides, upkeep
 from holdfast.stores.postgres.commits import Key
-from holdfast.stores.postgres.connection import Connection, Q, many
+from holdfast.stores.postgres.connection import Connection, many
+from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.reading import Reading, log_row
 from holdfast.stores.postgres.server import vouch_anew
 

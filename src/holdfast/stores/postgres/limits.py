@@ -14,7 +14,8 @@ from holdfast.core.limits import Held, Later, Limit, Rule, in_force, may_enter
 from holdfast.core.vouch import OWN
 from holdfast.ports import Usage
 from holdfast.stores.postgres import besides
-from holdfast.stores.postgres.connection import Connection, Q, many
+from holdfast.stores.postgres.connection import Connection, many
+from holdfast.stores.postgres.queries import Q
 
 Lost = Callable[[str, str | None, int | None], str | None]
 

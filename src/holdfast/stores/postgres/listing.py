@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.core.status import TERMINAL
 from holdfast.ports import RunFilter
-from holdfast.stores.postgres.connection import Q
+from holdfast.stores.postgres.queries import Q
 
 _FILTERS = {
     "tenant_id": "r.tenant_id = %(tenant_id)s",

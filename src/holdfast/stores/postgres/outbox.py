@@ -21,7 +21,8 @@ from holdfast.core.vouch import Voucher
 from holdfast.stores import apply
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
-from holdfast.stores.postgres.connection import Connection, Q, many
+from holdfast.stores.postgres.connection import Connection, many
+from holdfast.stores.postgres.queries import Q
 
 Statement = tuple[str, Any]
 T = TypeVar("T")

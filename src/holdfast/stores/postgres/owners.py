@@ -18,7 +18,8 @@ from holdfast.core.offers import Offer
 from holdfast.machine import ticks
 from holdfast.ports import News, Worker
 from holdfast.stores.postgres import limits as bounds
-from holdfast.stores.postgres.connection import Connection, Connections, Q, first_of, many, one_of, translate
+from holdfast.stores.postgres.connection import Connection, Connections, first_of, many, one_of, translate
+from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.server import Server
 
 LONGEST_BESIDE = 1.0  # seconds for which a renewal waits for the loop that drives the other verbs

@@ -17,7 +17,8 @@ from holdfast.ports import News
 from holdfast.stores import apply
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.commits import Statement
-from holdfast.stores.postgres.connection import Connection, Q, first_of, many, outlasting, rows_of
+from holdfast.stores.postgres.connection import Connection, first_of, many, outlasting, rows_of
+from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.server import Server
 
 

@@ -21,8 +21,9 @@ from holdfast.stores import apply
 from holdfast.stores.postgres import besides, lone, outbox
 from holdfast.stores.postgres.arrays import Numbers, Texts
 from holdfast.stores.postgres.commits import emitting
-from holdfast.stores.postgres.connection import Connection, Q, many, rows_of
+from holdfast.stores.postgres.connection import Connection, many, rows_of
 from holdfast.stores.postgres.listing import listings
+from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.remembered import tell_rollback
 from holdfast.stores.postgres.server import Server
 

@@ -11,7 +11,8 @@ from holdfast.core.lease import Alive
 from holdfast.ports import IntentCount, News
 from holdfast.stores.postgres import besides, outbox
 from holdfast.stores.postgres.commits import keep_blob
-from holdfast.stores.postgres.connection import Connection, Q
+from holdfast.stores.postgres.connection import Connection
+from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.server import Server
 
 

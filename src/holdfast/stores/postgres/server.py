@@ -41,11 +41,9 @@ from holdfast.stores.liveness import Liveness
 from holdfast.stores.postgres import besides, lone
 from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Statement, put_values
 from holdfast.stores.postgres.connection import (
-    MIGRATIONS,
     PATIENCE,
     Connection,
     Connections,
-    Q,
     first_of,
     many,
     one_of,
@@ -58,6 +56,7 @@ from holdfast.stores.postgres.connection import (
 from holdfast.stores.postgres.ground import Ground
 from holdfast.stores.postgres.moving import Moving
 from holdfast.stores.postgres.news import Hearing
+from holdfast.stores.postgres.queries import MIGRATIONS, Q
 from holdfast.stores.postgres.remembered import Remembered
 
 OPEN_PATIENCE = 5.0

@@ -22,9 +22,10 @@ from holdfast.core.errors import RunNotFound
 from holdfast.ports import News
 from holdfast.stores import apply
 from holdfast.stores.postgres.claims import Claiming
-from holdfast.stores.postgres.connection import Connection, Q, first_of
+from holdfast.stores.postgres.connection import Connection, first_of
 from holdfast.stores.postgres.keeping import Keeping
 from holdfast.stores.postgres.people import People
+from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.sending import Sending
 
 

@@ -23,8 +23,9 @@ from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
 from holdfast.stores.evidence import COPIED, as_loaded, copy_of, plain, row_problems, stands
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.commits import Key, Statement, keep_blob
-from holdfast.stores.postgres.connection import Connection, Q, many
+from holdfast.stores.postgres.connection import Connection, many
 from holdfast.stores.postgres.outbox import put_intents
+from holdfast.stores.postgres.queries import Q
 
 COLUMNS = ("bucket", "id", "run_id", "fence", "owner", "due", "holds", "turn", "status", *COPIED, "ended", "doc", "seal", "previous", "cause")
 APART_US = 1_000_000

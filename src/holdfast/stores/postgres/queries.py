@@ -1,0 +1,98 @@
+"""The statements of the store over PostgreSQL, by their names, and what the rows of those for many rows hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.lease import AT_ONCE
+from holdfast.stores.postgres.arrays import Blobs, Columns, Numbers, Texts
+from holdfast.stores.statements import name_statements, read_migrations
+
+_HERE = Path(__file__).parent
+
+# The store's clock is the database's: the wall clock at the statement. A clock that a test moves stands in for it.
+_NOW = "coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+_AT_ONCE = f"({AT_ONCE} + {_NOW})"
+# No lease runs out before one TTL after the database came back, so that an outage is no wave of takeovers.
+_EXPIRY = (
+    "greatest(w.expires_at, CASE WHEN %(now)s::bigint IS NULL THEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint + w.ttl ELSE 0 END)"
+)
+# Records beside the log are read with what vouches for them. One that was moved to another place in its order is read as one that was altered.
+_VOUCHED = "LEFT JOIN holdfast.vouch v ON v.run = {0}.run_id AND v.kind = '{1}' AND v.id = {2}"
+# The line that is known to be the first, unless there is one before it now. Whoever asks for the first without it goes through all that was ever due.
+_BEFORE = "(SELECT queue FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND NOT behind AND {0} ORDER BY queue, priority DESC, tenant_id LIMIT 1) IS NULL"
+_KNOWN = (
+    "(SELECT %(queue)s::text AS queue, %(priority)s::integer AS priority, %(tenant)s::text AS tenant_id WHERE %(queue)s::text IS NOT NULL AND "
+    + " AND ".join(
+        _BEFORE.format(where)
+        for where in (
+            "queue < %(queue)s::text",
+            "queue = %(queue)s::text AND priority > %(priority)s::integer",
+            "queue = %(queue)s::text AND priority = %(priority)s::integer AND tenant_id < %(tenant)s::text",
+        )
+    )
+    + ")"
+)
+# In which queues, priorities and tenants there is anything to come: each is found behind the one before.
+_COMING = "SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind"
+_LINES = (
+    f"line AS (({_COMING} ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) UNION ALL SELECT n.queue, n.priority, n.tenant_id FROM line l CROSS JOIN LATERAL ("
+    f"({_COMING} AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id ORDER BY r.tenant_id LIMIT 1)"
+    f" UNION ALL ({_COMING} AND r.queue = l.queue AND r.priority < l.priority ORDER BY r.priority DESC, r.tenant_id LIMIT 1)"
+    f" UNION ALL ({_COMING} AND r.queue > l.queue ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) LIMIT 1) n)"
+)
+# The runs of lineages. A root is not in the index of lineages: it is found by its name.
+_OF_ROOTS = (
+    "({0}.lineage_root = ANY(%(roots)s::text[]) AND {0}.lineage_root <> {0}.run_id OR {0}.run_id = ANY(%(roots)s::text[]) AND {0}.lineage_root = {0}.run_id)"
+)
+_FILLED = {
+    **{f"{{{of}_of_roots}}": _OF_ROOTS.format(of) for of in "mrs"},
+    "{lines}": _LINES,
+    "{known}": _KNOWN,
+    "{at_once}": _AT_ONCE,
+    "{now}": _NOW,
+    "{expiry}": _EXPIRY,
+    "{effect}": "e.effect_id, e.run_id, e.lineage_root, e.key, CASE WHEN e.placed = e.id THEN e.status END, e.data, v.seal",
+    "{effects}": "holdfast.effect e " + _VOUCHED.format("e", "effect", "e.effect_id"),
+    "{intent}": "i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, "
+    "i.created_at, CASE WHEN i.placed = i.id THEN i.attempts END, i.carries, v.seal",
+    "{intents}": "holdfast.intent i " + _VOUCHED.format("i", "intent", "i.intent_id"),
+    "{token}": "t.hash, t.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at, t.revoked_at, v.seal",
+    "{tokens}": "holdfast.token t " + _VOUCHED.format("t", "token", "encode(t.hash, 'hex')"),
+}
+
+
+def _fill(text: str) -> str:
+    """Statements with what stands for a part of theirs replaced by it: parts that several share are in the file too, by names of their own."""
+    parts = {f"{{{name}}}": part for name, part in vars(name_statements(text)).items() if name.startswith("part_")}
+    for name, meant in (parts | _FILLED).items():
+        text = text.replace(name, meant)
+    return text
+
+
+Q: Any = name_statements(_fill(_HERE.joinpath("queries.sql").read_text("utf-8")))
+MIGRATIONS = read_migrations(_HERE / "migrations")
+# Commits that write nothing beside their log row and their run's, by the names that their statements give to the columns.
+_HOT: Mapping[str, Any] = {"seq": Numbers, "since": Numbers, "whole": Numbers, "version": Numbers, "step": Texts, "head": Texts, "hash": Blobs, "data": Blobs}
+BIRTHS = Columns(Q.births, {
+    "bucket": Numbers, "run": Texts, "fence": Numbers, "owner": Texts, "due": Numbers, "holds": Numbers, "status": Texts, "tenant": Texts, "skill": Texts,
+    "fingerprint": Texts, "thread": Texts, "session": Texts, "lane": Texts, "queue": Texts, "priority": Numbers, "parent": Texts, "root": Texts, "ended": Numbers,
+    "doc": Blobs, **_HOT,
+})
+MOVES = Columns(Q.moves, {
+    "bucket": Numbers, "id": Numbers, "fence": Numbers, "keeps": Numbers, "due": Numbers, "due_unread": Numbers, "holds": Numbers, "holds_anew": Numbers, "status": Texts,
+    "priority": Numbers, "fingerprint": Texts, "ended": Numbers, "doc": Blobs, "n": Numbers, "after": Blobs, **_HOT,
+})
+TAKES = Columns(Q.takes, {
+    "bucket": Numbers, "run": Texts, "fence": Numbers, "owner": Texts, "due": Numbers, "status": Texts, "priority": Numbers, "fingerprint": Texts, "doc": Blobs,
+    "n": Numbers, "after": Blobs, **_HOT,
+})
+# Statements that each worker asks over each of its connections.
+OFTEN = (
+    Q.planned_once, Q.claim, Q.claimers, Q.lone, Q.step, Q.steps, Q.lock_keys, Q.lock_runs,
+    *(columns.for_one for columns in (BIRTHS, MOVES, TAKES)), BIRTHS.for_many, MOVES.for_many,
+)
+
+__all__ = ["BIRTHS", "MIGRATIONS", "MOVES", "OFTEN", "TAKES", "Q"]
