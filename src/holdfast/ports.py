@@ -433,7 +433,7 @@ class Needs(msgspec.Struct, frozen=True):
     """What a run needs of what others share, so that no prune takes it away: the runs it carries its thread on from, and large results by
     their digests."""
 
-    lenders: frozenset[str] = frozenset()
+    predecessors: frozenset[str] = frozenset()
     blobs: frozenset[str] = frozenset()
 
 
@@ -528,11 +528,11 @@ class Upkeep(Protocol):
             RunPruned: one of that id was pruned here.
         """
 
-    async def loans(self) -> list[tuple[str, str]]:
+    async def list_carries(self) -> list[tuple[str, str]]:
         """Runs that carry their thread on from another run's log, and that one; those that keep an origin of their own no more."""
 
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
-        """Keeps what a run carries from its thread with the run itself, which ends its loan (§4.15)."""
+        """Keeps what a run carries from its thread with the run itself, so that it continues from nobody's log any more (§4.15)."""
 
     async def find_pruned(self, run_id: str) -> Tombstone | None:
         """What is left of a run that was pruned here; None if none was."""
@@ -541,7 +541,7 @@ class Upkeep(Protocol):
         """Deletes whole lineages that ended before that time (§6.10). Effects under shared keys stay, as tombstones; large
         results that nothing left names go too. Of each run a ``Tombstone`` stays: every verb that is late for it says ``RunPruned``.
 
-        A lineage that a loan of a run that stays is on, stays too; a dry run takes it that there are none.
+        A lineage that a run which stays continues from, stays too; a dry run takes it that there are none.
         """
 
 

@@ -205,7 +205,7 @@ async def seen(store: Store, told: Callable[[Exception], None]) -> dict[str, Any
     for run_id in ("p1", "p2"):
         if await look(f"pruned {run_id}", store.find_pruned(run_id)) is not None:  # type: ignore[attr-defined]
             await look(f"blob {run_id}", store.blob(bulk(run_id).digest))
-    await look("loans", store.loans())  # type: ignore[attr-defined]
+    await look("list_carries", store.list_carries())  # type: ignore[attr-defined]
     await look("limits", store.rules())
     await look("usage", store.usage())
     return found

@@ -130,7 +130,7 @@ async def test_what_is_light_is_simply_stored(maker: Maker, monkeypatch: pytest.
     async with Runtime(maker(), skills=[chat()]) as rt:
         ids = await talk(rt, "one", "x" * 300, "three", "four")
         assert [await carried(rt.store, r) for r in ids] == [[], [], ids[1:2], ids[2:3]]
-        assert set(await keeper(rt.store).loans()) == {(ids[2], ids[1]), (ids[3], ids[2])}
+        assert set(await keeper(rt.store).list_carries()) == {(ids[2], ids[1]), (ids[3], ids[2])}
         assert await heard(rt, ids[3]) == said("one", "x" * 300, "three", "four")
         assert await violations(rt.store) == []
 
@@ -251,13 +251,13 @@ async def test_pruning_keeps_what_later_turns_carry(maker: Maker) -> None:
     async with Runtime(maker(), skills=[chat()]) as rt:
         ids = await talk(rt, "one", "two", "three", "ask", "five")
         assert (await rt.get(ids[3])).status is Status.WAITING_FOR_HUMAN
-        loans = set(await keeper(rt.store).loans())
-        assert loans == {(ids[1], ids[0]), (ids[2], ids[1]), (ids[3], ids[2])}
+        carries = set(await keeper(rt.store).list_carries())
+        assert carries == {(ids[1], ids[0]), (ids[2], ids[1]), (ids[3], ids[2])}
         planned = await prune(rt.store, keeper(rt.store), rt.store.now() + SOUND, dry=True)
-        assert set(await keeper(rt.store).loans()) == loans, "a dry run keeps nothing"
+        assert set(await keeper(rt.store).list_carries()) == carries, "a dry run keeps nothing"
         done = await prune(rt.store, keeper(rt.store), rt.store.now() + SOUND)
         assert (set(done.run_ids), done) == (set(ids[:3]), planned)
-        assert await keeper(rt.store).loans() == []
+        assert await keeper(rt.store).list_carries() == []
     async with Runtime(maker(), skills=[chat()]) as rt:
         assert (await rt.approve(ids[3])).state.log == said("one", "two", "three", "ask")
         assert (await rt.checkpoints(ids[3]))[0].values["log"] == [*said("one", "two", "three"), "ask"]
@@ -269,12 +269,12 @@ async def test_pruning_keeps_what_later_turns_carry(maker: Maker) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
 async def test_a_crash_in_pruning_loses_nothing(fault: Fault, maker: Maker) -> None:
-    """§4.15: first each loan's values, then the lenders; killed at any write in between, all is still there."""
+    """§4.15: first the values of each run that continues, then the predecessors; killed at any write in between, all is still there."""
     store = maker()
     async with Runtime(store, skills=[chat()]) as rt:
         ids = await talk(rt, "one", "two", "ask")
     await store.open()
-    for number in (1, 2, 3) if fault is Fault.BEFORE else (1, 2, 2):  # a look, the loan's values, the lenders
+    for number in (1, 2, 3) if fault is Fault.BEFORE else (1, 2, 2):  # a look, the values, the predecessors
         crashing = CrashingStore(store, at_write(number, fault)).as_store()
         with pytest.raises(SimulatedCrash):
             await prune(crashing, keeper(crashing), store.now() + SOUND)
@@ -400,7 +400,7 @@ async def test_an_exported_run_needs_no_other(maker: Maker, tmp_path: pathlib.Pa
     for store in (elsewhere, memory, WorkspaceStore(tmp_path / "out")):
         async with Runtime(store, skills=[chat()]) as rt:
             assert await heard(rt, ids[2]) == said("one", "two", "three")
-            assert await keeper(store).loans() == []
+            assert await keeper(store).list_carries() == []
             assert await heard(rt, (await talk(rt, "four"))[0]) == said("one", "two", "three", "four")
             assert (await rt.check()).ok
             assert await violations(store) == []

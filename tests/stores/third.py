@@ -86,7 +86,7 @@ class Books:
         self.runs = Table(db, Kept, "run", "run.run_id", " ".join(f"run.{f}" for f in fields) + " owner due holds turn")
         self.log = Table(db, tuple[str, int, codec.Row], "log", "run_id seq")
         self.wholes = Table(db, tuple[str, int, bytes], "whole", "run_id seq")  # numbered 0: what the run carries from its thread
-        self.loans = Table(db, tuple[str, str], "loan", "run_id lender")
+        self.carries = Table(db, tuple[str, str], "carry", "run_id predecessor")
         self.inbox = Table(db, InboxItem, "inbox", "run_id key", "taken_seq")
         self.claims = Table(db, DedupClaim, "claim", "kind scope key", "run_id")
         self.effects = Table(db, Effect, "effect", "effect_id", "run_id key lineage_root open owner")
@@ -202,7 +202,7 @@ class ThirdStore(Small):
         books.runs.put(Kept(c.run, tip, c.fence, ruling.turn or books.next(), ruling.owner, ruling.due, ruling.holds))
         books.log.put((run_id, tip.seq, p.sealed.row))
         books.wholes.put(*([(run_id, tip.seq, p.whole)] if p.whole is not None else ()))
-        books.loans.put(*((run_id, lender) for lender in (c.behind.runs if c.behind else ())))
+        books.carries.put(*((run_id, predecessor) for predecessor in (c.behind.runs if c.behind else ())))
         links = (t for wait in p.closed for t in books.tokens.where("run_id = ? AND wait_id = ?", run_id, wait))
         books.tokens.put(*(replace(t, revoked_at=now) for t in links if t.open))
         books.claims.put(*c.claims)
@@ -458,15 +458,15 @@ class ThirdStore(Small):
             a = apply.adopt(d, self.incarnation, self.now())
             books.log.put(*((run_id, row.seq, row) for row in d.rows))
             books.wholes.put(*([(run_id, 0, d.origin)] if d.origin is not None else ()))
-            books.loans.put(*((run_id, lender) for lender in a.carries))
+            books.carries.put(*((run_id, predecessor) for predecessor in a.carries))
             books.inbox.put(*d.inbox)
             books.claims.put(*(c for c in d.claims if books.claims.get(c.kind, c.scope, c.key) is None))
             self._keep(books, run_id, d.effects, d.intents, d.ledger, d.blobs)
             books.runs.put(Kept(d.run, Tip(a.seq, a.hash, books.next(), a.since, a.whole), a.fence, books.next(), None, a.due, False))
             return True
 
-    async def loans(self) -> list[tuple[str, str]]:
-        return self._books.loans.where("lender IN (SELECT run_id FROM run) AND run_id NOT IN (SELECT run_id FROM whole WHERE seq = 0)")
+    async def list_carries(self) -> list[tuple[str, str]]:
+        return self._books.carries.where("predecessor IN (SELECT run_id FROM run) AND run_id NOT IN (SELECT run_id FROM whole WHERE seq = 0)")
 
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
         with self._writing() as books:
@@ -476,17 +476,17 @@ class ThirdStore(Small):
         return self._books.tombstones.get(run_id)
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        loans = () if dry else await self.loans()
+        carries = () if dry else await self.list_carries()
         with self._writing() as books:
             unsettled = {k.run.lineage_root for k in books.runs.where("run_id IN (SELECT run_id FROM intent WHERE open)")}
             unsettled |= {e.lineage_root for e in books.effects.where("open")}
-            found = apply.prunable([Aged.of(k.run) for k in books.runs.where()], before, unsettled, loans)
+            found = apply.prunable([Aged.of(k.run) for k in books.runs.where()], before, unsettled, carries)
             for run_id in () if dry else found.run_ids:
                 gone, large = apply.tombstones(books.effects.where("run_id = ?", run_id))
                 books.effects.drop("effect_id IN (SELECT value FROM json_each(?))", json.dumps(gone))
                 books.claims.drop("run_id = ? AND kind <> 'effect'", run_id)
                 books.users.drop("run_id = ? AND digest NOT IN (SELECT value FROM json_each(?))", run_id, json.dumps(sorted(large)))
-                for table in ("run", "log", "whole", "loan", "inbox", "token", "intent", "ledger", "call", "ring"):
+                for table in ("run", "log", "whole", "carry", "inbox", "token", "intent", "ledger", "call", "ring"):
                     books.db.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
                 books.tombstones.put(pruned.Tombstone(run_id, self.now(), actor))
             books.blobs.drop("digest NOT IN (SELECT digest FROM user)")

@@ -467,26 +467,26 @@ def first(
         if value is not MISSING:
             base[channel.name] = value
     kinds = {n: c.reducer.tag for n in writes if (c := program.channels.get(n)) is not None and c.reducer.tag != LAST}
-    lent = {n: base[n] for c in carries for n in c.channels if n not in writes or kinds.get(n, LAST) not in _REPLACING}
-    explicit = {n: v for n, v in base.items() if n not in writes and n not in lent}
+    carried = {n: base[n] for c in carries for n in c.channels if n not in writes or kinds.get(n, LAST) not in _REPLACING}
+    explicit = {n: v for n, v in base.items() if n not in writes and n not in carried}
     for name, tag in kinds.items():
         old = base.get(name, MISSING)
         # A built-in reducer over nothing is what loading does by itself; over a default or what the thread carries
         # the value must be stored, and so must every custom reducer's. A run that ended before it began has its input
         # in its one checkpoint already: that is not reduced upon.
-        if tag == CUSTOM or name in start.values or (name not in lent and tag not in _REPLACING and old is not MISSING and old):
+        if tag == CUSTOM or name in start.values or (name not in carried and tag not in _REPLACING and old is not MISSING and old):
             reducer = program.channels[name].reducer
             explicit[name] = reduce_write(name, reducer, old, writes[name], program.values.get(name))
             kinds[name] = CUSTOM
     values = canon.encode(canon.FrozenDict(explicit)) if explicit else None
-    lent = {n: v for n, v in lent.items() if n not in explicit}
-    left = [msgspec.structs.replace(c, channels=tuple([n for n in c.channels if n in lent])) for c in carries]
+    carried = {n: v for n, v in carried.items() if n not in explicit}
+    left = [msgspec.structs.replace(c, channels=tuple([n for n in c.channels if n in carried])) for c in carries]
     carries = tuple([c for c in left if c.channels])
     # Whoever does not know of ``carries``, a release before it, finds a result missing, and never takes a part for the whole.
     done = (given if inline else INPUT_TASK, *([CARRY_TASK] if carries else []))
     delta = Delta(step=0, source=source, done=done, kinds=kinds, values=values, carries=carries)
-    if lent:
-        start = msgspec.structs.replace(start, values=canon.FrozenDict({**start.values, **lent}))
+    if carried:
+        start = msgspec.structs.replace(start, values=canon.FrozenDict({**start.values, **carried}))
     moved = advance(start, delta, {INPUT_TASK: given, CARRY_TASK: TaskResult(CARRY_TASK)}, seq=0, at=0, hash=b"", decoded={INPUT_TASK: writes})
     tasks = plan(program, moved, [START, *moved.values])
     return _with_pending(delta, moved, tasks)

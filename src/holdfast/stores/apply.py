@@ -275,9 +275,9 @@ def admit(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int, t
 def _beside(p: Prepared, sight: Sight) -> None:
     """Refuses what a commit would write beside its log row, where somebody else has it or it is not there."""
     c, run_id = p.commit, p.commit.run.run_id
-    for lender in c.behind.runs if c.behind is not None else ():
-        if not sight.there(lender):
-            raise lender_gone(run_id, lender)
+    for predecessor in c.behind.runs if c.behind is not None else ():
+        if not sight.there(predecessor):
+            raise predecessor_gone(run_id, predecessor)
     for claim in c.claims:
         if (taken := sight.claimant(claim)) is not None:
             raise claim_taken(claim.kind, claim.key, taken)
@@ -637,14 +637,14 @@ class Aged(msgspec.Struct, frozen=True):
         return cls(run.run_id, run.lineage_root, run.parent_run_id, run.finished_at if run.terminal else None)
 
 
-def prunable(runs: Iterable[Aged], before: int, open_roots: Set[str], loans: Sequence[tuple[str, str]] = ()) -> Pruned:
+def prunable(runs: Iterable[Aged], before: int, open_roots: Set[str], carries: Sequence[tuple[str, str]] = ()) -> Pruned:
     """Which lineages may go as a whole (§6.10).
 
     Args:
         runs: all there are; children go with their parents.
         before: runs must have ended before that time.
         open_roots: lineages with intents or effects that are not settled.
-        loans: runs that carry their thread on from another one's log, and that one (§4.15).
+        carries: runs that carry their thread on from another one's log, and that one (§4.15).
     """
     members: dict[str, list[Aged]] = {}
     root_of: dict[str, str] = {}
@@ -668,9 +668,9 @@ def prunable(runs: Iterable[Aged], before: int, open_roots: Set[str], loans: Seq
             for root in roots - kept.keys():
                 if roots & kept.keys():
                     kept[root], changed = "a parent or a child of it is kept", True
-        for borrower, lender in loans:
-            if root_of[borrower] in kept and root_of[lender] not in kept:
-                kept[root_of[lender]], changed = "a later run of its thread continues from it", True
+        for successor, predecessor in carries:
+            if root_of[successor] in kept and root_of[predecessor] not in kept:
+                kept[root_of[predecessor]], changed = "a later run of its thread continues from it", True
     old = {root for root, lineage in members.items() if all(r.ended is not None and r.ended < before for r in lineage)}
     run_ids = tuple(sorted(r.run_id for root, lineage in members.items() if root not in kept for r in lineage))
     return Pruned(run_ids, {root: why for root, why in kept.items() if root in old})
@@ -739,8 +739,8 @@ def still_taken(claim: DedupClaim, status: str | None, now: int) -> bool:
     return claim.expires_at is None or claim.expires_at > now or (status is not None and status not in TERMINAL)
 
 
-def lender_gone(run_id: str, lender: str) -> VersionConflict:
-    return VersionConflict(f"{run_id} continues the thread of {lender}, which was pruned in the meantime", hint="load it again")
+def predecessor_gone(run_id: str, predecessor: str) -> VersionConflict:
+    return VersionConflict(f"{run_id} continues the thread of {predecessor}, which was pruned in the meantime", hint="load it again")
 
 
 def thread_moved(run: Run) -> Conflict:
@@ -784,9 +784,9 @@ __all__ = [
     "inbox_taken",
     "is_unbegun",
     "lane_busy",
-    "lender_gone",
     "mendable",
     "next_in_line",
+    "predecessor_gone",
     "prepare",
     "prunable",
     "queue_full",

@@ -1065,8 +1065,8 @@ class MemoryStore(Small):
             ),
         )
 
-    async def loans(self) -> list[tuple[str, str]]:
-        return [(run_id, lender) for run_id, lenders in self._carries.items() if run_id not in self._origins for lender in lenders if lender in self._runs]
+    async def list_carries(self) -> list[tuple[str, str]]:
+        return [(run_id, predecessor) for run_id, predecessors in self._carries.items() if run_id not in self._origins for predecessor in predecessors if predecessor in self._runs]
 
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
         self._origins.setdefault(run_id, origin)
@@ -1078,7 +1078,7 @@ class MemoryStore(Small):
         return self._pruned.get(run_id)
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        found = self._prunable(before, () if dry else await self.loans())
+        found = self._prunable(before, () if dry else await self.list_carries())
         if not dry:
             with self._atomic():
                 self._forget(set(found.run_ids))
@@ -1086,11 +1086,11 @@ class MemoryStore(Small):
             self.changes.tell()
         return found
 
-    def _prunable(self, before: int, loans: Sequence[tuple[str, str]]) -> Pruned:
+    def _prunable(self, before: int, carries: Sequence[tuple[str, str]]) -> Pruned:
         root_of = {r.run.run_id: r.run.lineage_root for r in self._runs.values()}
         unsettled = {root_of[i.run_id] for i in self._intents.values() if i.open and i.run_id in root_of}
         unsettled |= {e.lineage_root for e, _ in self._effects.values() if e.open}
-        return apply.prunable((Aged.of(r.run) for r in self._runs.values()), before, unsettled, loans)
+        return apply.prunable((Aged.of(r.run) for r in self._runs.values()), before, unsettled, carries)
 
     def _forget(self, gone: set[str]) -> None:
         """Deletes runs and what hangs on them; effects under keys that other runs share stay."""

@@ -1110,11 +1110,11 @@ class WorkspaceStore(MemoryStore):
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
         self._look()
-        found = self._prunable(before, () if dry else await self.loans())
+        found = self._prunable(before, () if dry else await self.list_carries())
         if dry or not found.run_ids:
             return found
         self._writable()
-        found = self._prunable(before, await self.loans())  # as whoever wrote last has left it
+        found = self._prunable(before, await self.list_carries())  # as whoever wrote last has left it
         gone = set(found.run_ids)
         with self._disk():
             shared = [e for e, _ in self._effects.values() if e.run_id in gone and e.shared]

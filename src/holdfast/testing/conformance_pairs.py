@@ -80,11 +80,11 @@ async def pair_prune_and_carry(p: Pair) -> None:
     """§6.10, §4.15: a run is carried on from, or pruned; never both."""
     await p.one.register("w", 100 * TTL)
     for i in range(ROUNDS):
-        lender = await (await Script(p.one, f"a{i}").begin("w")).complete()
-        borrower = await Script(p.other, f"b{i}").begin("w")
+        predecessor = await (await Script(p.one, f"a{i}").begin("w")).complete()
+        successor = await Script(p.other, f"b{i}").begin("w")
         p.clock.forward(SECOND)
-        pruned, carried = await both(i, keeper(p.one).prune(p.one.now()), borrower.write(carrying(borrower, lender)))
-        there = await p.one.get(lender.run_id) is not None
+        pruned, carried = await both(i, keeper(p.one).prune(p.one.now()), successor.write(carrying(successor, predecessor)))
+        there = await p.one.get(predecessor.run_id) is not None
         assert there is isinstance(carried, Tip), (pruned, carried)
         assert there or isinstance(carried, VersionConflict)
 

@@ -16,16 +16,16 @@ SAID = canon.admit({"text": "said before"})
 PART = 40_000
 
 
-def carrying(script: Script, lender: Script, *, since: int = 0, whole: int = 0, size: int = 10) -> Commit:
+def carrying(script: Script, predecessor: Script, *, since: int = 0, whole: int = 0, size: int = 10) -> Commit:
     """A first checkpoint that carries ``text`` on from another run's log."""
-    assert lender.tip is not None
+    assert predecessor.tip is not None
     given = TaskResult(INPUT_TASK, writes=canon.encode(canon.admit({"new": "x" * size})))
-    delta = Delta(step=0, source=Source.INPUT, done=(given,), carries=(Carry(lender.run_id, lender.tip.seq, lender.tip.hash, ("text",)),))
+    delta = Delta(step=0, source=Source.INPUT, done=(given,), carries=(Carry(predecessor.run_id, predecessor.tip.seq, predecessor.tip.hash, ("text",)),))
     data = codec.encode_delta(delta)
     digest = canon.chain(b"", data)
     seq = (script.tip.seq if script.tip is not None else 0) + 1
     checkpoint = advance(empty(script.run_id, SAID), delta, {}, seq=seq, at=script.store.now(), hash=digest)
-    return script.commit(ev.CheckpointSaved(digest), checkpoint=checkpoint, delta=data, behind=Behind((lender.run_id,), since, whole))
+    return script.commit(ev.CheckpointSaved(digest), checkpoint=checkpoint, delta=data, behind=Behind((predecessor.run_id,), since, whole))
 
 
 def origin_of(run_id: str) -> bytes:
@@ -67,7 +67,7 @@ async def case_carry_needs_its_lender(h: Harness) -> None:
     h.clock.forward(SECOND)
     assert (await keeper(h).prune(h.store.now())).run_ids == ("r1",)
     await refused(VersionConflict, h.store.commit(commit))
-    assert await keeper(h).loans() == []
+    assert await keeper(h).list_carries() == []
     await second.steps(1)
     assert await h.store.verify() == []
 
@@ -84,14 +84,14 @@ async def case_carry_keeps_its_lender(h: Harness) -> None:
     await third.write(carrying(third, second))
     h.clock.forward(SECOND)
     keep = keeper(h)
-    assert sorted(await keep.loans()) == [("r2", "r1"), ("r3", "r2")]
+    assert sorted(await keep.list_carries()) == [("r2", "r1"), ("r3", "r2")]
     assert (await keep.prune(h.store.now(), dry=True)).run_ids == ("r1", "r2")
     held = await keep.prune(h.store.now())
     assert (held.run_ids, held.kept.get("r2")) == ((), "a later run of its thread continues from it")
     assert await keep.whole("r3", -1) is None
     for _ in range(2):
         await keep.keep_origin("r3", origin_of("r3"))
-    assert await keep.loans() == [("r2", "r1")]
+    assert await keep.list_carries() == [("r2", "r1")]
     found = await keep.whole("r3", -1)
     assert found is not None and found[0] == 0 and found[1] == empty("r3", SAID)
     assert await keep.whole("r3") is None, "it is no checkpoint of the run's log"
@@ -100,7 +100,7 @@ async def case_carry_keeps_its_lender(h: Harness) -> None:
     assert (loaded.whole[0].values, loaded.whole[1], len(loaded.rows)) == (SAID, b"", 2)
     assert len(await h.store.rows("r3")) == len(await h.store.rows("r3", 0, 10)) == 2
     assert (await keep.prune(h.store.now())).run_ids == ("r1", "r2")
-    assert await keep.loans() == []
+    assert await keep.list_carries() == []
     await third.complete()
     h.clock.forward(SECOND)
     assert (await keep.prune(h.store.now())).run_ids == ("r3",)
@@ -110,7 +110,7 @@ async def case_carry_keeps_its_lender(h: Harness) -> None:
 
 @case
 async def case_carry_travels_with_its_origin(h: Harness) -> None:
-    """§12.5: what came with its origin needs nobody here, and is on loan from nobody."""
+    """§12.5: what came with its origin needs nobody here, and continues from nobody's log."""
     there = elsewhere(h)
     await there.register("w", TTL)
     first = await (await Script(there, "r1").begin("w")).complete()
@@ -122,7 +122,7 @@ async def case_carry_travels_with_its_origin(h: Harness) -> None:
     carried = await dossier(there, "r2")
     assert carried.origin is not None
     assert await keeper(h).adopt(carried)
-    assert await keeper(h).loans() == []
+    assert await keeper(h).list_carries() == []
     loaded = await h.store.load("r2")
     assert loaded is not None and loaded.whole is not None
     assert (loaded.whole[0].values, loaded.tip.whole) == (SAID, len(carried.origin))

@@ -17,8 +17,9 @@ from holdfast.ports import Store
 
 READS = frozenset(
     {
-        "backlog", "blob", "close", "counts", "due", "effects", "find_claim", "find_marked", "get", "inbox", "intents", "lanes", "leases", "ledger", "load",
-        "loans", "now", "open", "open_effects", "owner_alive", "rows", "rules", "runs", "schedule", "schedules", "thread_end", "token", "usage", "verify",
+        "backlog", "blob", "close", "counts", "due", "effects", "find_claim", "find_marked", "get", "inbox", "intents", "lanes", "leases", "ledger",
+        "list_carries", "load", "now", "open", "open_effects", "owner_alive", "rows", "rules", "runs", "schedule", "schedules", "thread_end", "token", "usage",
+        "verify",
         "wait_for_change", "whole", "workers",
     }
 )

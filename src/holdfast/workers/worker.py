@@ -504,16 +504,16 @@ class Worker:
 
     async def _take(self, driver: Driver, claim: Claim, run: Run) -> bool:
         """Takes a run and begins it, in one commit. False where that was refused: somebody has taken the run, or told it something."""
-        services, program, lent = self._services, self._services.skills.for_run(run, upgrade=self._upgrade), None
+        services, program, carried_values = self._services, self._services.skills.for_run(run, upgrade=self._upgrade), None
         if program.carried:
             try:
-                lent = await services.threads.ahead(program, run.tenant_id, run.thread_id)
+                carried_values = await services.threads.ahead(program, run.tenant_id, run.thread_id)
             except HoldfastError:  # whoever has claimed it meets that again, and says so on the run
                 return False
-            if lent is None:
+            if carried_values is None:
                 return False
         try:
-            await driver.begin(Draft(facts=[ev.RunClaimed(services.owner, counter(claim.fence))]), lent)
+            await driver.begin(Draft(facts=[ev.RunClaimed(services.owner, counter(claim.fence))]), carried_values)
         except Conflict:
             return False
         self._refused = False

@@ -112,12 +112,12 @@ class Conductor:
             await self._way_cleared(records.fold_all(None, [ev.Event(1, self._store.now(), born.fact)]))
         if (await self._services.bounds()).touches(born.fact.queue, born.fact.tenant_id):
             return await self._queue(born, "a limit", step_limit, detach)
-        lent = None
+        carried_values = None
         if shared and program.carried:
             # What it begins with is read before the lane is its own: its first commit is held against it, or a turn that ends meanwhile
             # would be lost.
-            lent = await self._services.threads.ahead(program, born.fact.tenant_id, born.fact.thread_id)
-            if lent is None:
+            carried_values = await self._services.threads.ahead(program, born.fact.tenant_id, born.fact.thread_id)
+            if carried_values is None:
                 return await self._queue(born, "its thread's turn", step_limit, detach)
         journal = cast(Journal, born.journal)
         journal.fence = first_fence(self._store)
@@ -126,7 +126,7 @@ class Conductor:
         draft.facts.append(ev.RunClaimed(self._services.owner, journal.fence & 0xFFFFFFFF))
         self._services.driving.add(born.run_id)
         try:
-            await driver.begin(draft, lent)
+            await driver.begin(draft, carried_values)
         except (Exception, asyncio.CancelledError) as e:
             self._services.driving.discard(born.run_id)
             if not isinstance(e, Conflict):

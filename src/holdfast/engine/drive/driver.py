@@ -56,7 +56,7 @@ from holdfast.engine.drive import compensation
 from holdfast.engine.drive.executor import Ahead, Place, StepError, execute
 from holdfast.engine.drive.fused import Fused
 from holdfast.engine.drive.supersteps import Outcome, Round, failure
-from holdfast.engine.look.threads import Lent
+from holdfast.engine.look.threads import CarriedValues
 from holdfast.ports import Claim, Loaded, takes_statements
 
 PATIENCE = 100
@@ -404,8 +404,8 @@ class Driver:
             return StepFailure(said, code="takeover_limit", hint="find out what kills the workers, then resume")
         return None
 
-    async def begin(self, born: Draft | None = None, lent: Lent | None = None) -> None:
-        """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit; ``lent`` is what its
+    async def begin(self, born: Draft | None = None, carried_values: CarriedValues | None = None) -> None:
+        """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit; ``carried_values`` is what its
         thread has for it, where that was read already.
 
         A reducer that refuses the input ends the run failed.
@@ -417,9 +417,9 @@ class Driver:
             given = TaskResult(cps.INPUT_TASK, writes=canon.encode(canon.FrozenDict(journal.progress.checkpoint.values)))
         draft = born or Draft()
         run = draft.facts[0] if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run
-        if lent is None and self._program.carried:
-            lent = await self._services.threads.lend(self._program, run.tenant_id, run.thread_id)
-        values, carried = (None, ()) if lent is None else (lent.values, () if kept else lent.carries)
+        if carried_values is None and self._program.carried:
+            carried_values = await self._services.threads.find_carried_values(self._program, run.tenant_id, run.thread_id)
+        values, carried = (None, ()) if carried_values is None else (carried_values.values, () if kept else carried_values.carries)
         try:
             delta, checkpoint = superstep.first(self._program, journal.progress.checkpoint, given, values, inline=kept, carries=carried)
         except BaseException as raised:  # a reducer that refuses the input
@@ -433,8 +433,8 @@ class Driver:
         if born is not None or journal.run.status is Status.PENDING:
             draft.facts.append(ev.RunStarted())
         draft.facts += _start_facts(checkpoint)
-        behind = None if lent is None else lent.behind(delta.carries)
-        await journal.checkpoint(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner, found=journal.tip is not None), behind=behind, follows=None if lent is None else lent.follows)
+        behind = None if carried_values is None else carried_values.behind(delta.carries)
+        await journal.checkpoint(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner, found=journal.tip is not None), behind=behind, follows=None if carried_values is None else carried_values.follows)
 
     async def _begin_there(self) -> None:
         """A replay or fork starts at the checkpoint it was born with (§7.6)."""

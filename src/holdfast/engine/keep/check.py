@@ -228,7 +228,7 @@ def find_needs(diagnosis: Diagnosis) -> Needs:
 def lacking(run_id: str, noted: Needs, needed: Needs) -> list[Problem]:
     """What a run needs and its store has not noted: a prune would take it away."""
     hint = "holdfast repair-state RUN --apply records it again"
-    carries = [problem("carry_record_missing", f"this run continues values of {lender}, but the record that says so is missing", hint, run_id) for lender in sorted(needed.lenders - noted.lenders)]
+    carries = [problem("carry_record_missing", f"this run continues values of {predecessor}, but the record that says so is missing", hint, run_id) for predecessor in sorted(needed.predecessors - noted.predecessors)]
     uses = [problem("blob_use_record_missing", f"this run needs the blob {digest}, but the record that says so is missing", hint, run_id) for digest in sorted(needed.blobs - noted.blobs)]
     return carries + uses
 

@@ -13,18 +13,18 @@ async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False,
     """Deletes what ended before that time. Runs that stay and carry on from one that goes get their origin kept with them first.
 
     A crash in between leaves an origin too many and nothing undone; and who begins to carry on in between keeps
-    its lender for this time.
+    its predecessor for this time.
     """
-    loans = await keeper.loans()
-    if loans and not dry:
+    carries = await keeper.list_carries()
+    if carries and not dry:
         threads, gone = Threads(store), set((await keeper.prune(before, dry=True)).run_ids)
-        for borrower in dict.fromkeys(b for b, lender in loans if lender in gone and b not in gone):
+        for successor in dict.fromkeys(b for b, predecessor in carries if predecessor in gone and b not in gone):
             try:
-                origin = await threads.origin(borrower, await store.rows(borrower))
+                origin = await threads.origin(successor, await store.rows(successor))
             except StoreCorrupt:
-                continue  # what it carries cannot be found: its lender stays, and prune says why
+                continue  # what it carries cannot be found: its predecessor stays, and prune says why
             if origin is not None:
-                await keeper.keep_origin(borrower, codec.encode_whole(*origin))
+                await keeper.keep_origin(successor, codec.encode_whole(*origin))
     pruned = await keeper.prune(before, dry=dry, actor=actor)
     if not dry and offers_shelves(store):
         await recipients.forget(store, pruned.run_ids)

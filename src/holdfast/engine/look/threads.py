@@ -42,7 +42,7 @@ Ends = dict[tuple[str, int, bytes], Mapping[str, Any]]
 """Values by the run and the place in its log at which another may carry on from them."""
 
 
-class Lent(msgspec.Struct, frozen=True):
+class CarriedValues(msgspec.Struct, frozen=True):
     """What a thread has for its next run: the values by channel, and where they are on record. ``follows``: how the thread
     ended when they were read, where the commit that begins with them is to be held against that."""
 
@@ -84,7 +84,7 @@ class Threads:
 
     # -- for the next run ---------------------------------------------------------------------------
 
-    async def ahead(self, program: Program, tenant_id: str, thread_id: str) -> Lent | None:
+    async def ahead(self, program: Program, tenant_id: str, thread_id: str) -> CarriedValues | None:
         """What the thread has for a run that is born and begun in one commit, which holds only if nothing of it has ended meanwhile.
 
         What is in hand is not read again. None: the store cannot hold a commit against that, or the program carries nothing.
@@ -97,13 +97,13 @@ class Threads:
             mine = {n: end.checkpoint.values[n] for n in wanted}
             follows = ThreadEnd(end.run_id, end.tip.seq, end.fence)
             if _room_left(mine, LIGHT) >= 0:
-                return Lent(mine, (), follows=follows)
-            return Lent(mine, (Carry(end.run_id, end.tip.seq, end.tip.hash, tuple(mine)),), end.tip.since, end.tip.whole, follows)
+                return CarriedValues(mine, (), follows=follows)
+            return CarriedValues(mine, (Carry(end.run_id, end.tip.seq, end.tip.hash, tuple(mine)),), end.tip.since, end.tip.whole, follows)
         follows = await self._store.thread_end(tenant_id, thread_id)
-        lent = await self.lend(program, tenant_id, thread_id)
-        return None if lent is None else msgspec.structs.replace(lent, follows=follows)
+        carried_values = await self.find_carried_values(program, tenant_id, thread_id)
+        return None if carried_values is None else msgspec.structs.replace(carried_values, follows=follows)
 
-    async def lend(self, program: Program, tenant_id: str, thread_id: str) -> Lent | None:
+    async def find_carried_values(self, program: Program, tenant_id: str, thread_id: str) -> CarriedValues | None:
         """What the thread's newest ended run has for the next one; None if the program carries nothing.
 
         Newest by its turn in the lane, which no clock decides (§3.4). A run that was canceled before it started has no channels,
@@ -132,7 +132,7 @@ class Threads:
             if len(page) < limit or limit >= LOOKED_AT:
                 break
             looked, limit = len(page), limit * 10
-        return Lent(found, tuple(carries), since, whole)
+        return CarriedValues(found, tuple(carries), since, whole)
 
     async def _end(self, run: Run, lease: Lease, *, newest: bool) -> _End | None:
         """How a run's log ends: as it is in hand, if it still is that way, else as it is on record."""
@@ -224,27 +224,27 @@ class Threads:
         """Fills ``values`` with what these carry; depth first and without recursion, for a thread may go back a thousand runs."""
         todo, logs = [(run_id, c) for c in carries], dict[tuple[str, int, bytes], _Log]()
         while todo:
-            borrower, carry = todo[-1]
+            successor, carry = todo[-1]
             place = _place(carry)
             if place in values:
                 todo.pop()
                 continue
-            log = logs.get(place) or logs.setdefault(place, await self._log(borrower, carry))
+            log = logs.get(place) or logs.setdefault(place, await self._log(successor, carry))
             if needed := [(carry.run_id, c) for c in log.carries if _place(c) not in values]:
                 todo += needed
                 continue
             begin = log.begin or (_origin(carry.run_id, log.carries, values) if log.carries else None)
             progress = Progress(carry.run_id, begin).walk(log.rows)
             if progress.hash != carry.hash:
-                raise ChainBroken(f"the log of {carry.run_id} is not the one that {borrower} carries on from", hint="restore a backup that has both runs")
+                raise ChainBroken(f"the log of {carry.run_id} is not the one that {successor} carries on from", hint="restore a backup that has both runs")
             values[place] = progress.checkpoint.values
             del logs[place]
 
-    async def _log(self, borrower: str, carry: Carry) -> _Log:
+    async def _log(self, successor: str, carry: Carry) -> _Log:
         loaded = await self._store.load(carry.run_id)
         if loaded is None:
             raise StoreCorrupt(
-                f"{borrower} carries {', '.join(carry.channels)} from {carry.run_id}, which is not there", hint="restore a backup that has both runs",
+                f"{successor} carries {', '.join(carry.channels)} from {carry.run_id}, which is not there", hint="restore a backup that has both runs",
                 code="checkpoint_head_missing",
             )
         begin, rows = loaded.whole, loaded.rows
@@ -287,4 +287,4 @@ def _origin(run_id: str, carries: tuple[Carry, ...], values: Mapping[tuple[str, 
     return empty(run_id, {n: values[_place(c)][n] for c in carries for n in c.channels}), b""
 
 
-__all__ = ["Lent", "Origin", "Threads"]
+__all__ = ["CarriedValues", "Origin", "Threads"]

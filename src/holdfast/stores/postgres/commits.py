@@ -109,7 +109,7 @@ class Seen(msgspec.Struct):
     after: dict[str, bytes | None]
     takers: set[str]
     lanes: dict[str, tuple[str | None, str | None, int | None]]
-    lenders: set[str]
+    predecessors: set[str]
     claims: dict[tuple[str, str, str], str]
     effects: dict[str, set[str]]
     schedules: dict[str, Schedule]
@@ -123,7 +123,7 @@ class Seen(msgspec.Struct):
         return RunNotFound(f"there is no run {run_id}")
 
     def there(self, run_id: str) -> bool:
-        return run_id in self.keys or run_id in self.lenders
+        return run_id in self.keys or run_id in self.predecessors
 
     def blocker(self, run: Run, turn: int) -> str | None:
         holder, first, at = self.lanes[run.run_id]
@@ -630,7 +630,7 @@ class Committer:
         named = {q.commit.run.run_id: q for q in every}
         runs = sorted({*named, *(i.run_id for q in every for i in q.commit.puts)})
         lanes = [q.commit.run for q in every if apply.wants_lane(q.commit)]
-        lenders = sorted({r for q in every if q.commit.behind for r in q.commit.behind.runs})
+        predecessors = sorted({r for q in every if q.commit.behind for r in q.commit.behind.runs})
         claims = [m for q in every for m in q.commit.claims]
         effects = sorted({e.key for q in every for e in q.commit.effects})
         moves = sorted({m.after.schedule_id for q in every for m in q.commit.moves})
@@ -655,7 +655,7 @@ class Committer:
                 **at, "run": Texts([r.run_id for r in lanes]), "tenant": Texts([r.tenant_id for r in lanes]),
                 "session": Texts([r.session_key for r in lanes]), "lane": Texts([r.lane for r in lanes]),
             })),
-            (bool(lenders), (Q.see_lenders, {"b": [ids.bucket_number(r) for r in lenders], "run": lenders})),
+            (bool(predecessors), (Q.see_predecessors, {"b": [ids.bucket_number(r) for r in predecessors], "run": predecessors})),
             (bool(claims), (Q.see_claims, {
                 "own": OWN, "kind": [m.kind for m in claims], "scope": [m.scope for m in claims], "key": [m.key for m in claims],
                 "id": [vouch.claim_id(m.kind, m.scope, m.key) for m in claims],
@@ -693,7 +693,7 @@ class Committer:
             after={},
             takers={owner for (owner,) in more[0]},
             lanes={run: (holder, first, turn) for run, holder, first, turn in more[1]},
-            lenders={run for (run,) in more[2]},
+            predecessors={run for (run,) in more[2]},
             claims={(m.kind, m.scope, m.key): m.run_id for m in taken if apply.still_taken(m, statuses.get(m.run_id), now)},
             effects={},
             schedules={i: codec.decode_schedule(data) for i, _, _, data in more[5]},
@@ -751,8 +751,8 @@ class Committer:
                 yield Q.inbox_take, {"seq": log.seq, "b": key.bucket, "run": key.id, "keys": list(c.took), "count": len(c.took), "name": run.run_id}
         if p.whole is not None:
             yield Q.whole_insert, (log.seq, _number(c), p.whole, ids.bucket_number(run.run_id), run.run_id)
-        for lender in c.behind.runs if c.behind is not None else ():
-            yield Q.carry_insert, (lender, run.run_id)
+        for predecessor in c.behind.runs if c.behind is not None else ():
+            yield Q.carry_insert, (predecessor, run.run_id)
         if p.closed:
             yield from besides.revoke(seen.tokens, run.run_id, p.closed, seen.now)
         if not p.plain:

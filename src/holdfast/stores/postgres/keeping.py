@@ -151,9 +151,9 @@ class Keeping(Reading):
         self._news.tell()
         return True
 
-    async def loans(self) -> list[tuple[str, str]]:
-        (found,) = await self._ask((Q.loans, None))
-        return [(borrower, lender) for borrower, lender in found]
+    async def list_carries(self) -> list[tuple[str, str]]:
+        (found,) = await self._ask((Q.carries, None))
+        return [(successor, predecessor) for successor, predecessor in found]
 
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
         async def work(db: Connection, sent: int) -> None:

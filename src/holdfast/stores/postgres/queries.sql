@@ -199,7 +199,7 @@ LEFT JOIN LATERAL (
   WHERE r.tenant_id = x.tenant AND r.session_key = x.session AND r.lane = x.lane AND r.due IS NOT NULL AND NOT r.holds AND r.due <= {now} AND r.run_id <> x.run
   ORDER BY r.turn LIMIT 1) p ON true
 WHERE x.run || '' = x.run;
--- name: see_lenders
+-- name: see_predecessors
 SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR KEY SHARE OF r;
 -- name: see_claims
@@ -1136,7 +1136,7 @@ WITH c AS (
 INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'claim', %(id)s, %(seal)b, %(run)s, NULL FROM c ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
 -- name: claims_of
 SELECT kind, scope, key, digest, expires_at FROM holdfast.claim WHERE run_id = %s ORDER BY kind, scope, key;
--- name: loans
+-- name: carries
 SELECT b.run_id, s.run_id FROM holdfast.carry c JOIN holdfast.run b ON b.run_id = c.run JOIN holdfast.run s ON s.run_id = c.source
 WHERE NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = b.bucket AND w.run = b.id AND w.seq = 0);
 -- name: origin_insert
@@ -1156,7 +1156,7 @@ UNION SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.carry c O
 SELECT run_id, lineage_root, parent_run_id, ended FROM holdfast.run r WHERE {r_of_roots} ORDER BY id;
 -- name: lock_members
 SELECT run_id FROM holdfast.run r WHERE {r_of_roots} ORDER BY bucket, id FOR UPDATE;
--- name: loans_among
+-- name: carries_among
 SELECT b.run_id, s.run_id FROM holdfast.carry c JOIN holdfast.run b ON b.run_id = c.run JOIN holdfast.run s ON s.run_id = c.source
 WHERE {s_of_roots} AND NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = b.bucket AND w.run = b.id AND w.seq = 0);
 -- name: open_among

@@ -67,7 +67,7 @@ def evidence_of(run_id: str, key: Key, row: Sequence[Any] | None, end: Sequence[
 
 def needs(found: Sequence[Sequence[Any]]) -> Needs:
     """What is noted of what a run needs."""
-    return Needs(frozenset(lender for lender, _ in found if lender is not None), frozenset(digest for _, digest in found if digest is not None))
+    return Needs(frozenset(predecessor for predecessor, _ in found if predecessor is not None), frozenset(digest for _, digest in found if digest is not None))
 
 
 def health(found: Sequence[Any], here: int) -> list[Problem]:
@@ -133,7 +133,7 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
     writes.append((Q.run_delete, (key.bucket, key.id)))
     writes.append(_row(run, key.id, fence=fence, owner=left.owner, due=left.due, holds=left.holds, turn=held["turn"]))
     if evidence.needs is not None:
-        writes += [(Q.carry_insert, (lender, run.run_id)) for lender in sorted(evidence.needs.lenders)]
+        writes += [(Q.carry_insert, (predecessor, run.run_id)) for predecessor in sorted(evidence.needs.predecessors)]
         writes += [(Q.use_again, (run.run_id, digest)) for digest in sorted(evidence.needs.blobs)]
     await many(db, writes)
 
@@ -174,7 +174,7 @@ async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
     writes += [statement for blob in d.blobs for statement in keep_blob(run.run_id, blob)]
     if d.origin is not None:
         writes.append((Q.origin_insert, (d.origin, bucket, run.run_id)))
-    writes += [(Q.carry_insert, (lender, run.run_id)) for lender in stands.carries]
+    writes += [(Q.carry_insert, (predecessor, run.run_id)) for predecessor in stands.carries]
     await many(db, writes)
 
 
@@ -191,15 +191,15 @@ async def prune(db: Connection, roots: Sequence[str], before: int, *, dry: bool,
     while more := {r for (r,) in (await many(db, [(Q.family, {"roots": sorted(whole)})]))[0]} - whole:
         whole |= more
     among = {"roots": sorted(whole)}
-    asked: list[Statement] = [(Q.members, among), (Q.loans_among, among), (Q.open_among, among)]
+    asked: list[Statement] = [(Q.members, among), (Q.carries_among, among), (Q.open_among, among)]
     answers = await many(db, asked if dry else [(Q.lock_members, among), *asked])
-    rows, loans, unsettled = answers[-3:]
+    rows, carries, unsettled = answers[-3:]
     known = {run_id for run_id, *_ in rows}
-    lent = [] if dry else [(borrower, lender) for borrower, lender in loans if lender in known]
+    carries = [] if dry else [(successor, predecessor) for successor, predecessor in carries if predecessor in known]
     runs = [Aged(*row) for row in rows]
     # A run that came meanwhile and was not looked at: what it is on stays.
-    runs += [Aged(borrower, borrower, None, None) for borrower in {b for b, _ in lent} - known]
-    found = apply.prunable(runs, before, {r for (r,) in unsettled}, lent)
+    runs += [Aged(successor, successor, None, None) for successor in {b for b, _ in carries} - known]
+    found = apply.prunable(runs, before, {r for (r,) in unsettled}, carries)
     if found.run_ids and not dry:
         await _forget(db, list(found.run_ids))
         await many(db, [*besides.bury(found.run_ids, at, by)])

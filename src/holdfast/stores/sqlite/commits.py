@@ -180,7 +180,7 @@ class Committer:
             if isinstance(ruling, HoldfastError) or busy or (asked is not None and thread_end(ended) != c.follows):
                 continue  # the general way says what is wrong
             key = (key or last) + 1
-            carried += [(key, lender) for lender in (() if c.behind is None else c.behind.runs)]
+            carried += [(key, predecessor) for predecessor in (() if c.behind is None else c.behind.runs)]
             number += 1
             digest = p.sealed.row.hash
             born.append((*_hot(p, number, owner), apply.due_after(c, owner, now, lambda: False), *_cold(p, ruling, number), *_list_found_by(run), key))
@@ -263,8 +263,8 @@ class Committer:
             execute(Q.run_update, (*hot, ruling.due, *cold, key))
         if p.whole is not None:
             execute(Q.whole_insert, (key, log.seq, number, p.whole))
-        for lender in c.behind.runs if c.behind is not None else ():
-            execute(Q.carry_insert, (key, lender))
+        for predecessor in c.behind.runs if c.behind is not None else ():
+            execute(Q.carry_insert, (key, predecessor))
         for wait_id in p.closed:
             besides.revoke_tokens(self.db, run.run_id, key, wait_id, now)
         if not p.plain:

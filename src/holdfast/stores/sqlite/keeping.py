@@ -150,9 +150,9 @@ class Keeping(Reading):
         self._changes.tell()
         return True
 
-    async def loans(self) -> list[tuple[str, str]]:
+    async def list_carries(self) -> list[tuple[str, str]]:
         with map_errors(self.path):
-            return rows(self._read(), Q.loans)
+            return rows(self._read(), Q.carries)
 
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
         def work(committer: Committer) -> None:
@@ -172,7 +172,7 @@ class Keeping(Reading):
 
         def work(committer: Committer) -> Pruned:
             with committer.writing():
-                found = upkeep.prunable(committer.db, before, rows(committer.db, Q.loans))
+                found = upkeep.prunable(committer.db, before, rows(committer.db, Q.carries))
                 upkeep.prune(committer.db, found.run_ids)
                 besides.bury(committer.db, found.run_ids, self._now(), actor)
                 return found

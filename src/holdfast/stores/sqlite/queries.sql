@@ -80,7 +80,7 @@ INSERT INTO whole (run, seq, log, data) VALUES (?, ?, ?, ?);
 INSERT INTO carry (source, run) SELECT id, ? FROM run WHERE run_id = ?;
 -- name: carry_again
 INSERT INTO carry (source, run) SELECT id, ? FROM run WHERE run_id = ? ON CONFLICT DO NOTHING;
--- name: lenders
+-- name: predecessors
 SELECT s.run_id FROM carry c JOIN run s ON s.id = c.source WHERE c.run = ?;
 -- name: inbox_take
 UPDATE inbox SET taken = ? WHERE run = ? AND key = ? AND taken IS NULL;
@@ -548,7 +548,7 @@ WITH RECURSIVE chain (id, prev) AS (
 SELECT l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id WHERE c.prev = 0;
 -- name: whole_next
 SELECT seq, data FROM whole WHERE run = ? AND seq > ? ORDER BY seq LIMIT 1;
--- name: loans
+-- name: carries
 SELECT b.run_id, s.run_id FROM carry c JOIN run b ON b.id = c.run JOIN run s ON s.id = c.source
 WHERE NOT EXISTS (SELECT 1 FROM whole w WHERE w.run = c.run AND w.seq = 0);
 -- name: origin_insert

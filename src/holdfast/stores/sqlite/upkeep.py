@@ -79,7 +79,7 @@ def find_orphan(run_id: str, key: int, tip: int, last: tuple[int, bytes]) -> Evi
 def needs(db: apsw.Connection, run_id: str, key: int) -> Needs:
     """What is noted of what a run needs."""
     return Needs(
-        frozenset(str(r) for (r,) in rows(db, Q.lenders, (key,))), frozenset(in_hex(digest) for (digest,) in rows(db, Q.blobs_of_run, (run_id,)))
+        frozenset(str(r) for (r,) in rows(db, Q.predecessors, (key,))), frozenset(in_hex(digest) for (digest,) in rows(db, Q.blobs_of_run, (run_id,)))
     )
 
 
@@ -142,7 +142,7 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
         owner=left.owner, due=left.due, holds=int(left.holds),
     )
     if evidence.needs is not None:
-        db.executemany(Q.carry_again, [(key, lender) for lender in evidence.needs.lenders])
+        db.executemany(Q.carry_again, [(key, predecessor) for predecessor in evidence.needs.predecessors])
         db.executemany(Q.blob_use, [(run.run_id, bytes.fromhex(name)) for name in evidence.needs.blobs])
     return number, digest
 
@@ -194,10 +194,10 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
 # -- pruning ----------------------------------------------------------------------------------------
 
 
-def prunable(db: apsw.Connection, before: int, loans: Sequence[tuple[str, str]]) -> Pruned:
+def prunable(db: apsw.Connection, before: int, carries: Sequence[tuple[str, str]]) -> Pruned:
     """The runs of all lineages that may go, and the lineages that are old enough but may not (§6.10)."""
     found = [Aged(run_id, root, parent, _end_of(status, doc)) for run_id, root, parent, status, doc in rows(db, Q.run_lineages)]
-    return apply.prunable(found, before, {r for (r,) in rows(db, Q.lineages_open)}, loans)
+    return apply.prunable(found, before, {r for (r,) in rows(db, Q.lineages_open)}, carries)
 
 
 def _end_of(status: str, doc: bytes) -> int | None:
