@@ -41,9 +41,9 @@ from holdfast.core.waits import check_action
 from holdfast.encryption import Encryption, KeyProvider
 from holdfast.encryption import coerce as encrypted
 from holdfast.engine.base import histories
-from holdfast.engine.base.blocked import Watch
 from holdfast.engine.base.explanation import explain_run
 from holdfast.engine.base.failures import result_of
+from holdfast.engine.base.loopwatch import Watch
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Heartbeat, Services, Skills, StoreClock
 from holdfast.engine.calls.context import whose
@@ -52,8 +52,8 @@ from holdfast.engine.desk import door
 from holdfast.engine.desk.door import FORK, REPLAY, Request, RunOptions, Wish
 from holdfast.engine.desk.intake import birth, owner_id
 from holdfast.engine.desk.schedules import Rule, Scheduler, birth_of
+from holdfast.engine.drive.commands import Desk
 from holdfast.engine.drive.conductor import Conductor
-from holdfast.engine.drive.desk import Desk
 from holdfast.engine.keep import transfer
 from holdfast.engine.keep.check import Checker, Findings, keeper
 from holdfast.engine.keep.pruning import prune

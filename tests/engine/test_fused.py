@@ -1,4 +1,4 @@
-"""The fused line is the general way, byte for byte (``core/line``, ``engine/drive/fused``)."""
+"""The fused line is the general way, byte for byte (``core/fused``, ``engine/drive/fused``)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from typing import Annotated, Any
 import msgspec
 
 from holdfast import Context, Graph, Runtime, State
-from holdfast.engine.base import blocked
+from holdfast.engine.base import loopwatch
 
 PATIENCE_SECONDS = 60.0
 AT_ONCE = 3
@@ -525,7 +525,7 @@ def graph_of(kind: Wild) -> Graph[Any]:
 def runtime(kind: Wild, url: str, *skills: Graph[Any]) -> Runtime:
     if kind.timeout is None:
         return Runtime(url, skills=list(skills))
-    blocked.CLEANUP_SECONDS = 0.5
+    loopwatch.CLEANUP_SECONDS = 0.5
     return Runtime(url, skills=list(skills), lease=2)
 
 

@@ -129,7 +129,7 @@ class Straight(msgspec.Struct, frozen=True):
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
-    ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these and of ``reducing``, the channels with a built-in reducer of another kind, by its tag (``core/line``);
+    ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these and of ``reducing``, the channels with a built-in reducer of another kind, by its tag (``core/fused``);
     ``quick``: of what a plain node may write the class that each value fits as it is, ``object`` where any does, None where that is to be looked at;
     ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to;
     ``carried``: those that a thread carries from one run to the next; ``writes`` and ``values``: what may be written to a channel, and what

@@ -24,7 +24,7 @@ from holdfast.engine.base.obstacles import Sight, lacking
 from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.drive.conductor import drive_to_rest, let_go
 from holdfast.engine.drive.driver import Driver, load_driver
-from holdfast.engine.drive.tails import surface
+from holdfast.engine.drive.lost_commits import surface
 from holdfast.outbox.dispatcher import Dispatcher
 from holdfast.ports import Claim, Claims, Loaded, News, RunFilter, offers_untaken
 from holdfast.workers.sweeper import Sweeper

@@ -31,7 +31,7 @@ import holdfast
 from holdfast.core.errors import ErrorValue, Frame, HoldfastError, RunFailed, RunWaiting, StepFailure, storable
 from holdfast.core.status import TERMINAL, Status, parse
 from holdfast.engine.base import failures
-from holdfast.engine.base.blocked import Overdue
+from holdfast.engine.base.loopwatch import Overdue
 from holdfast.handle import Run
 from holdfast.ports import Rested
 

@@ -4,7 +4,7 @@ Tasks of a super-step finish when they like; whatever is handed in while a commi
 one. A failed commit kills the journal: every later write gets the same error, so nothing can be reported that is not
 durable (§1.12).
 
-While plain steps go along the fused line (``core/line``), that holds where the run stands, and this holds what it was when the line
+While plain steps go along the fused line (``core/fused``), that holds where the run stands, and this holds what it was when the line
 began. Whoever looks ends the line: what they find is what each step would have left, had it come by here.
 """
 
@@ -43,10 +43,10 @@ from holdfast.core.commit import (
 )
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StatementFailed, StoreError
+from holdfast.core.fused import Line
 from holdfast.core.graph import Program
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER, KEEP, RELEASE, LeaseAction
-from holdfast.core.line import Line
 from holdfast.core.progress import HEARD, Progress
 from holdfast.core.run import Buffered, Run, fold_all
 from holdfast.core.status import Status

@@ -34,7 +34,7 @@ from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.retry import ONCE, Retry, coerce
 from holdfast.core.run import Run
 from holdfast.core.waits import OnTimeout
-from holdfast.engine.base import blocked
+from holdfast.engine.base import loopwatch
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
@@ -623,7 +623,7 @@ class Context:
         raise Restart(inputs)
 
 
-class Face(blocked.Placed, Protocol):
+class Face(loopwatch.Placed, Protocol):
     """Gives the context of a step to code that asks for it, and says which step it is."""
 
     def __call__(self) -> Context: ...

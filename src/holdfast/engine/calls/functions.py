@@ -24,7 +24,7 @@ from holdfast import logs, machine
 from holdfast.authoring import microseconds
 from holdfast.core.errors import StepTimeout
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
-from holdfast.engine.base import blocked, failures, pool
+from holdfast.engine.base import failures, loopwatch, pool
 from holdfast.engine.base.failures import ControlFlow, contain
 
 T = TypeVar("T")
@@ -302,8 +302,8 @@ class Begun(Generic[T]):
         try:
             self._waiting = next(self._steps, None)
         finally:
-            if blocked.struck:
-                blocked.settle()
+            if loopwatch.struck:
+                loopwatch.settle()
             machine.end_child(self._forks, what)
         self.caused = task.cancelling() - before
 
@@ -347,8 +347,8 @@ class Begun(Generic[T]):
             try:
                 return go_on(given)
             finally:
-                if blocked.struck:
-                    blocked.settle()
+                if loopwatch.struck:
+                    loopwatch.settle()
         except StopIteration:
             return None
         finally:

@@ -70,9 +70,9 @@ from holdfast.engine.desk import lanes, lineage
 from holdfast.engine.desk.door import OnBusy, Wish
 from holdfast.engine.desk.intake import Birth, first_fence
 from holdfast.engine.drive import compensation
-from holdfast.engine.drive.desk import Desk
+from holdfast.engine.drive.commands import Desk
 from holdfast.engine.drive.driver import Driver, load_driver
-from holdfast.engine.drive.tails import surface
+from holdfast.engine.drive.lost_commits import surface
 from holdfast.handle import Run
 from holdfast.ports import Claim, RunFilter, Store, offers_upkeep
 

@@ -19,7 +19,7 @@ from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Skills
-from holdfast.engine.drive.desk import PATIENCE, Desk
+from holdfast.engine.drive.commands import PATIENCE, Desk
 from holdfast.ports import Store
 
 

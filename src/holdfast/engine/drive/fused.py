@@ -1,4 +1,4 @@
-"""Drives a run along the fused line (``core/line``, which says what a plain step is and what is spared).
+"""Drives a run along the fused line (``core/fused``, which says what a plain step is and what is spared).
 
 Theory of operation. A run comes here at the beginning of a super-step. As long as the step at hand is plain it is done here: the
 node's first part is run in the driver's own task, its writes are packed, the line decides, the store writes. That a step is not
@@ -21,13 +21,13 @@ from holdfast import machine
 from holdfast.core import canon
 from holdfast.core.checkpoint import Task
 from holdfast.core.commit import Commit, Step
+from holdfast.core.fused import Line
 from holdfast.core.graph import Node, Program
-from holdfast.core.line import Line
 from holdfast.core.outcomes import Terminal
 from holdfast.core.superstep import fit_writes
-from holdfast.engine.base.blocked import settle, struck
 from holdfast.engine.base.failures import contain
 from holdfast.engine.base.journal import Journal
+from holdfast.engine.base.loopwatch import settle, struck
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.context import Context, Hand, face
 from holdfast.engine.calls.functions import First, await_any, await_in_time

@@ -19,7 +19,7 @@ import pytest
 
 from holdfast import END, Context, Graph, Runtime, State
 from holdfast.core import canon
-from holdfast.engine.base import blocked
+from holdfast.engine.base import loopwatch
 from holdfast.engine.calls import functions
 from holdfast.engine.calls.context import whose
 from holdfast.engine.drive import driver, executor, fused
@@ -235,7 +235,7 @@ def the_second_of_two() -> Graph[Any]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocked, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(loopwatch, "TICK_SECONDS", 0.05)
 
 
 async def ended(rt: Runtime, run: Any) -> None:
@@ -255,7 +255,7 @@ async def test_it_is_ended_and_its_neighbours_are_not(name: str) -> None:
         assert [(await rt.get(r.run_id)).state.n for r in runs] == [2] * 10
         await ended(rt, await rt.get(odd.run_id))
         await rt.check()
-    assert not blocked.struck
+    assert not loopwatch.struck
 
 
 async def test_in_invoke() -> None:
@@ -279,7 +279,7 @@ class Lock:
 
 
 async def test_a_process_that_cannot_be_freed_says_which_step_and_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(blocked, "CLEANUP_SECONDS", 0.2)
+    monkeypatch.setattr(loopwatch, "CLEANUP_SECONDS", 0.2)
     said: list[Any] = []
     patience, lock = functions.Patience(100_000, own=True), Lock()
 
@@ -296,17 +296,17 @@ async def test_a_process_that_cannot_be_freed_says_which_step_and_ends(monkeypat
     async def stuck() -> None:
         lock.hold()
 
-    watch = blocked.Watch(Leases(), whose, lambda: True, end)
+    watch = loopwatch.Watch(Leases(), whose, lambda: True, end)
     watch.start()
     with pytest.raises(Exception, match="stuck took longer than 0.1 s, and let nothing else"):
         await functions.await_in_time(stuck(), patience, "stuck")
     watch.stop()
-    assert said == ["stuck", blocked.CODE]
+    assert said == ["stuck", loopwatch.CODE]
     assert capfd.readouterr().err == "holdfast: stuck holds the event loop and cannot be ended: this process ends\n"
 
 
 async def test_leases_are_renewed_again_once_the_loop_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocked, "CLEANUP_SECONDS", 0.2)
+    monkeypatch.setattr(loopwatch, "CLEANUP_SECONDS", 0.2)
     said: list[Any] = []
     lock, loop, again = Lock(), asyncio.get_running_loop(), asyncio.Event()
 
@@ -323,7 +323,7 @@ async def test_leases_are_renewed_again_once_the_loop_moves(monkeypatch: pytest.
     async def stuck() -> None:
         lock.hold()
 
-    watch = blocked.Watch(Leases(), whose, lambda: False, said.append)
+    watch = loopwatch.Watch(Leases(), whose, lambda: False, said.append)
     watch.start()
     with pytest.raises(Exception, match="stuck took longer"):
         await functions.await_in_time(stuck(), functions.Patience(100_000, own=True), "stuck")
@@ -348,9 +348,9 @@ async def test_it_strikes_nothing_but_the_nodes_own_code() -> None:
 
     def strikes() -> None:
         while not over.is_set():
-            held = blocked.holder(sys._current_frames()[me], whose)
-            if held is not None and held.users and not blocked.struck:
-                blocked.strike(me, held, type("Overdue", (blocked.Overdue,), {"timeout": functions.StepTimeout("struck")}))
+            held = loopwatch.holder(sys._current_frames()[me], whose)
+            if held is not None and held.users and not loopwatch.struck:
+                loopwatch.strike(me, held, type("Overdue", (loopwatch.Overdue,), {"timeout": functions.StepTimeout("struck")}))
 
     async def node() -> None:
         mixed()
@@ -375,7 +375,7 @@ async def test_it_strikes_nothing_but_the_nodes_own_code() -> None:
         thread.join()
         gc.enable()
         sys.setswitchinterval(interval)
-    assert done == 19 and not blocked.struck
+    assert done == 19 and not loopwatch.struck
 
 
 def test_a_strike_that_was_settled_leaves_nothing_in_the_interpreter() -> None:
@@ -383,17 +383,17 @@ def test_a_strike_that_was_settled_leaves_nothing_in_the_interpreter() -> None:
     code = """
 import sys, threading
 from holdfast.core.errors import StepTimeout
-from holdfast.engine.base import blocked
+from holdfast.engine.base import loopwatch
 for strikes in (False, True):
-    struck = type("Struck", (blocked.Overdue,), {"timeout": StepTimeout("late")})
+    struck = type("Struck", (loopwatch.Overdue,), {"timeout": StepTimeout("late")})
     try:
         try:
-            blocked.struck[threading.get_ident()] = struck
+            loopwatch.struck[threading.get_ident()] = struck
             if strikes:
-                blocked._raise_in(threading.get_ident(), struck)
+                loopwatch._raise_in(threading.get_ident(), struck)
         finally:
-            blocked.settle()
-    except blocked.Overdue:
+            loopwatch.settle()
+    except loopwatch.Overdue:
         print("struck")
     sys.settrace(lambda *seen: None)
     (lambda: 1)()
@@ -417,7 +417,7 @@ def test_what_is_taken_for_a_gate_is_there() -> None:
     for module in (functions, executor, fused, driver, sys.modules["holdfast.engine.calls.scopes"], sys.modules["holdfast.engine.calls.effects"]):
         for code in codes(compile(inspect.getsource(module), "x", "exec")):
             there.add(f"{module.__name__}:{code.co_qualname}")
-    assert there >= blocked.GATES | blocked.BETWEEN
+    assert there >= loopwatch.GATES | loopwatch.BETWEEN
 
 
 def codes(code: types.CodeType) -> list[types.CodeType]:
@@ -427,7 +427,7 @@ def codes(code: types.CodeType) -> list[types.CodeType]:
 def test_a_debugged_node_is_left_alone() -> None:
     there: dict[str, Any] = {"__name__": "bdb", "sys": sys}
     exec("def stopped():\n    return sys._getframe()", there)
-    assert blocked.holder(there["stopped"](), whose) is None
+    assert loopwatch.holder(there["stopped"](), whose) is None
     assert whose(contextvars.Context()) is None
 
 
@@ -459,7 +459,7 @@ async def test_frames_are_listed_without_a_collection(monkeypatch: pytest.Monkey
     assert gc.isenabled()
     gc.disable()
     try:
-        with blocked.pause_collection():
+        with loopwatch.pause_collection():
             pass
         assert not gc.isenabled(), "who collects nothing is left so"
     finally:

@@ -15,8 +15,8 @@ from holdfast.core import superstep as ss
 from holdfast.core.channels import ROOM, append, last, merge
 from holdfast.core.checkpoint import Checkpoint, Task, TaskResult
 from holdfast.core.commit import WHOLE_FLOOR, Commit, Tip
+from holdfast.core.fused import Line
 from holdfast.core.graph import Program
-from holdfast.core.line import Line
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all
 from holdfast.machine import sole

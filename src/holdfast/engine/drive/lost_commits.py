@@ -16,7 +16,7 @@ from holdfast.core.status import TERMINAL
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Services
-from holdfast.engine.drive.desk import Desk
+from holdfast.engine.drive.commands import Desk
 from holdfast.ports import LostTail, offers_recall, offers_sealing
 
 ACTOR = "failover"
