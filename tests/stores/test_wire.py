@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import shared
 
-from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
+from holdfast.stores.postgres.arrays import Blobs, Columns, Numbers, Texts
 from holdfast.stores.postgres.connection import connect, place
 from holdfast.stores.postgres.wire import GREATEST_AGE, MOST_PREPARED, Connection, Statement
 
@@ -204,3 +204,21 @@ async def test_what_is_told_while_a_statement_is_answered_is_heard(db: Connectio
     await asyncio.wait([hearing])
     assert told == ["one", "two", "three"]
     assert await db.ask(("SELECT 1", None)) == [[(1,)]], "whoever listened no more may ask"
+
+
+ROWS = [(1, "a", b"\0", None, None), (None, "ä", None, 2**40, "b"), (-1, None, b"", 0, "")]
+
+
+async def test_a_row_alone_is_the_row_that_it_is_among_many(db: Connection) -> None:
+    """The statement for one row is made of that for many."""
+    columns = Columns(
+        "SELECT * FROM unnest(%(n)b::bigint[], %(t)b::text[],\n  %(b)b::bytea[], %(m)b::bigint[], %(u)b::text[])\n AS t (n, t, b, m, u) WHERE %(now)s::bigint IS NULL",
+        {"n": Numbers, "t": Texts, "b": Blobs, "m": Numbers, "u": Texts},
+    )
+    assert await db.ask((columns.for_many, columns.many(ROWS) | {"now": None})) == [ROWS]
+    for row in ROWS:
+        assert await db.ask((columns.for_one, columns.one(row) | {"now": None})) == [[row]]
+    with pytest.raises(AssertionError, match="from arrays"):
+        Columns("SELECT 1", {"n": Numbers, "t": Texts, "b": Blobs})
+    with pytest.raises(AssertionError, match="order of its columns"):
+        Columns("SELECT * FROM unnest(%(t)b::text[], %(n)b::bigint[], %(b)b::bytea[]) AS t (t, n, b)", {"n": Numbers, "t": Texts, "b": Blobs})

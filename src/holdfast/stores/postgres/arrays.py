@@ -10,7 +10,6 @@ import functools
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -51,7 +50,7 @@ class Columns:
         self._kinds = kinds
         names = list(kinds)
         self._places = {kind: [name for name in names if kinds[name] is kind] for kind in (Numbers, Texts, Blobs)}
-        self._picks = {kind: itemgetter(*map(names.index, among)) for kind, among in self._places.items()}
+        self._picks = {kind: [names.index(name) for name in among] for kind, among in self._places.items() if among}
         self.for_one = _UNNEST.sub(self._take_apart, text)
         assert self.for_one != text, "a statement for many rows takes them from arrays"
 
@@ -68,7 +67,7 @@ class Columns:
         return {name: kind(column) for (name, kind), column in zip(self._kinds.items(), zip(*rows, strict=True), strict=True)}
 
     def one(self, row: tuple[Any, ...]) -> dict[str, Any]:
-        return {kind.__name__: kind(pick(row)) for kind, pick in self._picks.items()}
+        return {kind.__name__: kind([row[n] for n in picks]) for kind, picks in self._picks.items()}
 
 
 _TYPES = {Numbers: "bigint", Texts: "text", Blobs: "bytea"}
