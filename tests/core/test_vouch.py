@@ -54,11 +54,11 @@ def test_another_content_is_another_record(kind: str) -> None:
     make, given, others = VOUCHED[kind]
     voucher = make(*given)
     assert voucher.kind == kind and voucher == make(*given)
-    vouch.hold([voucher], [make(*given)])
+    vouch.verify([voucher], [make(*given)])
     for other in others:
         altered = make(*other)._replace(id=voucher.id)
         with pytest.raises(RecordDamaged) as caught:
-            vouch.hold([altered], [voucher])
+            vouch.verify([altered], [voucher])
         assert caught.value.code == f"{kind}_record_altered"
         told = consistency.record_problem(caught.value)
         assert (told.code, told.severity, told.message) == (caught.value.code, "error", caught.value.message)
@@ -68,7 +68,7 @@ def test_another_content_is_another_record(kind: str) -> None:
 def test_a_record_that_is_gone(kind: str) -> None:
     make, given, _ = VOUCHED[kind]
     with pytest.raises(RecordDamaged) as caught:
-        vouch.hold([], [make(*given)])
+        vouch.verify([], [make(*given)])
     whose = {"effect": "r", "inbox": "r", "claim": "r", "token": "r", "intent": "r", "ledger": "r"}.get(kind, "")
     assert (caught.value.code, caught.value.kind, caught.value.run_id) == (f"{kind}_record_missing", kind, whose)
     assert "\x1f" not in str(caught.value)

@@ -211,8 +211,8 @@ def by_id(vouchers: Iterable[Voucher]) -> dict[str, Voucher]:
     return {v.id: v for v in vouchers}
 
 
-def hold(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
-    """Holds records of one kind against their vouchers.
+def verify(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
+    """Compares records of one kind with their vouchers.
 
     Raises:
         RecordDamaged: the first that is gone, or is not what was written.
@@ -222,7 +222,7 @@ def hold(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
 
 
 __all__ = [
-    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "call_id", "claim_id", "damage", "hold", "ledger_id", "of_bucket", "of_call", "of_claim", "of_effect",
-    "of_effect_row", "of_inbox", "of_intent", "of_intent_row", "of_ledger", "of_limit", "of_meta", "of_offer", "of_pruned", "of_schedule", "of_schedule_row", "of_shelf",
-    "of_token", "of_worker", "seal", "shelf_id", "standing",
+    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "call_id", "claim_id", "damage", "ledger_id", "of_bucket", "of_call", "of_claim", "of_effect",
+    "of_effect_row", "of_inbox", "of_intent", "of_intent_row", "of_ledger", "of_limit", "of_meta", "of_offer", "of_pruned", "of_schedule", "of_schedule_row",
+    "of_shelf", "of_token", "of_worker", "seal", "shelf_id", "standing", "verify",
 ]

@@ -44,13 +44,13 @@ def keep(vouchers: Iterable[Voucher]) -> Iterator[Statement]:
         yield Q.vouch_put, (Texts(run), Texts(kind), Texts(id), Blobs(seal), Texts(under), Numbers(mark))
 
 
-def hold(found: Iterable[Voucher], stated: Found) -> None:
+def verify(found: Iterable[Voucher], stated: Found) -> None:
     """Holds records of one kind against their vouchers as read.
 
     Raises:
         RecordDamaged: the first that is gone, or is not what was written.
     """
-    vouch.hold(found, [Voucher(*row) for row in stated])
+    vouch.verify(found, [Voucher(*row) for row in stated])
 
 
 def keep_sound(found: Found, voucher: Callable[[Sequence[Any]], Voucher], decode: Callable[[Sequence[Any]], T]) -> list[T]:
@@ -105,7 +105,7 @@ def item(run_id: str, row: Sequence[Any]) -> InboxItem:
 
 
 def items(run_id: str, rows: Found, stated: Found) -> list[InboxItem]:
-    hold([of_item(run_id, row) for row in rows], stated)
+    verify([of_item(run_id, row) for row in rows], stated)
     return [decode_item(run_id, row) for row in rows]
 
 
@@ -148,7 +148,7 @@ def put_schedule(s: Schedule, *, new: bool) -> Iterator[Statement]:
 
 def schedule(rows: Found, stated: Found) -> Schedule | None:
     """The schedule that was read, with what vouches for one of that id."""
-    hold(map(vouch.of_schedule_row, rows), stated)
+    verify(map(vouch.of_schedule_row, rows), stated)
     return codec.decode_schedule(rows[0][3]) if rows else None
 
 
@@ -208,7 +208,7 @@ def shelf_rows(found: Found) -> list[tuple[str, bytes]]:
         RecordDamaged: the first that is gone, or is not what was written.
     """
     kept = sorted((under, id, seal) for _, kind, id, seal, under, _ in found if kind is None)
-    hold(map(shelf_row, kept), [row for row in found if row[1] is not None])
+    verify(map(shelf_row, kept), [row for row in found if row[1] is not None])
     return [(key, bytes(data)) for _, key, data in kept]
 
 
@@ -228,7 +228,7 @@ def ask_pruned(run_ids: Sequence[str]) -> tuple[Statement, Statement]:
 
 def read_pruned(rows: Found, stated: Found) -> Tombstone | None:
     """What is left of the first of them that was pruned."""
-    hold((vouch.of_pruned(*row) for row in rows), stated)
+    verify((vouch.of_pruned(*row) for row in rows), stated)
     return Tombstone(*rows[0]) if rows else None
 
 

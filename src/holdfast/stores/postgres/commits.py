@@ -674,13 +674,13 @@ class Committer:
         more = [next(given) if wanted else [] for wanted, _ in beside]
         (now, incarnation) = answers[4][0]
         there = [row[:6] for row in more[3] if row[3] is not None]
-        besides.hold(map(besides.of_claim_row, there), [row[6:] for row in more[3] if row[6] is not None])
+        besides.verify(map(besides.of_claim_row, there), [row[6:] for row in more[3] if row[6] is not None])
         taken = [DedupClaim(*row) for row in there]
         over = sorted({m.run_id for m in taken if not apply.still_taken(m, None, now)})
         statuses: dict[str, str] = dict((await many(db, [(Q.see_statuses, {"b": [ids.bucket_number(r) for r in over], "run": over})]))[0]) if over else {}
         if {id for id, *_ in more[5]} < {id for _, _, id, *_ in more[7]}:  # one was made between the two looks: it is there now
             (more[5],) = await many(db, [(Q.see_schedules, {"ids": moves})])
-        besides.hold(map(vouch.of_schedule_row, more[5]), more[7])
+        besides.verify(map(vouch.of_schedule_row, more[5]), more[7])
         seen = Seen(
             now=now,
             incarnation=incarnation,

@@ -30,7 +30,7 @@ def read_sound(found: Sequence[tuple[Any, ...]], stated: Sequence[tuple[Any, ...
     Raises:
         RecordDamaged: one is lost, or is not what was set.
     """
-    besides.hold((vouch.of_limit(*row) for row in found), stated)
+    besides.verify((vouch.of_limit(*row) for row in found), stated)
     return decode(found)
 
 

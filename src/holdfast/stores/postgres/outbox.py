@@ -216,7 +216,7 @@ async def settle(
     there: dict[str, Intent] = {}
     async for piece in _in_pieces(rows):
         vouchers += map(vouch.of_intent_row, piece)
-    besides.hold(vouchers, stated)  # before anything of them is decoded
+    besides.verify(vouchers, stated)  # before anything of them is decoded
     async for piece in _in_pieces(rows):
         there.update((i.intent_id, i) for i in map(decode_intent, piece))
     numbers = iter([number for (number,) in drawn])

@@ -44,7 +44,7 @@ class People(Server):
 
     async def token(self, hash: bytes) -> Token | None:
         found, stated = await self._ask((Q.token_get, (hash,)), (Q.vouch_under, ([hash.hex()], "token")))
-        besides.hold(map(besides.of_token_row, found), stated)
+        besides.verify(map(besides.of_token_row, found), stated)
         return besides.decode_token(found[0]) if found else None
 
     async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
@@ -57,7 +57,7 @@ class People(Server):
             locked, tokens, there, stated = await many(db, asked)
             if sent and there and (kept := _mine(besides.item(item.run_id, there[0]), item, sent)).taken_seq is None:
                 return kept
-            besides.hold(map(besides.of_token_row, tokens), stated)
+            besides.verify(map(besides.of_token_row, tokens), stated)
             used = apply.usable(besides.decode_token(tokens[0]) if tokens else None, self.now(), answered=not locked or bool(there))
             if used is not None:
                 await many(db, [*besides.mark_tokens([used])])

@@ -144,7 +144,7 @@ class Reading(Server):
         asked = {"kind": kind, "scope": scope, "key": key, "now": self._clock()}
         found, stated = await self._ask((Q.claimed, asked), (Q.vouch_some, (OWN, "claim", [vouch.claim_id(kind, scope, key)])))
         claims = [DedupClaim(kind, scope, key, *row[:3]) for row in found]
-        besides.hold(map(vouch.of_claim, claims), stated)
+        besides.verify(map(vouch.of_claim, claims), stated)
         if not claims:
             return None
         status = None
@@ -166,7 +166,7 @@ class Reading(Server):
         else:
             found, stated = await self._ask(asked, (Q.vouch_of_run, (run_id, "effect")) if key is None else (Q.vouch_under, ([key], "effect")))
             known = [v for v in map(Voucher._make, stated) if run_id is None or v.run_id == run_id]
-            vouch.hold(map(vouch.of_effect_row, found), known if lineage_root is None else [v for v in known if v.id in {row[0] for row in found}])
+            vouch.verify(map(vouch.of_effect_row, found), known if lineage_root is None else [v for v in known if v.id in {row[0] for row in found}])
         return [besides.decode_effect(row) for row in found]
 
     async def newest_effects(self, tenant_id: str | None = None, *, statuses: Sequence[str] = (), limit: int = 100) -> list[Effect]:
@@ -192,7 +192,7 @@ class Reading(Server):
         if not stated or topic is not None or key is not None or tenant_id is not None:
             return [entry for entry, row in zip(kept, found, strict=True) if vouch.of_ledger(entry).seal == row[-1]]
         last = vouch.ledger_id(kept[-1].number) if kept and len(kept) == limit else None
-        besides.hold(map(vouch.of_ledger, kept), [v for v in stated[0] if last is None or v[2] <= last])
+        besides.verify(map(vouch.of_ledger, kept), [v for v in stated[0] if last is None or v[2] <= last])
         return kept
 
     async def open_effects(self, owner: str) -> list[Effect]:

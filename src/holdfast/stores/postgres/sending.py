@@ -31,12 +31,12 @@ class Sending(Server):
     ) -> list[Intent]:
         found, *whole = await self._ask(outbox.ask_list(run_id, state, type, tenant_id, after, limit), *outbox.of_run(run_id))
         if whole:
-            besides.hold(map(vouch.of_intent_row, whole[0]), whole[1])
+            besides.verify(map(vouch.of_intent_row, whole[0]), whole[1])
         return outbox.keep_sound(found)
 
     async def intent(self, intent_id: str) -> Intent | None:
         found, stated = await self._ask((Q.intents + " WHERE i.intent_id = %s", (intent_id,)), (Q.vouch_under, ([intent_id], "intent")))
-        besides.hold(map(vouch.of_intent_row, found), stated)
+        besides.verify(map(vouch.of_intent_row, found), stated)
         return outbox.decode_intent(found[0]) if found else None
 
     async def claim_intents(

@@ -74,21 +74,21 @@ def put_effect(db: apsw.Connection, e: Effect) -> Voucher:
 
 def effects_of_run(db: apsw.Connection, run_id: str) -> list[Effect]:
     found = rows(db, Q.effects_of_run, (run_id,))
-    vouch.hold(map(vouch.of_effect_row, found), list_vouchers(db, run_id, "effect"))
+    vouch.verify(map(vouch.of_effect_row, found), list_vouchers(db, run_id, "effect"))
     return [codec.decode_effect(r[-1]) for r in found]
 
 
 def effects_of_key(db: apsw.Connection, key: str) -> list[Effect]:
     """What was done under a key. A record that is lost, or that its index does not find, is no licence to do it again."""
     found = rows(db, Q.effects_of_key, (key,))
-    vouch.hold(map(vouch.of_effect_row, found), under(db, key, "effect"))
+    vouch.verify(map(vouch.of_effect_row, found), under(db, key, "effect"))
     return [codec.decode_effect(r[-1]) for r in found]
 
 
 def effects_of_lineage(db: apsw.Connection, root: str) -> list[Effect]:
     found = rows(db, Q.effects_of_lineage, (root,))
     for voucher in map(vouch.of_effect_row, found):
-        vouch.hold([voucher], one(db, voucher.run_id, "effect", voucher.id))
+        vouch.verify([voucher], one(db, voucher.run_id, "effect", voucher.id))
     return [codec.decode_effect(r[-1]) for r in found]
 
 
@@ -121,14 +121,14 @@ def inbox(db: apsw.Connection, run_id: str, key: int, *, taken: bool) -> list[In
     """Commands of a run, oldest first; without ``taken`` those that nobody has taken."""
     found = rows(db, Q.inbox_all if taken else Q.inbox_untaken, (key,))
     known = list_vouchers(db, run_id, "inbox") if taken else [Voucher(*r) for r in rows(db, Q.vouch_untaken, (run_id,))]
-    vouch.hold([vouch.of_inbox(run_id, name, at, command, seq) for name, command, at, seq in found], known)
+    vouch.verify([vouch.of_inbox(run_id, name, at, command, seq) for name, command, at, seq in found], known)
     return [InboxItem(run_id, name, codec.decode_command(command), at, seq) for name, command, at, seq in found]
 
 
 def inbox_item(db: apsw.Connection, run_id: str, found: Sequence[Any]) -> InboxItem:
     """The item that is there under a key."""
     name, command, at, seq = found
-    vouch.hold([vouch.of_inbox(run_id, name, at, command, seq)], one(db, run_id, "inbox", name))
+    vouch.verify([vouch.of_inbox(run_id, name, at, command, seq)], one(db, run_id, "inbox", name))
     return InboxItem(run_id, name, codec.decode_command(command), at, seq)
 
 
@@ -138,20 +138,20 @@ def inbox_item(db: apsw.Connection, run_id: str, found: Sequence[Any]) -> InboxI
 def find_claim(db: apsw.Connection, kind: str, scope: str, key: str, now: int) -> DedupClaim | None:
     there = row(db, Q.claim_any, (kind, scope, key))
     claim, status = (None, None) if there is None else (DedupClaim(kind, scope, key, *there[:3]), there[3])
-    vouch.hold([] if claim is None else [vouch.of_claim(claim)], one(db, OWN, "claim", vouch.claim_id(kind, scope, key)))
+    vouch.verify([] if claim is None else [vouch.of_claim(claim)], one(db, OWN, "claim", vouch.claim_id(kind, scope, key)))
     return claim if claim is not None and apply.still_taken(claim, status, now) else None
 
 
 def claims_of(db: apsw.Connection, run_id: str) -> list[DedupClaim]:
     found = [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in rows(db, Q.claims_of_run, (run_id,))]
-    vouch.hold(map(vouch.of_claim, found), under(db, run_id, "claim"))
+    vouch.verify(map(vouch.of_claim, found), under(db, run_id, "claim"))
     return found
 
 
 def claims_among(db: apsw.Connection, run_ids: Sequence[str]) -> list[DedupClaim]:
     """The claims of several runs, by one look through all claims: no index leads from a run to its claims."""
     found = [DedupClaim(*r) for r in rows(db, Q.claims_among, (json.dumps(list(run_ids)),))]
-    vouch.hold(map(vouch.of_claim, found), under_any(db, run_ids, "claim"))
+    vouch.verify(map(vouch.of_claim, found), under_any(db, run_ids, "claim"))
     return found
 
 
@@ -161,7 +161,7 @@ def claims_among(db: apsw.Connection, run_ids: Sequence[str]) -> list[DedupClaim
 def token(db: apsw.Connection, hash: bytes) -> Token | None:
     there = row(db, Q.token_get, (hash,))
     found = None if there is None else Token(*there)
-    vouch.hold([] if found is None else [vouch.of_token(found)], under(db, hash.hex(), "token"))
+    vouch.verify([] if found is None else [vouch.of_token(found)], under(db, hash.hex(), "token"))
     return found
 
 
@@ -189,7 +189,7 @@ def put_schedule(db: apsw.Connection, s: Schedule) -> None:
 
 def schedule(db: apsw.Connection, schedule_id: str) -> Schedule | None:
     there = row(db, Q.schedule_get, (schedule_id,))
-    vouch.hold([] if there is None else [vouch.of_schedule_row(there)], one(db, OWN, "schedule", schedule_id))
+    vouch.verify([] if there is None else [vouch.of_schedule_row(there)], one(db, OWN, "schedule", schedule_id))
     return None if there is None else codec.decode_schedule(there[-1])
 
 
@@ -223,7 +223,7 @@ def shelve(db: apsw.Connection, shelf: str, kept: Mapping[str, bytes], once: Col
 def find_shelved(db: apsw.Connection, shelf: str, key: str) -> bytes | None:
     found = row(db, Q.shelf_get, (shelf, key, vouch.shelf_id(shelf, key)))
     there, known = found[:3], found[3:]
-    vouch.hold([] if there[1] is None else [vouch.of_shelf(*there)], [] if known[2] is None else [Voucher(*known)])
+    vouch.verify([] if there[1] is None else [vouch.of_shelf(*there)], [] if known[2] is None else [Voucher(*known)])
     return None if there[1] is None else bytes(there[2])
 
 
@@ -233,7 +233,7 @@ def shelf_scan(db: apsw.Connection, shelf: str, prefix: str, after: str, limit: 
     end = found[-1][1] + "\0" if len(found) == limit and found else None
     until = _behind(vouch.shelf_id(shelf, prefix)) if end is None else vouch.shelf_id(shelf, end)
     known = [Voucher(*r) for r in rows(db, Q.vouch_shelf, (shelf, vouch.shelf_id(shelf, first), until))]
-    vouch.hold([vouch.of_shelf(*r) for r in found], known)
+    vouch.verify([vouch.of_shelf(*r) for r in found], known)
     return [(key, bytes(data)) for _, key, data in found]
 
 
@@ -269,7 +269,7 @@ def emit(db: apsw.Connection, key: int, e: Emitted, now: int) -> None:
 
 def find_pruned(db: apsw.Connection, run_id: str) -> Tombstone | None:
     there = row(db, Q.pruned_get, (run_id,))
-    vouch.hold([] if there is None else [vouch.of_pruned(*there)], one(db, OWN, "pruned", run_id))
+    vouch.verify([] if there is None else [vouch.of_pruned(*there)], one(db, OWN, "pruned", run_id))
     return None if there is None else Tombstone(*there)
 
 

@@ -28,7 +28,7 @@ def sound_rules(db: apsw.Connection) -> list[Rule]:
         RecordDamaged: one is lost, or is not what was set.
     """
     found = rows(db, Q.rules)
-    vouch.hold((vouch.of_limit(*r) for r in found), besides.list_vouchers(db, OWN, "limit"))
+    vouch.verify((vouch.of_limit(*r) for r in found), besides.list_vouchers(db, OWN, "limit"))
     return [codec.decode_rule(data) for _, data in found]
 
 

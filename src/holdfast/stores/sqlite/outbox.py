@@ -90,14 +90,14 @@ def hold_intents(db: apsw.Connection, run_id: str) -> None:
     Raises:
         RecordDamaged: the first that is gone, or is not what was written.
     """
-    vouch.hold(
+    vouch.verify(
         map(vouch.of_intent_row, rows(db, Q.intents + " WHERE run_id = ? ORDER BY id", (run_id,))), besides.list_vouchers(db, run_id, "intent")
     )
 
 
 def read_intent(db: apsw.Connection, intent_id: str) -> Intent | None:
     kept = row(db, Q.intents + " WHERE intent_id = ?", (intent_id,))
-    vouch.hold([] if kept is None else [vouch.of_intent_row(kept)], besides.under(db, intent_id, "intent"))
+    vouch.verify([] if kept is None else [vouch.of_intent_row(kept)], besides.under(db, intent_id, "intent"))
     return None if kept is None else decode_intent(kept)
 
 
@@ -198,7 +198,7 @@ def settle(db: apsw.Connection, settlements: Sequence[Settlement], put: Callable
     """
     wanted = [s.after.intent_id for s in settlements]
     found = rows(db, Q.intents_named, (json.dumps(wanted),))
-    vouch.hold(map(vouch.of_intent_row, found), besides.under_any(db, wanted, "intent"))
+    vouch.verify(map(vouch.of_intent_row, found), besides.under_any(db, wanted, "intent"))
     there = {i.intent_id: i for i in map(decode_intent, found)}
     done: list[Settlement] = []
     out: list[bool] = []
@@ -241,7 +241,7 @@ def ledger(
         return [entry for entry, ok in zip(kept, fine, strict=True) if ok]
     first, last = vouch.ledger_id(after or 0), vouch.ledger_id(kept[-1].number) if kept and len(kept) == limit else "9"
     known = [Voucher(*found) for found in rows(db, Q.vouch_between, (run_id, "ledger", first, last))]
-    vouch.hold(map(vouch.of_ledger, kept), known)
+    vouch.verify(map(vouch.of_ledger, kept), known)
     return kept
 
 
