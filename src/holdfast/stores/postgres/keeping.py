@@ -27,6 +27,7 @@ from holdfast.stores.postgres.server import vouch_anew
 
 MAX_PROBLEMS = 100
 _LINEAGES = 100  # pruned in one transaction
+_REST = 3  # after it others have the server to themselves for so many times as long as it took
 
 
 class Keeping(Reading):
@@ -140,7 +141,7 @@ class Keeping(Reading):
     async def claims_of(self, run_id: str) -> list[DedupClaim]:
         found, stated = await self._ask((Q.claims_of, (run_id,)), (Q.vouch_under, ([run_id], "claim")))
         claims = [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in found]
-        besides.hold(map(vouch.of_claim, claims), stated)
+        besides.verify(map(vouch.of_claim, claims), stated)
         return claims
 
     async def adopt(self, dossier: Dossier) -> bool:
@@ -165,8 +166,8 @@ class Keeping(Reading):
         return besides.read_pruned(*await self._ask(*besides.ask_pruned([run_id])))
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes. After each batch others have
-        the server to themselves for as long as it took."""
+        """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes. After each batch it rests: of a
+        store that is larger than the server's memory each row that goes is a page read, logged and written back, for which the commits of others wait."""
         gone: set[str] = set()
         kept: dict[str, str] = {}
         after = ""
@@ -181,7 +182,7 @@ class Keeping(Reading):
             gone.update(found.run_ids)
             kept.update(found.kept)
             if not dry and len(roots) == _LINEAGES:
-                await asyncio.sleep(time.monotonic() - began)
+                await asyncio.sleep(_REST * (time.monotonic() - began))
         if gone and not dry:
             self._news.tell()
         return Pruned(tuple(sorted(gone)), dict(sorted(kept.items())))
