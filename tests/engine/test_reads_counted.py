@@ -16,7 +16,6 @@ from holdfast import Context, Graph, Runtime, State, append, thread
 from holdfast.core.codec import Row
 from holdfast.core.errors import ChainBroken
 from holdfast.core.progress import Progress
-from holdfast.engine.base import reader
 from holdfast.engine.look.looker import Wanted
 from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, open_url
 from tests.postgres.instead import OtherStore
@@ -281,18 +280,3 @@ async def test_a_run_that_is_driven_to_a_question_is_loaded_once(tmp_path: Path,
         assert rested.record == read.record and rested.state == read.state and rested.lease == read.lease
         done = await rt.approve(run.run_id)
         assert (done.status, done.state.n) == ("completed", 4)
-
-
-async def test_a_run_that_was_just_submitted_is_looked_at_with_the_first_news(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It has hardly ended yet; one that was submitted before it may have."""
-    monkeypatch.setattr(reader, "FRESH_SECONDS", 3600.0)
-    told = opened("memory", tmp_path)
-    async with Runtime(told, skills=[chat()]) as rt:  # type: ignore[arg-type]
-        runs = [await rt.submit("chat", {"name": name}) for name in "ab"]
-        told.since()
-        waiting = [asyncio.ensure_future(rt.result(run.run_id)) for run in runs]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert sum(told.since().values()) == 1, "the row of the older one"
-        await rt.worker(until_idle=True)
-        assert [result.name for result in await asyncio.gather(*waiting)] == ["a", "b"]

@@ -30,8 +30,6 @@ from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Loaded, RunFilter, offers_awaited
 
 POLL_SECONDS = 0.5
-FRESH_SECONDS = 0.005
-"""For so long a run that was submitted here is taken to have not ended yet: whoever waits for it looks at the first news, and not while a worker takes it."""
 PAGE = 1000
 
 
@@ -49,7 +47,6 @@ class Reader:
         self._services = services
         self._store = services.store
         self._looker = Looker(services.store, services.threads, blocked=self.obstacles)
-        self._submitted = ("", 0.0)  # the newest run that was submitted here, and when
 
     async def obstacles(self, found: Sequence[tuple[records.Run, Lease]]) -> list[tuple[Blocked | None, NoWorker | None]]:
         """What stands in the way of each of these runs now, and why no living worker can take it."""
@@ -85,9 +82,6 @@ class Reader:
     async def wait_for_rest(self, run_id: str) -> Run[Any]:
         """Waits until a run has ended, or waits for an answer that nobody has given yet. Of one that moves only its row is read."""
         await self._store.wait_for_change(0.0)  # what was written here before is no news
-        newest, at = self._submitted
-        if newest == run_id and self._services.clock.monotonic() - at < FRESH_SECONDS:
-            await self._store.wait_for_change(FRESH_SECONDS)
         while True:
             found = await self._look(run_id)
             run, lease = (found.run, found.lease) if isinstance(found, Loaded) else found
@@ -122,7 +116,6 @@ class Reader:
             no_worker = await obstacles.lacking(self._store, run, lease, sight)
             if (blocked is None or blocked.run_id) and no_worker is None:
                 break
-        self._submitted = run.run_id, self._services.clock.monotonic()
         progress = journal.progress
         view = self._view(run, cps.decode_writes(progress.results[cps.INPUT_TASK]) if progress.checkpoint.seq == 0 else progress.checkpoint.values)
         return Run(run, lease, now, progress.checkpoint.values, view, blocked=blocked, no_worker=no_worker)
