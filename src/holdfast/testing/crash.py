@@ -19,8 +19,7 @@ READS = frozenset(
     {
         "backlog", "blob", "close", "counts", "due", "effects", "find_claim", "find_marked", "get", "inbox", "intents", "lanes", "leases", "ledger",
         "list_carries", "load", "now", "open", "open_effects", "owner_alive", "rows", "rules", "runs", "schedule", "schedules", "thread_end", "token", "usage",
-        "verify",
-        "wait_for_change", "whole", "workers",
+        "verify", "wait_for_change", "whole", "workers",
     }
 )
 

@@ -27,7 +27,7 @@ from holdfast.stores.postgres.server import vouch_anew
 
 MAX_PROBLEMS = 100
 _LINEAGES = 100  # pruned in one transaction
-_REST = 3  # after it others have the server to themselves for so many times as long as it took
+_REST = 3  # seconds of rest after each second of such a transaction
 
 
 class Keeping(Reading):
@@ -166,8 +166,8 @@ class Keeping(Reading):
         return besides.read_pruned(*await self._ask(*besides.ask_pruned([run_id])))
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes. After each batch it rests: of a
-        store that is larger than the server's memory each row that goes is a page read, logged and written back, for which the commits of others wait."""
+        """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes. It rests after each
+        batch. Each row that goes is a page that the server reads, logs and writes back, where the store is larger than its memory; the commits of others wait for that."""
         gone: set[str] = set()
         kept: dict[str, str] = {}
         after = ""
