@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core import commands
 from holdfast.core.blobs import APART, Blob, name_blobs
-from holdfast.core.checkpoint import Checkpoint, Result, StepRecord, voucher
+from holdfast.core.checkpoint import Checkpoint, Result, StepRecord
 from holdfast.core.chunks import Emitted
 from holdfast.core.effects import Effect
 from holdfast.core.events import Event, RunSubmitted, SignalReceived
@@ -204,18 +204,22 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint and its delta are written in the same commit"
         assert self.stands is None or (self.checkpoint is None and self.stands.upto == events[-1].seq), "stands must end at the commit's last event, and a commit with a checkpoint has none"
         assert self.behind is None or self.checkpoint is not None, "a commit that continues the values of another run must contain a checkpoint"
+        vouched = None
         for seq, e in enumerate(events, first):
             assert e.seq == seq, "event numbers have a gap"
             assert e.at == at and e.actor == actor and e.fence == fence, "all events of a commit have the same time, actor and fence"
+            if hash := getattr(e.fact, "hash", b""):
+                assert vouched is None, "two events of the commit name a checkpoint"
+                vouched = hash
         assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "a run that has ended has no lease"
         assert all(c.after is None and not c.creates for c in self.creates), "a run that a commit creates has a first commit of its own, which creates no other run"
         assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "the first commit of a run must take, touch or release its lease"
         if self.effects or [r for r in self.results if type(r) is StepRecord and r.kind in APART]:
-            assert name_blobs(self.results, self.effects).keys() <= {b.digest for b in self.blobs}, "a result or an effect needs a blob that the commit does not contain"
-        vouched = voucher(events)
+            there = {b.digest for b in self.blobs}
+            assert name_blobs(self.results, self.effects).keys() <= there, "a result or an effect needs a blob that the commit does not contain"
         if self.checkpoint is None:
             assert vouched is None, "an event names a checkpoint that the commit does not contain"
         else:
             assert vouched is not None, "no event of the commit names its checkpoint"
-            assert vouched.fact.hash == self.checkpoint.hash, "the event names another hash"  # type: ignore[union-attr]
+            assert vouched == self.checkpoint.hash, "the event names another hash"
             assert self.run.checkpoint_head == self.checkpoint.checkpoint_id, "the run's latest checkpoint is not the commit's checkpoint"

@@ -40,6 +40,10 @@ class EffectStatus(StrEnum):
     ABANDONED = "abandoned"
 
 
+OPEN = frozenset({EffectStatus.ATTEMPTED, EffectStatus.UNKNOWN})
+"""Of these nobody knows yet how they went."""
+
+
 class ReplayPolicy(StrEnum):
     """Ordered from lax to strict; an environment may only make it stricter (§6.6)."""
 
@@ -91,7 +95,7 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     @property
     def open(self) -> bool:
         """Whether nobody may act under this key until it is settled."""
-        return self.status in (EffectStatus.ATTEMPTED, EffectStatus.UNKNOWN)
+        return self.status in OPEN
 
 
 def origin(effect: Effect) -> str:

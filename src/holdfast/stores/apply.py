@@ -7,6 +7,7 @@ differ only in how they keep things.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from holdfast.core import blobs, codec, limits
 from holdfast.core.checkpoint import Delta, Source
 from holdfast.core.commit import SIGNAL_EXTRA_BYTES, WHOLE_FLOOR, Commit, DedupClaim, Step, ThreadEnd, Tip, whole_due
 from holdfast.core.consistency import Problem
-from holdfast.core.effects import Effect
+from holdfast.core.effects import OPEN, Effect
 from holdfast.core.errors import (
     Conflict,
     EffectInProgress,
@@ -61,13 +62,14 @@ _ENDING = frozenset({StepCompleted, RunCompleted})
 _DUE, _FREED, _INBOX, _OUTBOX = int(News.DUE), int(News.FREED), int(News.INBOX), int(News.OUTBOX)
 
 _delta = msgspec.msgpack.Decoder(Delta)
+_key_of = operator.attrgetter("key")
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
     """A commit encoded before its transaction begins (§1.11). ``whole`` is a whole checkpoint if it is time for one; ``since`` and
     ``whole_size`` go into the tip; ``step``: it changes nothing but the log and the hot columns of a run that its owner keeps, so that it
     is written as such; ``plain``: it writes nothing beside its log row and the run's. ``effects``: as the commit leaves them, in the order in
-    which they are written: an attempt is settled before the next under its key begins. ``closed``: the waits that it closes, the links given
+    which they are written: an attempt is settled before the next under its key begins; ``encoded``: their bytes. ``closed``: the waits that it closes, the links given
     out for which are revoked (§5.9, §5.14)."""
 
     commit: Commit
@@ -79,6 +81,7 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
     creates: tuple[Prepared, ...] = ()
     step: Step | None = None
     effects: tuple[Effect, ...] = ()
+    encoded: tuple[bytes, ...] = ()
     closed: tuple[str, ...] = ()
 
     @property
@@ -107,27 +110,31 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
 
 
 def prepare(commit: Commit) -> Prepared:
-    """Encodes a commit and all that it creates."""
+    """Holds a commit, and all that it creates, against what must hold of every commit, and encodes it."""
     after = commit.after
     if after is None:
         after = _NOWHERE
     effects = order_effects(commit.effects)
     closed = tuple([e.fact.wait_id for e in commit.events if isinstance(e.fact, WaitClosed)])
     creates = tuple(map(prepare, commit.creates))
+    signals, plain = commit.signals, commit.plain
+    if __debug__:
+        commit.check()
+    encoded = tuple([codec.encode_effect(e) for e in effects]) if effects else ()
     sealed = codec.seal(commit, after.hash)
-    since, size = len(sealed.row.data) + after.since + SIGNAL_EXTRA_BYTES * commit.signals, after.whole
+    since, size = len(sealed.row.data) + after.since + SIGNAL_EXTRA_BYTES * signals, after.whole
     if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
         since, size = since + commit.behind.since, size + commit.behind.whole
     whole = None
-    saved = commit.stands if commit.checkpoint is None else commit.checkpoint if whole_due(since, size) and _has_advanced(commit) else None
+    saved = commit.stands if commit.checkpoint is None else commit.checkpoint if since > WHOLE_FLOOR and whole_due(since, size) and _has_advanced(commit) else None
     if saved is not None:
         whole = codec.encode_whole(saved, sealed.row.hash)
         since, size = 0, len(whole)
-    step, plain = None, commit.plain
+    step = None
     if sealed.doc is None and whole is None and type(commit.lease) is Keep and commit.due is None and plain:
         run, log = commit.run, sealed.row
         step = Step(run.run_id, commit.fence, after, log.seq, log.hash, log.data, since, run.version, run.current_step_id, run.checkpoint_head)
-    return Prepared(commit, sealed, whole, since, size, plain, creates, step, effects, closed)
+    return Prepared(commit, sealed, whole, since, size, plain, creates, step, effects, encoded, closed)
 
 
 def order_effects(effects: Sequence[Effect]) -> tuple[Effect, ...]:
@@ -282,16 +289,15 @@ def _beside(p: Prepared, sight: Sight) -> None:
         if (taken := sight.claimant(claim)) is not None:
             raise claim_taken(claim.kind, claim.key, taken)
     written = {e.effect_id for e in c.effects}  # what the commit settles is out of the way of what it begins
-    begun = [e for e in p.effects if e.open]
+    begun = [e for e in p.effects if e.status in OPEN]
     for effect in begun:
-        if not written.issuperset(sight.attempts(effect.key)) or sum(e.key == effect.key for e in begun) > 1:
+        if sum([e.key == effect.key for e in begun]) > 1 or not written.issuperset(sight.attempts(effect.key)):
             raise EffectInProgress(f"another attempt under the key {effect.key!r} is not settled", hint="wait for it")
     for blob in c.blobs:
         if blob.data is None and not sight.has_blob(blob.digest):
             raise blobs.missing(blob.digest)
-    born = {run_id, *(q.run_id for q in p.creates)}
     for item in c.puts:
-        if item.run_id not in born and not sight.there(item.run_id):
+        if item.run_id != run_id and all(q.run_id != item.run_id for q in p.creates) and not sight.there(item.run_id):
             raise sight.missing(item.run_id)
     for move in c.moves:
         if sight.schedule(move.after.schedule_id) != move.before:
@@ -477,7 +483,7 @@ def choose(candidates: Iterable[Candidate], wanted: Wanted, sight: Sight, use: U
     fit = [c for c in candidates if wanted.fits(c.run, c.found, c.due, now)]
     free = [c for c in fit if c.found.holds or sight.blocker(c.run, c.found.turn) is None]
     if use is None or (wanted.run_id is not None and free and free[0].found.owner == wanted.claimer):
-        return Chosen(tuple([c.key for c in free[:limit]]), {})
+        return Chosen(tuple(map(_key_of, free[:limit])), {})
     return limits.choose([Due(c.key, c.run.queue, c.run.tenant_id, c.run.priority, due_since(c.due or 0, now), c.found.turn) for c in free], use, limit)
 
 

@@ -245,13 +245,14 @@ class Present:
         return apply.why_lost(self.remaining(owner), self.alive(owner))
 
     def lease(self, fence: int, owner: str | None, due: int | None) -> Lease:
-        left = self.remaining(owner)
-        return Lease(fence, owner, None if left is None else self._now() + left, self.alive(owner), due)
+        alive, left = self.alive(owner), self.remaining(owner)
+        return Lease(fence, owner, None if left is None else self._now() + left, alive, due)
 
     def list_workers(self) -> list[Worker]:
         """Those that are known, each with what the clock will show at the end of its lease, if nobody sets it."""
-        now, ticks = self._now(), self._ticks()
-        return [replace(w, alive=self.alive(o).value, expires_at=now + self.until[o] - ticks) for o, w in self.workers.items()]
+        alive = {owner: self.alive(owner).value for owner in self.workers}
+        ahead = self._now() - self._ticks() if alive else 0
+        return [replace(w, alive=alive[o], expires_at=ahead + self.until[o]) for o, w in self.workers.items()]
 
 
 class _Kept(Store, Upkeep, Shelves, Protocol):
@@ -461,7 +462,6 @@ class MemoryStore(Small):
     # -- writing ------------------------------------------------------------------------------------
 
     async def commit(self, commit: Commit) -> Tip:
-        commit.check()
         prepared = apply.prepare(commit)
         with self._atomic():
             tip = self._apply(prepared)
@@ -485,7 +485,7 @@ class MemoryStore(Small):
         return tip
 
     def _apply(self, p: Prepared) -> Tip:
-        c, now, run_id = p.commit, self.now(), p.commit.run.run_id
+        c, now, run_id = p.commit, p.commit.at, p.commit.run.run_id  # it was decided at this moment of the same clock, without a pause since
         old = self._runs.get(run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
         found = None if old is None else self._find(old, taking=isinstance(c.lease, Take | Touch))
@@ -529,8 +529,8 @@ class MemoryStore(Small):
         c = p.commit
         for claim in c.claims:
             self._set(self._claims, (claim.kind, claim.scope, claim.key), claim)
-        for effect in p.effects:
-            self._set(self._effects, effect.effect_id, (effect, codec.encode_effect(effect)))
+        for effect, data in zip(p.effects, p.encoded, strict=True):
+            self._set(self._effects, effect.effect_id, (effect, data))
         for intent in c.intents:
             self._set(self._intents, intent.intent_id, intent)
         for row in c.ledger:
@@ -699,9 +699,10 @@ class MemoryStore(Small):
 
     def _take(self, row: _Row, owner: str, now: int) -> Claim:
         lost = None if row.owner is None else self.present.why_lost(row.owner)
+        claim = apply.take(row.run.run_id, row.fence, row.owner, owner, lost)
         due = at_once(now) if row.due is None else min(at_once(now), row.due)
-        self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=owner, fence=row.fence + 1, holds=True, due=due))
-        return apply.take(row.run.run_id, row.fence, row.owner, owner, lost)
+        self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=owner, fence=claim.fence, holds=True, due=due))
+        return claim
 
     async def retire(self, owner: str) -> None:
         now = self.now()

@@ -487,7 +487,6 @@ class WorkspaceStore(MemoryStore):
     # -- writing ------------------------------------------------------------------------------------
 
     async def commit(self, commit: Commit) -> Tip:
-        commit.check()
         self._usable(commit.run.run_id)
         prepared = apply.prepare(commit)
         with self._atomic():

@@ -71,12 +71,8 @@ def same(voucher: Voucher, seal: bytes | None, mark: int | None = None) -> None:
 # -- effects ------------------------------------------------------------------------------------------
 
 
-def effect_row(e: Effect) -> tuple[Any, ...]:
-    return (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, codec.encode_effect(e))
-
-
-def put_effects(effects: Iterable[Effect]) -> Iterator[Statement]:
-    rows = [effect_row(e) for e in effects]
+def put_effects(effects: Iterable[Effect], encoded: Iterable[bytes]) -> Iterator[Statement]:
+    rows = [(e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, data) for e, data in zip(effects, encoded, strict=True)]
     yield from ((Q.effect_upsert, row) for row in rows)
     yield from keep(map(vouch.of_effect_row, rows))
 

@@ -765,7 +765,7 @@ class Committer:
             values = {"kind": m.kind, "scope": m.scope, "key": m.key, "run": m.run_id, "digest": m.digest, "until": m.expires_at, "now": at}
             yield Q.claim_insert, values
         yield from besides.keep(map(vouch.of_claim, c.claims))
-        yield from besides.put_effects(p.effects)
+        yield from besides.put_effects(p.effects, p.encoded)
         yield from put_intents(c.intents)
         yield from besides.put_ledger(c.ledger, seen.numbers)
         for blob in c.blobs:

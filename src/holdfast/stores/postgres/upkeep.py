@@ -170,7 +170,7 @@ async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
         named = {"kind": c.kind, "scope": c.scope, "key": c.key, "run": c.run_id, "digest": c.digest, "until": c.expires_at}
         writes.append((Q.claim_adopt, {**named, "id": voucher.id, "seal": voucher.seal}))
     numbers = iter([number for (number,) in drawn])
-    writes += [*besides.put_effects(d.effects), *put_intents(d.intents), *besides.put_ledger(d.ledger, numbers), *besides.keep(vouchers)]
+    writes += [*besides.put_effects(d.effects, map(codec.encode_effect, d.effects)), *put_intents(d.intents), *besides.put_ledger(d.ledger, numbers), *besides.keep(vouchers)]
     writes += [statement for blob in d.blobs for statement in keep_blob(run.run_id, blob)]
     if d.origin is not None:
         writes.append((Q.origin_insert, (d.origin, bucket, run.run_id)))

@@ -66,8 +66,8 @@ def each(db: apsw.Connection, found: Sequence[Voucher]) -> list[bool]:
 # -- effects ------------------------------------------------------------------------------------------
 
 
-def put_effect(db: apsw.Connection, e: Effect) -> Voucher:
-    data = codec.encode_effect(e)
+def put_effect(db: apsw.Connection, e: Effect, data: bytes) -> Voucher:
+    """``data``: the effect, encoded."""
     db.execute(Q.effect_upsert, (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, data))
     return vouch.of_effect(e, data)
 

@@ -312,7 +312,7 @@ class Committer:
         for claim in c.claims:
             execute(Q.claim_put, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
         vouchers: list[Voucher] = [vouch.of_claim(claim) for claim in c.claims]
-        vouchers += [besides.put_effect(db, effect) for effect in p.effects]
+        vouchers += [besides.put_effect(db, effect, data) for effect, data in zip(p.effects, p.encoded, strict=True)]
         vouchers += [outbox.put_intent(db, intent) for intent in c.intents]
         if c.ledger:
             vouchers += outbox.put_ledger(db, c.ledger)

@@ -13,6 +13,7 @@ all of them. What writes a run is here.
 
 from __future__ import annotations
 
+from holdfast.core import codec
 from holdfast.core.commit import Commit, Step, ThreadEnd, Tip
 from holdfast.core.effects import Effect
 from holdfast.ports import News
@@ -33,10 +34,7 @@ class SqliteStore(Claiming, People, Sending, Keeping):
 
     async def commit(self, commit: Commit) -> Tip:
         writer = self._write()
-        prepared = apply.prepare(commit)
-        if __debug__ and prepared.step is None:  # of plain steps the store in memory checks enough; here they would pay for it each time
-            commit.check()
-        return await writer.commit(prepared)
+        return await writer.commit(apply.prepare(commit))
 
     async def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
         with map_errors(self.path):
@@ -50,7 +48,7 @@ class SqliteStore(Claiming, People, Sending, Keeping):
             with committer.writing():
                 if not row(committer.db, Q.effect_stands, (effect.effect_id, str(expected)))[0]:
                     return False
-                besides.vouch_for(committer.db, [besides.put_effect(committer.db, effect)])
+                besides.vouch_for(committer.db, [besides.put_effect(committer.db, effect, codec.encode_effect(effect))])
                 return True
 
         done = await self._write().run(work)

@@ -179,7 +179,7 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
         db.execute(Q.claim_adopt, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
         if db.changes():
             vouchers.append(vouch.of_claim(claim))
-    vouchers += [besides.put_effect(db, effect) for effect in d.effects]
+    vouchers += [besides.put_effect(db, effect, codec.encode_effect(effect)) for effect in d.effects]
     vouchers += [outbox.put_intent(db, intent) for intent in d.intents]
     vouchers += outbox.put_ledger(db, d.ledger)
     besides.vouch_for(db, vouchers)
