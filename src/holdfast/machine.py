@@ -116,26 +116,28 @@ def alive_by_name(owner: str) -> Alive:
     return Alive.UNKNOWN if start_of(named.pid) == named.started else Alive.NO
 
 
-# How often this process was forked from another since it was started; what was opened before the last time is not its own.
-_forks = 0
+class Process:
+    """This process. ``forks``: how often it was forked from another since it was started; what was opened before the last time is not its own."""
+
+    forks = 0
+
+    def note_fork(self) -> None:
+        self.forks += 1
 
 
-def _note_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_note_fork)
+PROCESS = Process()
+os.register_at_fork(after_in_child=PROCESS.note_fork)
 
 
 def forks() -> int:
-    return _forks
+    """``PROCESS.forks``, by a call: a trace function that somebody has left is met here, and not in what follows."""
+    return PROCESS.forks
 
 
 def end_child(since: int, what: str) -> None:
     """Ends this process if it was forked ``since``, by the code it runs: it shares its parent's loop and connections, and may neither
     commit nor act. A child that is to do something of its own ends by ``os._exit``, or is made by ``subprocess``."""
-    if _forks == since:
+    if PROCESS.forks == since:
         return
     error = sys.exception()
     code = error.code if isinstance(error, SystemExit) else 1
@@ -175,4 +177,4 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-__all__ = ["Here", "SystemClock", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "settle", "sole", "start_of", "sweep", "ticks"]
+__all__ = ["PROCESS", "Here", "Process", "SystemClock", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "settle", "sole", "start_of", "sweep", "ticks"]

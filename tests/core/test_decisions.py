@@ -386,6 +386,15 @@ def test_a_wait_id_names_its_place(wait_id: str, place: tuple[str, str]) -> None
     assert decisions.place(wait_id) == place
 
 
+@pytest.mark.parametrize(
+    ("action", "cause"),
+    [("timeout", "timeout"), ("signal", "signal"), ("completed", "child"), ("failed", "child"), ("canceled", "child"), ("approve", "decision"), ("answer", "decision")],
+)
+def test_a_decision_says_why_its_run_goes_on(action: str, cause: str) -> None:
+    """§2.7."""
+    assert decisions.cause_of(decided(action, W)) == cause
+
+
 # -- signals, children, late results ----------------------------------------------------------------
 
 

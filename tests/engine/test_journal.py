@@ -99,6 +99,54 @@ async def test_a_commit_that_its_callers_have_left_reports_to_whoever_writes_nex
     await healthy.close()
 
 
+class Paused(MemoryStore):
+    """Notes when it is asked, and answers in a later turn of the loop."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.turns = turns
+        self.asked: list[int] = []
+        self.turn = 0
+
+    def count(self) -> None:
+        self.turn += 1
+        asyncio.get_running_loop().call_soon(self.count)
+
+    async def commit(self, commit: Commit) -> Tip:
+        self.asked.append(self.turn)
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        return await super().commit(commit)
+
+
+@pytest.mark.parametrize("way", ["save", "attempt"])
+@pytest.mark.parametrize("turns", [0, 1, 3])
+async def test_a_commit_is_handed_to_the_store_in_the_turn_in_which_it_is_asked_for(way: str, turns: int) -> None:
+    """No task has to begin for it, and none is made where the store has it written at once; in either case it is durable when the call returns. What a call
+    has saved lets others have their turn, so that calls of one scope that run at once meet; an act follows its attempt, and is waited for."""
+    store = Paused(turns)
+    await store.open()
+    await store.register("w", TTL)
+    script = await Script(store, "r1").begin("w")
+    journal = Journal(store, script.run, script.tip, script.fence, Progress("r1"))
+    write = journal.attempt if way == "attempt" else journal.save
+    store.asked.clear()
+    store.count()
+    for _ in range(2):
+        before, tasks = store.turn, len(asyncio.all_tasks())
+        call = write(Draft(facts=[ev.NoteAdded("so")]))
+        if turns:
+            await call
+        else:
+            steps = call.__await__()
+            pauses = sum(1 for _ in steps)
+            assert pauses == (1 if way == "save" else 0) and len(asyncio.all_tasks()) == tasks
+        assert store.asked.pop() == before
+        found = await store.load("r1")
+        assert found is not None and found.tip == journal.tip
+    await store.close()
+
+
 def test_without_a_run_nothing_falls_due() -> None:
     """The run is written with the first commit; whoever attends to it is asked before."""
     journal = Journal(MemoryStore(), None, None, 1, Progress("r1"))

@@ -19,7 +19,7 @@ import pytest
 
 from holdfast import END, Context, Graph, Runtime, State
 from holdfast.core import canon
-from holdfast.engine.base import loopwatch
+from holdfast.engine.base import begun, loopwatch
 from holdfast.engine.calls import functions
 from holdfast.engine.calls.context import whose
 from holdfast.engine.drive import driver, executor, fused
@@ -414,7 +414,7 @@ def traceback_of(error: BaseException) -> list[types.FrameType]:
 def test_what_is_taken_for_a_gate_is_there() -> None:
     """The names go by what the functions are called today."""
     there = set()
-    for module in (functions, executor, fused, driver, sys.modules["holdfast.engine.calls.scopes"], sys.modules["holdfast.engine.calls.effects"]):
+    for module in (begun, functions, executor, fused, driver, sys.modules["holdfast.engine.calls.scopes"], sys.modules["holdfast.engine.calls.effects"]):
         for code in codes(compile(inspect.getsource(module), "x", "exec")):
             there.add(f"{module.__name__}:{code.co_qualname}")
     assert there >= loopwatch.GATES | loopwatch.BETWEEN

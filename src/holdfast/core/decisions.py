@@ -16,6 +16,7 @@ from holdfast.core import answers as forms
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core import ids
+from holdfast.core import run as records
 from holdfast.core import waits as ws
 from holdfast.core.canon import encode, reveal
 from holdfast.core.checkpoint import StepRecord
@@ -38,7 +39,7 @@ from holdfast.core.errors import (
     from_code,
 )
 from holdfast.core.outcomes import Terminal
-from holdfast.core.run import UNATTENDED, Run, fold_all
+from holdfast.core.run import UNATTENDED, Run
 from holdfast.core.status import LIVE, RESUMABLE, TERMINAL, Status
 from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
 from holdfast.core.wording import target_of
@@ -97,7 +98,19 @@ def take(run: Run, waiting: Iterable[tuple[str, cmd.AnyCommand]], now: int) -> T
 
 def fold_facts(run: Run, facts: Iterable[ev.Fact], now: int) -> Run:
     """The run as it is once these facts are durable."""
-    return fold_all(run, [ev.Event(n, now, fact) for n, fact in enumerate(facts, run.version + 1)])
+    return records.record(run, facts, run.version, now)[1]
+
+
+def cause_of(decision: ws.Decision) -> str:
+    """Why a run left its wait (§2.7)."""
+    match decision.action:
+        case "timeout":
+            return "timeout"
+        case "signal":
+            return "signal"
+        case "completed" | "failed" | "canceled":
+            return "child"
+    return "decision"
 
 
 def refusal(facts: Iterable[ev.Fact | ev.Unknown], key: str) -> HoldfastError | None:

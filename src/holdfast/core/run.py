@@ -438,10 +438,16 @@ def apply_steps(run: Run, started: ev.StepStarted | None, head: int, count: int)
     )
 
 
+def record(run: Run | None, facts: Iterable[ev.Fact], after: int, at: int, actor: str = ev.SYSTEM, fence: int = 0) -> tuple[tuple[ev.Event, ...], Run]:
+    """The events that these facts are, numbered from the one behind ``after`` on, and the run after them."""
+    events = tuple([ev.Event(n, at, fact, actor, fence) for n, fact in enumerate(facts, after + 1)])
+    return events, fold_all(run, events)
+
+
 def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
     """Folds many; the run must exist afterwards.
 
-    Steps that end and begin, which is nearly all that happens, touch three fields: a stretch of them makes one new
+    Steps that end and begin, and checkpoints, which is nearly all that happens, touch three fields: a stretch of them makes one new
     record instead of two for each event. What comes out is what ``fold`` gives one by one.
     """
     step: ev.StepStarted | None = None
@@ -453,7 +459,7 @@ def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
             if kind is ev.StepStarted:
                 step, hot = fact, hot + 1  # type: ignore[assignment]
                 continue
-            if kind is ev.StepCompleted:
+            if kind is ev.StepCompleted or kind is ev.CheckpointSaved:
                 if fact.hash:  # type: ignore[union-attr]
                     head = event.seq
                 hot += 1

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,9 +23,10 @@ from holdfast import logs, machine
 from holdfast.core import blobs, codec, decisions
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
+from holdfast.core import run as records
 from holdfast.core.blobs import Blob
 from holdfast.core.channels import Weights
-from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult
+from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult
 from holdfast.core.codec import open_row
 from holdfast.core.commands import Cancel
 from holdfast.core.commit import (
@@ -48,9 +49,11 @@ from holdfast.core.graph import Program
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER, KEEP, RELEASE, LeaseAction
 from holdfast.core.progress import HEARD, Progress
-from holdfast.core.run import Buffered, Run, fold_all
+from holdfast.core.run import Buffered, Run
 from holdfast.core.status import Status
-from holdfast.core.waits import Decision, Wait
+from holdfast.core.waits import Wait
+from holdfast.engine.base.begun import Rest
+from holdfast.engine.base.echo import Echo
 from holdfast.engine.base.services import SafePoints, Sendings
 from holdfast.engine.base.streams import Ring
 from holdfast.engine.look import parents
@@ -118,31 +121,6 @@ class Act(msgspec.Struct, frozen=True):
     task: asyncio.Task[Any] | None
 
 
-class Echo(msgspec.Struct):
-    """What a run with a source goes by (§7.6): the records it is answered from, by (step, task, path); what its forebears did and
-    sent; and ``scope``, under which its own effects have their keys. ``forebears``: nearest first;
-    ``consents``: what people approved there, if it is inherited, with the questions (§5.8). A fork in the middle of a step is answered from
-    what was on record there too, as far as it calls the same with the same arguments (``exact``); ``results`` are the tasks finished there.
-    ``ended``: the barriers of a replay's source that tasks waited beyond or signals came to, by their number (§5.11);
-    ``reached``: how far it came."""
-
-    scope: str
-    records: dict[tuple[int, str, str], StepRecord] = {}
-    forebears: list[str] = []
-    effects: list[Effect] = []
-    intents: dict[str, Intent] = {}
-    consents: dict[tuple[int, str, str], tuple[Wait, Decision]] = {}
-    results: tuple[TaskResult, ...] = ()
-    exact: bool = False
-    ended: dict[int, Ended] = {}
-    reached: int = -1
-
-    @property
-    def last(self) -> int:
-        """The last step with anything on record."""
-        return max((step for step, _, _ in self.records), default=0)
-
-
 class Journal:
     """A run under a lease, its progress, and the way to make more of it durable."""
 
@@ -157,7 +135,6 @@ class Journal:
         self.cut = False
         self.stopped: list[str] = []
         self.taking: set[tuple[str, str]] = set()  # signals, by name and key, that a wait of this driving has taken
-        self.safe_points = SafePoints(lambda: None)
         self.sendings: Sendings | None = None  # who sends its intents while it is driven, where somebody here does
         self.posted = False
         self.expects: Callable[[int | None], None] = lambda due: None  # told of each change of the open waits: when they fall due
@@ -213,6 +190,11 @@ class Journal:
     def progress(self) -> Progress:
         self._look()
         return self._progress
+
+    @cached_property
+    def safe_points(self) -> SafePoints:
+        """Those of its driver, which puts them here; of a run that nobody drives nobody asks."""
+        return SafePoints(lambda: None)
 
     @cached_property
     def weights(self) -> Weights:
@@ -279,7 +261,7 @@ class Journal:
         """
         async with self._lock:
             self._look()
-            await self._durable(commit)
+            await self._durable(lambda: commit)
 
     def _look(self) -> None:
         """Makes what others look at from what the line holds, which ends it."""
@@ -376,7 +358,8 @@ class Journal:
         if self.dead is not None:
             raise self.dead
         if not self._lock.locked():
-            await _to_its_end(asyncio.ensure_future(self._alone(draft)))
+            if not await self._at_once(draft):
+                await asyncio.sleep(0)  # calls of one scope that run at once are seen to, and others have their turn, whatever the store
             return
         if self._next is None or self._joined is None:
             self._next = Draft()
@@ -390,7 +373,7 @@ class Journal:
         Raises:
             EffectInProgress: the key is in use by another; nothing was written and the journal lives on (§6.8).
         """
-        await _to_its_end(asyncio.ensure_future(self._alone(draft)))
+        await self._at_once(draft)
 
     async def command(self, become: Callable[[Run], Draft | None], actor: str) -> None:
         """Makes what a command becomes durable, in a commit of its own that names who asked; None writes nothing.
@@ -403,6 +386,17 @@ class Journal:
             draft = become(self.run)
             if draft is not None:
                 await self._write(draft, actor=actor)
+
+    async def _at_once(self, draft: Draft) -> bool:
+        """Has a commit made and handed to the store in this turn of the loop; a task, in which it goes on if it has to wait, would begin in a later one.
+        Gives whether it had to."""
+        writing = self._alone(draft)
+        try:
+            waiting = writing.send(None)
+        except StopIteration:
+            return False
+        await _to_its_end(asyncio.ensure_future(Rest(writing, waiting)))
+        return True
 
     async def _alone(self, draft: Draft) -> None:
         async with self._lock:
@@ -440,10 +434,10 @@ class Journal:
         checkpoint = cps.advance(parent, delta, self.progress.results, seq=0, at=0, hash=b"")
         await self.checkpoint(draft, delta, checkpoint, lease=lease, due=due, actor=actor)
 
-    async def leave(self, draft: Draft, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM) -> None:
-        """A commit that moves no checkpoint and leaves the run without an owner."""
+    async def leave(self, draft: Draft, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM, at: int | None = None) -> None:
+        """A commit that moves no checkpoint and leaves the run without an owner. ``at``: when it was decided, if not now."""
         async with self._lock:
-            await self._write(draft, None, None, lease, due, actor)
+            await self._write(draft, None, None, lease, due, actor, at=at)
 
     async def _write(
         self,
@@ -455,6 +449,7 @@ class Journal:
         actor: str = ev.SYSTEM,
         behind: Behind | None = None,
         follows: ThreadEnd | None = None,
+        at: int | None = None,
     ) -> None:
         if self.dead is not None:
             raise self.dead
@@ -464,23 +459,23 @@ class Journal:
         held = self._held
         if held:
             self._held, draft = Draft(), held.join(draft)
-        ring = self._ring
-        if ring is not None and ring.writing is not None:
-            await asyncio.wait([ring.writing])  # what was emitted before this commit is there before it
-        commit = self._number(draft, checkpoint, delta, lease, due, actor, behind, follows)
-        if checkpoint is None and draft.took and self.tip is not None and whole_due(self.tip.since + SIGNAL_EXTRA_BYTES * commit.signals, self.tip.whole):
-            commit = await self._standing(commit)
-        if ring is not None:
-            commit = self._riding(commit, ring)
         try:
-            await self._durable(commit)
+            await self._durable(partial(self._number, draft, checkpoint, delta, lease, due, actor, behind, follows, at))
         except (EffectInProgress, InboxUnread, StatementFailed):
             self._held = held.join(self._held)
             raise
 
-    async def _durable(self, commit: Commit) -> None:
-        """Has a commit written, and takes over what has become of the run."""
+    async def _durable(self, make: Callable[[], Commit]) -> None:
+        """Has a commit written, which is made once all that was emitted before it is there, and takes over what has become of the run."""
         ring = self._ring
+        if ring is not None and ring.writing is not None:
+            await asyncio.wait([ring.writing])
+        commit = make()
+        after = commit.after
+        if commit.took and commit.checkpoint is None and after is not None and whole_due(after.since + SIGNAL_EXTRA_BYTES * commit.signals, after.whole):
+            commit = await self._standing(commit)
+        if ring is not None:
+            commit = self._riding(commit, ring)
         try:
             tip = await self.store.commit(commit)
         except (EffectInProgress, InboxUnread, StatementFailed):
@@ -493,21 +488,23 @@ class Journal:
             logs.log_commit(commit)  # seldom: nobody listens to what goes well
         if ring is not None and commit.emitted is not None:
             ring.forget(commit.emitted.replaced)
-        before = self._run
-        self._stands(commit.run, tip, self._progress)
-        if before is None or commit.run.waits is not before.waits:
-            self.expects(commit.run.wake_at if commit.run.waits else None)
-        self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
-        if told and not HEARD.isdisjoint([type(e.fact) for e in told]):
-            self._progress.hear(told)
-        if commit.checkpoint is not None:
-            stood, self._progress.checkpoint = self._progress.checkpoint.step, commit.checkpoint
-            if commit.checkpoint.step != stood:
-                self._progress.barrier(first=stood < 0)
+        before, progress = self._run, self._progress
+        self._stands(commit.run, tip, progress)
+        if commit.puts:
+            self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
+        heard = not HEARD.isdisjoint([type(e.fact) for e in told])
         if told:
             self._account(told)
         if commit.intents:
             self.post()
+        if heard:
+            progress.hear(told)
+        if commit.checkpoint is not None:
+            stood, progress.checkpoint = progress.checkpoint.step, commit.checkpoint
+            if commit.checkpoint.step != stood:
+                progress.barrier(first=stood < 0)
+        if before is None or commit.run.waits is not before.waits:
+            self.expects(commit.run.wake_at if commit.run.waits else None)
 
     def post(self) -> None:
         """What is to be sent of the run is durable: whoever sends for it may begin (§1.7)."""
@@ -588,22 +585,23 @@ class Journal:
         actor: str,
         behind: Behind | None = None,
         follows: ThreadEnd | None = None,
+        at: int | None = None,
     ) -> Commit:
         """Numbers and folds the facts. A checkpoint gets what only its commit knows, and is named after the fact that vouches for it."""
-        facts, before, parent = draft.facts, self._run, self._progress.checkpoint
-        at = self.store.now()
+        facts, before, parent, plain = draft.facts, self._run, self._progress.checkpoint, draft.only_facts
         seq = 0 if self.tip is None else self.tip.seq
         fence = self.fence & COUNTER
         if before is not None and before.status is Status.REPLAYING:
             decisions.leave_replay(facts)
+        if at is None:
+            at = self.store.now()
         data: bytes | None = None
         hash, vouching = b"", 0
         if delta is not None:
             data = codec.encode_delta(delta)
             hash, place = cps.vouch(parent, facts, data, delta.source)
             vouching = seq + 1 + place
-        events = tuple([ev.Event(n, at, fact, actor, fence) for n, fact in enumerate(facts, seq + 1)])
-        run = fold_all(before, events)
+        events, run = records.record(before, facts, seq, at, actor, fence)
         if checkpoint is not None:
             kept = cps.boundaries(events, advanced=checkpoint.step > max(parent.step, 0))
             unfinished = self.progress.find_unfinished(checkpoint) if checkpoint.held else None
@@ -617,7 +615,7 @@ class Journal:
             run=run, events=events, after=self.tip, fence=self.fence, at=at, actor=actor, checkpoint=checkpoint, delta=data, lease=lease, due=due,
             behind=behind, follows=follows,
         )
-        if not puts and draft.only_facts:
+        if plain and not puts:
             return commit
         results, effects, apart = tuple(draft.results), tuple(draft.effects), tuple[Blob, ...]()
         if effects or [r for r in results if type(r) is StepRecord and r.kind in blobs.APART]:

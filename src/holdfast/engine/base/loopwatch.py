@@ -98,8 +98,8 @@ GATES = SETTLING | frozenset({
 })
 # Frames of the engine that only hand through: nothing is lost if what they call raises.
 BETWEEN = frozenset({
-    "holdfast.engine.calls.functions:Begun._keep", "holdfast.engine.calls.functions:First.__await__", "holdfast.engine.calls.functions:await_any",
-    "holdfast.engine.calls.functions:_in_thread", "holdfast.engine.calls.scopes:_branches.<locals>.branch", "holdfast.engine.drive.executor:_call.<locals>.whole",
+    "holdfast.engine.calls.functions:Begun._keep", "holdfast.engine.calls.functions:First.__await__", "holdfast.engine.base.begun:Rest.__await__",
+    "holdfast.engine.calls.functions:await_any", "holdfast.engine.calls.functions:_in_thread", "holdfast.engine.calls.scopes:_branches.<locals>.branch",
     "holdfast.engine.drive.executor:_route", "holdfast.engine.drive.executor:_interpret", "holdfast.engine.calls.effects:Performance._gate.<locals>.act",
 })
 PURE = ("holdfast.core.", "holdfast.authoring")  # functions over what nodes give, which may have code of its own

@@ -11,7 +11,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ class Job:
         if not self.future.set_running_or_notify_cancel():
             return
         self.running = True
-        forks = machine.forks()
+        forks = machine.PROCESS.forks
         if self.begun is not None:
             self.begun()
         traced, profiled = sys.gettrace(), sys.getprofile()
@@ -60,6 +60,16 @@ class Job:
         else:
             machine.end_child(forks, self.what)
             self.tell = partial(self.future.set_result, value)
+
+
+class Taking(Executor):
+    """Hands one call to the pool of this context, in the words of ``loop.run_in_executor``: loops of tests make it in place instead."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return current.get().submit(self._job)
 
 
 class Pool:

@@ -14,7 +14,6 @@ import functools
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import Executor, Future
 from types import CoroutineType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +24,7 @@ from holdfast.authoring import microseconds
 from holdfast.core.errors import StepTimeout
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
 from holdfast.engine.base import failures, loopwatch, pool
+from holdfast.engine.base.begun import Rest
 from holdfast.engine.base.failures import ControlFlow, contain
 
 T = TypeVar("T")
@@ -149,19 +149,7 @@ class First(msgspec.Struct):
             raise self.error
         if self.work is None:
             return self.value
-        work, waiting = self.work, self.waiting
-        while True:
-            try:
-                yield waiting
-            except BaseException as e:  # it belongs where the coroutine waits
-                step: Callable[[Any], Any] = work.throw
-                given: Any = e
-            else:
-                step, given = work.send, None
-            try:
-                waiting = step(given)
-            except StopIteration as end:
-                return end.value
+        return (yield from Rest(self.work, self.waiting).__await__())
 
 
 async def await_in_time(work: Coroutine[Any, Any, T] | First, limit: int | Patience, what: str) -> T:
@@ -178,7 +166,7 @@ async def await_in_time(work: Coroutine[Any, Any, T] | First, limit: int | Patie
     if type(work) is First:
         began, before, forks = work.began, work.cancelling, work.forks
     else:
-        began, before, forks = asyncio.get_running_loop().time(), task.cancelling(), machine.forks()
+        began, before, forks = asyncio.get_running_loop().time(), task.cancelling(), machine.PROCESS.forks
     patience = limit if isinstance(limit, Patience) else Patience(limit, own=True)
     rest: Begun[T] | None = None
     try:
@@ -304,7 +292,8 @@ class Begun(Generic[T]):
         finally:
             if loopwatch.struck:
                 loopwatch.settle()
-            machine.end_child(self._forks, what)
+            if machine.PROCESS.forks != forks:
+                machine.end_child(forks, what)
         self.caused = task.cancelling() - before
 
     async def _keep(self, work: Coroutine[Any, Any, T]) -> None:
@@ -352,7 +341,8 @@ class Begun(Generic[T]):
         except StopIteration:
             return None
         finally:
-            machine.end_child(self._forks, self.what)
+            if machine.PROCESS.forks != self._forks:
+                machine.end_child(self._forks, self.what)
             self.caused = max(0, self.caused + task.cancelling() - before)
 
     def _wait_no_longer(self) -> None:
@@ -368,22 +358,12 @@ class Begun(Generic[T]):
         self._task.cancel()
 
 
-class _Taking(Executor):
-    """Hands one call to the pool, in the words of ``loop.run_in_executor``: loops of tests make it in place instead."""
-
-    def __init__(self, job: pool.Job) -> None:
-        self._job = job
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return pool.current.get().submit(self._job)
-
-
 async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], what: str, patience: Patience) -> Any:
     """A plain callable may still hand back an awaitable: a lambda around a coroutine function does."""
     loop = asyncio.get_running_loop()
     job = pool.Job(_call_carried, (function, args), what, lambda: patience.move(loop.time()))  # waiting for a thread does not count
     try:
-        value = await loop.run_in_executor(_Taking(job), _call_carried, function, args)
+        value = await loop.run_in_executor(pool.Taking(job), _call_carried, function, args)
     except asyncio.CancelledError:
         if job.running:
             pool.current.get().give_up(job)

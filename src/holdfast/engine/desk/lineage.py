@@ -27,7 +27,8 @@ from holdfast.core.lease import COUNTER_BITS, TOUCH
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.waits import APPROVE, HUMAN, Decision, Wait, WaitKind
-from holdfast.engine.base.journal import Draft, Echo, Journal
+from holdfast.engine.base.echo import Echo
+from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.desk.door import REPLAY, Wish
 from holdfast.engine.desk.intake import KEY_RETENTION_US

@@ -105,7 +105,7 @@ class File:
             raise
         self._db = connect(self.path, patience=LOOP_BUSY)
         self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._after, self._changes.tell)
-        self._forks = machine.forks()
+        self._forks = machine.PROCESS.forks
         self._anchor.keep_synced()
         posted = partial(Board.of, os.path.join(self.path + "-live", BOARD), self.path)
         self._changes.reopen(None if self._moved else Bell.of(self.path), posted)  # where time is given, so is the order of what happens
@@ -294,13 +294,13 @@ class File:
 
     def _own(self) -> None:
         """Refuses the child of a fork: it shares its parent's connection."""
-        if machine.forks() != self._forks:
+        if machine.PROCESS.forks != self._forks:
             raise ProcessForked(f"{self.path} was opened by the process that this one was forked from", hint="open it again in the child")
 
     def _write(self) -> Writer:
         if (writer := self._writer) is None:
             raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
-        if machine.forks() != self._forks:
+        if machine.PROCESS.forks != self._forks:
             self._own()
         if self.suspect is not None:
             raise type(self.suspect)(self.suspect.message, hint=self.suspect.hint, code=self.suspect.code)
