@@ -192,7 +192,7 @@ class Runtime:
         desk = Desk(self._services, reader)
         self._parts = Parts(reader, desk, Scheduler(self._services), Conductor(self._services, reader, desk, self._own))
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._forks = machine.forks()
+        self._forks = machine.PROCESS.forks
         self._entered = 0
         self._routes = routes(door.transports(transports), _OWN_ROUTES)
         self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.obstacles)
@@ -219,7 +219,7 @@ class Runtime:
             _home()
         if self._loop is not None:
             self._begin_anew()
-        self._loop, self._forks, self._entered = asyncio.get_running_loop(), machine.forks(), 1
+        self._loop, self._forks, self._entered = asyncio.get_running_loop(), machine.PROCESS.forks, 1
         await self._store.open()
         self._open = True
         self._services.alive = self._heartbeat.safe
@@ -252,7 +252,7 @@ class Runtime:
         """
         if self._loop is None or not self._open:
             return part
-        if machine.forks() != self._forks:
+        if machine.PROCESS.forks != self._forks:
             raise ProcessForked("this Runtime was opened in the parent process, before the fork", hint="make a Runtime of its own in the child")
         try:
             running = asyncio.get_running_loop()
@@ -301,7 +301,7 @@ class Runtime:
         """
         if not self._open:
             return
-        if self._loop is not None and not self._loop.is_closed() and machine.forks() == self._forks:
+        if self._loop is not None and not self._loop.is_closed() and machine.PROCESS.forks == self._forks:
             self._here(None)
         self._open = False
         try:
@@ -433,8 +433,8 @@ class Runtime:
             "tags": tags, "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery, "unattended": unattended, "budgets": budgets,
             "on_busy": on_busy,
         }
-        request = door.request(given, where="submit", due=None if at is None and delay is None else door.due(at, delay, self._store.now()))
-        return await self._conductor.submit(birth(self._services, self._program(skill), door.inputs(inputs), request))
+        request, values = door.submission(given, inputs, where="submit", due=None if at is None and delay is None else door.due(at, delay, self._store.now()))
+        return await self._conductor.submit(birth(self._services, self._program(skill), values, request))
 
     @overload
     async def invoke(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.core import canon, codec
 from holdfast.core import checkpoint as cps
+from holdfast.core import events as ev
 from holdfast.core import superstep as ss
 from holdfast.core.channels import CUSTOM, MISSING, Channel, Reducer, append, last, merge, override, reduce, thread, topic, window
 from holdfast.core.checkpoint import Carry, Delta, SendTo, Source, Task, TaskResult
@@ -530,3 +531,9 @@ def test_an_empty_list_of_sends_satisfies_the_join_behind_it() -> None:
     sent = {"a": TaskResult("a", unsent=("w",), sends=(SendTo("w", raw(1)),)), "x": TaskResult("x")}
     _, moved = ss.barrier(prog, world.head, sent, inline=set(), decoded={})
     assert {t.node for t in moved.pending if not t.skip} == {"behind", "w"}
+
+
+def test_what_begins_after_a_barrier_is_told_and_what_waits_on_has_been() -> None:
+    """§5.11: a task that is carried on began in a super-step before."""
+    checkpoint = msgspec.structs.replace(cps.empty(RUN), step=3, pending=(Task("a"), Task("b", index=2), Task("c", began=2)))
+    assert ss.list_starts(checkpoint) == [ev.StepStarted(4, "a"), ev.StepStarted(4, Task("b", index=2).key)]

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.core.lease import Lease
 from holdfast.core.limits import Limit
 from holdfast.core.run import Run
+from holdfast.core.status import TERMINAL
 from holdfast.core.wording import target_of
 
 
@@ -70,7 +71,7 @@ class NoWorker(msgspec.Struct, frozen=True):
 
 def lacking(run: Run, lease: Lease, living: Iterable[Offer], now: int) -> NoWorker | None:
     """Why nobody takes a run that is due; None where somebody can, where none is up at all, and where it is not due."""
-    if run.terminal or lease.live(now) or lease.due is None or lease.due > now:
+    if run.status in TERMINAL or lease.due is None or lease.due > now or (lease.owner is not None and lease.live(now)):
         return None
     mine = [o for o in living if o.works and (not o.queues or run.queue in o.queues)]
     if not mine or any(o.takes(run) for o in mine):

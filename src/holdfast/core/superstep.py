@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.core import canon
+from holdfast.core import events as ev
 from holdfast.core.bounds import wrong
 from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, Channel, Reducer, last
 from holdfast.core.checkpoint import (
@@ -329,7 +330,7 @@ def _late(program: Program, moved: Checkpoint, group: tuple[Task, ...]) -> list[
 def whole(checkpoint: Checkpoint, results: Collection[str]) -> tuple[Task, ...] | None:
     """The pending tasks of the oldest super-step of which all are finished; None if there is none such."""
     if not checkpoint.held:
-        return (checkpoint.pending or None) if all(t.key in results for t in checkpoint.pending) else None
+        return (checkpoint.pending or None) if all([t.key in results for t in checkpoint.pending]) else None  # noqa: C419 - it is a task or two
     steps: dict[int, list[Task]] = {}
     for task in checkpoint.pending:
         steps.setdefault(task.began or checkpoint.step + 1, []).append(task)
@@ -515,6 +516,11 @@ def check_input(program: Program, given: Mapping[str, Any]) -> canon.FrozenDict:
         if name in program.channels and program.channels[name].reducer.tag == "merge" and not isinstance(value, dict):
             raise wrong(f"input.{name}", "a dict to merge", value)
     return cast("canon.FrozenDict", canon.admit(typed, "input"))
+
+
+def list_starts(checkpoint: Checkpoint) -> list[ev.Fact]:
+    """The tasks that begin after a checkpoint."""
+    return [ev.StepStarted(checkpoint.step + 1, t.key) for t in checkpoint.pending if not t.began]
 
 
 def expect(program: Program, pending: tuple[Task, ...]) -> None:

@@ -308,7 +308,8 @@ def subject_of(show: Any, verdict: str = "") -> Subject:
 
 def read(reads: Mapping[str, Any], secret: Collection[str], verdict: str = "") -> Subject:
     """A bare question: it is about what the step reads, of which large and secret values are kept as digests."""
-    return Subject("read:" + canon.fingerprint([dict(reads), verdict]), reads={n: _excerpt(v, n in secret) for n, v in reads.items()})
+    kept = {n: _excerpt(v, n in secret) for n, v in reads.items()}
+    return Subject("read:" + canon.fingerprint([dict(reads), verdict]), reads=kept)
 
 
 def _excerpt(value: Any, secret: bool) -> Any:

@@ -20,7 +20,6 @@ from holdfast.core.lease import TOUCH
 from holdfast.core.schedules import Firing, Move, Schedule
 from holdfast.engine.base.services import Services
 from holdfast.engine.desk import lanes
-from holdfast.engine.desk.intake import first_fence
 from holdfast.engine.desk.schedules import birth_of
 
 SWEEP_SECONDS = 0.5
@@ -102,8 +101,7 @@ class Sweeper:
         """Gives the slot its run, in one commit with the schedule's move."""
         store = self._services.store
         born = birth_of(self._services, s, slot=slot)
-        born.journal.fence = first_fence(store)
-        draft = lanes.admit(born, await lanes.ahead(store, born), "scheduled", store.now())
+        draft = lanes.admit(born, await lanes.ahead(store, born), "scheduled")
         draft.claims.append(DedupClaim("slot", sch.scope(s), str(slot), born.run_id, "", None))
         after = sch.fire(next_, born.run_id)
         commit = born.journal.unsent(draft, TOUCH, f"schedule:{s.schedule_id}")

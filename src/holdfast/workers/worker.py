@@ -483,7 +483,7 @@ class Worker:
                     raise
                 await let_go(services, claim.run_id, claim.fence, e, due=services.store.now() + REFUSED_US)
                 return Report(claim.run_id, None, e)
-            with services.drivers.on(claim.run_id, driver):
+            with services.drivers.on(claim.run_id, driver, loaded.run.wake_at if loaded.run.waits else None):
                 if begun is not None and not await self._take(driver, claim, loaded.run):
                     return None
                 if begun is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import msgspec
 
 from holdfast.core import lanes, offers, views
@@ -13,7 +11,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.limits import Rules, Use
 from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.run import Run
-from holdfast.core.status import LIVE, WAITING, Status
+from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.wording import target_of
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.living import living
@@ -28,9 +26,9 @@ class Sight:
     """What the runs of one list are held against, at one moment: what several of them share is read once. Where it need not be ``fresh``, limits and workers
     are those of at most a second ago."""
 
-    def __init__(self, services: Services, *, fresh: bool = True) -> None:
+    def __init__(self, services: Services, now: int | None = None, *, fresh: bool = True) -> None:
         self._services = services
-        self.now = services.store.now()
+        self.now = services.store.now() if now is None else now
         self._fresh = fresh
         self._first: dict[tuple[str, str, str], list[tuple[Run, Lease]]] = {}
         self._rules: Rules | None = None
@@ -63,7 +61,10 @@ class Sight:
 
 
 def has_lane(run: Run, lease: Lease) -> bool:
-    """Whether a run has its lane already, as far as its row tells: somebody drives it, or it waits and has not let go."""
+    """Whether a run has its lane already, as far as its row tells: somebody drives it, it waits and has not let go, or its session is its own and it has
+    not begun. What was submitted after it to the same session may go first all the same where it begins later: whoever claims it looks again."""
+    if run.status is Status.PENDING:
+        return run.session_key == run.run_id
     return (run.status in LIVE and lease.owner is not None) or (run.status in WAITING and run.paused_lane != "release")
 
 
@@ -74,8 +75,11 @@ async def ahead(store: Store, tenant_id: str, session_key: str, lane: str, limit
 
 async def before(store: Store, run: Run, limit: int) -> list[tuple[Run, Lease]]:
     """The first runs of its lane that go before this one. One that has ended comes after all, for it gets a new turn if it is resumed."""
-    found = await ahead(store, run.tenant_id, run.session_key, run.lane, limit, None if run.terminal else run.run_id)
-    return list(itertools.takewhile(lambda x: x[0].run_id != run.run_id, found))
+    found = await ahead(store, run.tenant_id, run.session_key, run.lane, limit, None if run.status in TERMINAL else run.run_id)
+    for n, (other, _) in enumerate(found):
+        if other.run_id == run.run_id:
+            return found[:n]
+    return found
 
 
 def put_off(run: Run, lease: Lease, now: int) -> int:
@@ -130,7 +134,7 @@ async def find_blocker(services: Services, run: Run, lease: Lease, sight: Sight,
         return None
     if not first and (others := await sight.before(run, lease)):
         return tell(judge(services, *others[0]), *others[0])
-    later = run.begins_at is not None and run.begins_at > sight.now and not _due(lease, sight.now)
+    later = not _due(lease, sight.now) and run.begins_at is not None and run.begins_at > sight.now
     if later or (held := await find_limit(services, run, sight)) is None:
         return None
     return Blocked("", held.why)
@@ -160,10 +164,10 @@ async def find_limit(services: Services, run: Run, sight: Sight | None = None) -
 
 async def lacking(store: Store, run: Run, lease: Lease, sight: Sight | None = None) -> NoWorker | None:
     """Why no living worker of its queue takes a due run (§10.11); None where one can, and where none is up."""
-    if run.terminal or lease.due is None:
+    if run.status in TERMINAL or lease.due is None:
         return None
     now = store.now() if sight is None else sight.now
-    if lease.due > now or lease.live(now):
+    if lease.due > now or (lease.owner is not None and lease.live(now)):
         return None
     return offers.lacking(run, lease, await living(store, now) if sight is None else await sight.offers(), now)
 

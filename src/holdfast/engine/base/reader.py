@@ -103,15 +103,16 @@ class Reader:
         view = self._view(loaded.run, values if given is None else cps.decode_writes(given))
         return Run(loaded.run, loaded.lease, self._store.now(), values, view, blocked=blocked, no_worker=no_worker)
 
-    async def show_born(self, journal: Journal) -> Run[Any]:
-        """A run that was made a moment ago and not begun. It stands as its first commit left it, so it is not read back. What stands in its way is looked
+    async def show_born(self, journal: Journal, now: int) -> Run[Any]:
+        """A run that was made ``now`` and not begun. It stands as its first commit left it, so it is not read back. What stands in its way is looked
         up, but for other runs of its session where it has one of its own: by the limits and workers of a moment ago, and anew where these let it not begin."""
         if journal.tip is None:  # nobody is told of a run that is not on record, whatever has become of its commit (§1.7)
             raise await missing(self._store, journal.progress.checkpoint.run_id)
-        run, now = journal.run, self._store.now()
-        lease = Lease(journal.fence, due=None if run.terminal else at_once(now) if run.begins_at is None else run.begins_at)
+        run = journal.run
+        begins = run.begins_at
+        lease = Lease(journal.fence, due=None if run.status in TERMINAL else at_once(now) if begins is None else begins)
         for fresh in (False, True):
-            sight = obstacles.Sight(self._services, fresh=fresh)
+            sight = obstacles.Sight(self._services, now, fresh=fresh)
             blocked = await obstacles.find_blocker(self._services, run, lease, sight, first=run.session_key == run.run_id)
             no_worker = await obstacles.lacking(self._store, run, lease, sight)
             if (blocked is None or blocked.run_id) and no_worker is None:
@@ -120,9 +121,9 @@ class Reader:
         view = self._view(run, cps.decode_writes(progress.results[cps.INPUT_TASK]) if progress.checkpoint.seq == 0 else progress.checkpoint.values)
         return Run(run, lease, now, progress.checkpoint.values, view, blocked=blocked, no_worker=no_worker)
 
-    def show_left(self, run: records.Run, lease: Lease, values: Mapping[str, Any]) -> Run[Any]:
+    def show_left(self, run: records.Run, lease: Lease, values: Mapping[str, Any], now: int) -> Run[Any]:
         """A run as its driver has just left it, ended or in a wait. What is live is what would be loaded (§4.5), so nothing is read back."""
-        return Run(run, lease, self._store.now(), values, self._view(run, values))
+        return Run(run, lease, now, values, self._view(run, values))
 
     def _view(self, run: records.Run, values: Mapping[str, Any]) -> State:
         known = run.skill_id in self._services.skills.ids

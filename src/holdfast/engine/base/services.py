@@ -185,9 +185,6 @@ class Driven(Protocol):
     def nudge(self) -> None:
         """The run's inbox may have something."""
 
-    def due(self) -> int | None:
-        """When the earliest deadline of its open waits falls due. Another is told of by ``Drivers.expect``."""
-
     def drain(self) -> None:
         """Stop at the next safe boundary."""
 
@@ -212,10 +209,10 @@ class Drivers:
         self.left: list[str] = []
 
     @contextmanager
-    def on(self, run_id: str, driver: Driven) -> Iterator[None]:
-        """Attends to a run while it is driven."""
+    def on(self, run_id: str, driver: Driven, due: int | None) -> Iterator[None]:
+        """Attends to a run while it is driven; ``due``: its next deadline."""
         self._drivers[run_id] = driver
-        self.expect(run_id, driver.due())
+        self.expect(run_id, due)
         if self.draining:
             driver.drain()
         if self._soon is None and (self._task is None or self._task.done()):

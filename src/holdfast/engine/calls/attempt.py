@@ -316,11 +316,11 @@ class Attempt:
         self.number = number
         self.key = key or task.key
         self.inner = inner
-        self.step = journal.progress.checkpoint.step_of(self.key)
         self.prefix = f"{inner}/" if inner else ""  # under which all places of this task stand, whatever the round it is done in
         self.nodes: Mapping[str, Node] = NO_NODES if program is None else program.nodes
         self.state = state
         self.rounds, self.feedback = self._count_redone()
+        self.step = journal.progress.checkpoint.step_of(self.key)
         self._closed = False
         self._places: Places | None = None  # most steps make no recorded call
         self.waits: dict[str, Wait] = {}

@@ -117,8 +117,12 @@ async def perform(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...
             attempt, fn, args, key=options.key, retry=options.retry, patience=Patience(options.timeout_us, own=options.timed), name=options.name or None,
             limit=options.limit,
         )
-    with attempt.places.open(name, options.key) as path:
-        return await perform_once(attempt, fn, args, options, name, path)
+    places = attempt.places
+    with places.open(name, options.key) as path:
+        if options.undo is not None:
+            _keep_undo(attempt, path, options.undo)
+        record = places.lookup(Call(path, name, "effect", args=args))
+        return await _answer(attempt, fn, args, options, name, path, record, places.scope().item)
 
 
 async def perform_at(attempt: Attempt, path: str, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
@@ -127,19 +131,30 @@ async def perform_at(attempt: Attempt, path: str, fn: Callable[..., Any], args: 
 
 
 async def perform_once(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str) -> Any:
-    """What is on record here; only where that is nothing, or a failure to be tried again, are keys made and records looked up."""
+    """An effect at a place that is open."""
     if options.undo is not None:
-        undos.keep(attempt.services.undos, ids.step_id(attempt.journal.run.run_id, attempt.step, attempt.key, path), options.undo)
+        _keep_undo(attempt, path, options.undo)
     record = attempt.places.lookup(Call(path, name, "effect", args=args))  # other arguments than on record are no matter: the act is done
+    return await _answer(attempt, fn, args, options, name, path, record, attempt.places.scope().item)
+
+
+def _keep_undo(attempt: Attempt, path: str, undo: Callable[..., Any]) -> None:
+    undos.keep(attempt.services.undos, ids.step_id(attempt.journal.run.run_id, attempt.step, attempt.key, path), undo)
+
+
+async def _answer(
+    attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str, record: StepRecord | None, item: str
+) -> Any:
+    """What is on record here; only where that is nothing, or a failure to be tried again, are keys made and records looked up."""
     if record is not None and (record.error is None or attempt.number <= record.attempt):
         return await attempt.give(record)
-    return await Performance(attempt, fn, args, options, name, path).run(again=record is not None)
+    return await Performance(attempt, fn, args, options, name, path, item).run(again=record is not None)
 
 
 class Performance:
-    """One call of ``ctx.effect`` at its place."""
+    """One call of ``ctx.effect`` at its place; ``item``: of which item of a map it is part, in short."""
 
-    def __init__(self, attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str) -> None:
+    def __init__(self, attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str, item: str = "") -> None:
         self.attempt = attempt
         self.fn = fn
         self.args = args
@@ -153,7 +168,8 @@ class Performance:
         self.shared = options.key is not None
         self.policy = fx.strictest(fx.strictest(options.replay, run.replay_effects), self.services.place.replay)
         scope = run.lineage_root if echo is None else echo.scope
-        self.key = self._key(name if self.shared else scope)
+        self._own = options.key or f"{attempt.step}.{attempt.key}.{path}"
+        self.key = effect_key(run.tenant_id, "effect", name if self.shared else scope, self._own)
         # What a replay does again, it does under a key of its own: the source's record stays what later replays find.
         self.apart = self.key if self.shared or echo is None else self._key(run.run_id)
         if self.policy is ReplayPolicy.REEXECUTE:
@@ -164,12 +180,11 @@ class Performance:
             self.request = canon.fingerprint([name, options.undoes.effect_id])
         self.records: list[Effect] = []
         self.act = self.about = self.found = ""
-        self.called = Called(name if name != LAMBDA else describe_function(fn, name), attempt.places.scope().item)
+        self.called = Called(name if name != LAMBDA else describe_function(fn, name), item)
         self.passed: dict[str, int] = {}
 
     def _key(self, scope: str) -> str:
-        own = f"{self.attempt.step}.{self.attempt.key}.{self.path}"
-        return effect_key(self.journal.run.tenant_id, "effect", scope, self.options.key or own)
+        return effect_key(self.journal.run.tenant_id, "effect", scope, self._own)
 
     # -- deciding -----------------------------------------------------------------------------------
 
@@ -551,8 +566,11 @@ class Performance:
 
     async def _perform(self, effect: Effect) -> tuple[bool, Any]:
         """The act, and what came of it written down. A cancel reaches an act that can be ended; a thread cannot."""
-        patience, gated, cooperative = Patience(self.options.timeout_us, own=self.options.timed), self._gate(effect), self._cooperative()
-        with attempting(self.path, self._tries() + 1) if self.path.rpartition("/")[2] != undos.NODE_PATH else nullcontext():
+        tries = self._tries() + 1
+        fn = hand_key(self.fn, self.key)
+        patience, ends = Patience(self.options.timeout_us, own=self.options.timed), asynchronous(fn)
+        gated, cooperative = self._gate(effect, fn, ends), ends and self.options.cooperative
+        with attempting(self.path, tries) if self.path.rpartition("/")[2] != undos.NODE_PATH else nullcontext():
             act = asyncio.ensure_future(call(gated, self.args, patience, self.name))
         acts = self.journal.acts
         acts[effect.effect_id] = Act(self.name, act if cooperative else None)
@@ -681,9 +699,8 @@ class Performance:
             source_effect_id=self.about or None if self.options.undoes is None else self.options.undoes.effect_id,
         )
 
-    def _gate(self, effect: Effect) -> Callable[..., Any]:
-        """The act behind its gate, which is asked in the thread that acts, immediately before it does (§6.5)."""
-        fn = hand_key(self.fn, self.key)
+    def _gate(self, effect: Effect, fn: Callable[..., Any], awaited: bool) -> Callable[..., Any]:
+        """The act behind its gate, which is asked in the thread that acts, immediately before it does (§6.5). ``awaited``: it is a coroutine function."""
         acting, thread = self.services.acting, (effect.effect_id, f"thread {effect.fence}")
 
         def gate() -> None:
@@ -692,13 +709,12 @@ class Performance:
             if self.journal.run.cancel_requested_at is not None and self.options.undoes is None:
                 raise NotBegun("the run is being canceled")
 
-        late = NotBegun("the lease may have been lost", late=True)
-        if asynchronous(fn):
+        if awaited:
 
             async def act(*args: Any) -> Any:
                 gate()
                 if not await self.services.holds():
-                    raise late
+                    raise _late()
                 gate()
                 return await fn(*args)
 
@@ -709,7 +725,7 @@ class Performance:
             try:
                 gate()
                 if not self.services.confirm():
-                    raise late
+                    raise _late()
                 gate()
                 return fn(*args)
             finally:
@@ -866,6 +882,10 @@ class Performance:
 
     def _fact(self, kind: type[ev.EffectFact], effect: Effect, detail: str = "") -> ev.EffectFact:
         return kind(effect.effect_id, effect.key, self.attempt.step, self.attempt.key, self.path, detail)
+
+
+def _late() -> NotBegun:
+    return NotBegun("the lease may have been lost", late=True)
 
 
 async def _wait_to_end(act: asyncio.Task[Any]) -> bool:

@@ -28,12 +28,13 @@ from holdfast.core.lease import TOUCH
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision as RawDecision
 from holdfast.core.waits import OnTimeout, Wait, WaitKind
+from holdfast.engine.base.echo import Echo
 from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Attempt, Call, Suspend
 from holdfast.engine.desk import door, lanes
-from holdfast.engine.desk.intake import birth, first_fence
+from holdfast.engine.desk.intake import birth
 from holdfast.handle import Decision
 
 Duration = dt.timedelta | float | int | None
@@ -96,10 +97,12 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
         Suspend: the node rests.
         RecordMismatch: another question stands at this place (L-10).
     """
-    with attempt.places.open(ask.kind.value) if ask.path is None else nullcontext(ask.path) as path:
-        verdict = ask.verdict
-        name = _identity(attempt, ask, path)
-        record = attempt.places.lookup(Call(path, name, "wait"))
+    name, verdict, places = ask.asked, ask.verdict, attempt.places
+    with places.open(ask.kind.value) if ask.path is None else nullcontext(ask.path) as path:
+        if ask.about is not None and ask.kind is not WaitKind.INPUT:  # a consent is told by its place and by what it covers: its wording may change (§5.8)
+            before = places.find_question(path, ask.kind, ask.prompt, swappable=ask.path is None)
+            name = name if before is None else before.asked
+        record = places.lookup(Call(path, name, "wait"))
         if record is not None:
             given = decisions.read_answer(record)
             wrong = explain_outdated(attempt.services, given) or (ask.fits(given) if ask.fits is not None else None) or _explain_change(attempt, ask, path, given)
@@ -119,7 +122,7 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
         wait = _wait(attempt, ask, path, verdict)
         if ask.kind is WaitKind.SIGNAL and (came := await _take_arrived(attempt, wait)) is not None:
             return came
-        if (inherited := await _inherit(attempt, wait)) is not None:
+        if attempt.journal.echo is not None and (inherited := await _inherit(attempt, wait, attempt.journal.echo)) is not None:
             return inherited
         attempt.waits[wait.wait_id] = wait
         if ask.creates is not None:
@@ -141,14 +144,6 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
 def open_at(attempt: Attempt, path: str) -> Wait | None:
     here = (attempt.step, attempt.key, path)
     return next((w for w in attempt.journal.run.waits if (w.step, w.task, w.path) == here), None)
-
-
-def _identity(attempt: Attempt, ask: Ask, path: str) -> str:
-    """What the question at this place is called. A consent is told by its place and by what it covers: its wording may change (§5.8)."""
-    if ask.about is None or ask.kind is WaitKind.INPUT:
-        return ask.asked
-    before = attempt.places.find_question(path, ask.kind, ask.prompt, swappable=ask.path is None)
-    return ask.asked if before is None else before.asked
 
 
 def _explain_change(attempt: Attempt, ask: Ask, path: str, given: RawDecision) -> str | None:
@@ -176,14 +171,16 @@ def explain_outdated(services: Services, given: RawDecision) -> str | None:
 
 
 def _wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
-    run = attempt.journal.run
-    at = attempt.services.clock.now()
+    run, step_id = attempt.journal.run, attempt.step_id
     round = attempt.journal.progress.asked.get((attempt.key, path), 0)
+    wait_id = ids.again(ask.wait_id, round) if ask.wait_id else ids.wait_id(run.run_id, attempt.step, attempt.key, path, round)
+    at = attempt.services.clock.now()
     span = microseconds(ask.timeout, ws.DEFAULT_DEADLINE_US if ask.kind in ws.HUMAN else 0)
+    reads = None if ask.about is None else waits.pack(ask.about)
     policy = attempt.services.policy
     snapshot = policy.snapshot_id if policy is not None else run.policy_snapshot_id
     return Wait(
-        wait_id=ids.again(ask.wait_id, round) if ask.wait_id else ids.wait_id(attempt.journal.run.run_id, attempt.step, attempt.key, path, round),
+        wait_id=wait_id,
         kind=ask.kind,
         step=attempt.step,
         task=attempt.key,
@@ -199,7 +196,7 @@ def _wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
         on_deny=ask.on_deny,
         who=(ask.who,) if isinstance(ask.who, str) else tuple(ask.who or ()),
         requested_at=at,
-        digest=canon.digest([attempt.step_id, path, ask.prompt, canon.fingerprint(ask.show), snapshot or ""]),
+        digest=canon.digest([step_id, path, ask.prompt, canon.fingerprint(ask.show), snapshot or ""]),
         policy_snapshot_id=snapshot,
         round=round,
         authoritative=ask.authoritative,
@@ -208,7 +205,7 @@ def _wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
         cascade=ask.cascade,
         effect_id=ask.effect_id,
         covers="" if ask.about is None else ask.about.covers,
-        reads=None if ask.about is None else waits.pack(ask.about),
+        reads=reads,
     )
 
 
@@ -233,10 +230,9 @@ async def take_signal(journal: Journal, wait: Wait, now: int) -> RawDecision | N
     return given
 
 
-async def _inherit(attempt: Attempt, wait: Wait) -> RawDecision | None:
+async def _inherit(attempt: Attempt, wait: Wait, echo: Echo) -> RawDecision | None:
     """A consent given in a forebear to the very same question, where such are inherited; on record here as asked and answered (§5.8)."""
-    echo = attempt.journal.echo
-    if echo is None or (found := echo.consents.get((wait.step, wait.task, wait.path))) is None:
+    if (found := echo.consents.get((wait.step, wait.task, wait.path))) is None:
         return None
     before, consent = found
     covers = ("kind", "prompt", "name", "show", "schema", "who", "available_actions", "policy_snapshot_id", "effect_id", "verdict", "covers")
@@ -414,7 +410,6 @@ async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, 
         born = birth(services, program, given, made, run_id=wait.name)
         draft = born.draft()
         draft.facts.append(ev.RunQueued(f"child of {parent.run_id}"))
-        born.journal.fence = first_fence(services.store)
         return Draft(creates=[born.journal.unsent(draft, TOUCH)])
 
     path = attempt.places.peek()

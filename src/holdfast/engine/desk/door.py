@@ -113,6 +113,17 @@ def request(given: Mapping[str, Any], *, where: str, due: int | None = None, **o
     return msgspec.convert({**bounds.admit(said, OPTIONS, where), "not_before": due, **own}, Request)
 
 
+def submission(given: Mapping[str, Any], input: Any, *, where: str, due: int | None = None) -> tuple[Request, Mapping[str, Any]]:
+    """A request for a new run, of the options a caller gave, and the input that goes with it.
+
+    Raises:
+        UnknownOption: by its name. InvalidInput, TooLarge: by the name of the option, or of the input.
+    """
+    said = {name: value for name, value in given.items() if value is not None}
+    admitted, values = bounds.admit(said, OPTIONS, where), {} if input is None else bounds.mapping(input, "inputs")
+    return msgspec.convert({**admitted, "not_before": due}, Request), values
+
+
 def inputs(value: Any) -> Mapping[str, Any]:
     """The input of a run: names to values; nothing is an empty one.
 

@@ -28,11 +28,12 @@ KEY_RETENTION_US = 7 * 24 * 3600 * 1_000_000  # §3.5
 
 
 class Birth(msgspec.Struct, frozen=True):
-    """A run about to be created: its first fact, its id, and the claim of its request key."""
+    """A run about to be created: its first fact, its id, and the claim of its request key; ``at``: when it was asked for."""
 
     fact: ev.RunSubmitted
     claims: tuple[DedupClaim, ...]
-    journal: Any
+    journal: Journal
+    at: int
     on_busy: OnBusy = OnBusy.QUEUE
 
     @property
@@ -55,10 +56,15 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         InvalidInput: by the name of the channel (§4.2).
         Unserializable: by the path of the field (§1.10). TooLarge.
     """
+    fence, budgets = first_fence(services.store), _budgets(services, request)
+    capabilities = _digest([[n.name, list(n.capabilities)] for n in program.nodes.values() if n.capabilities])
+    bindings = _digest([[t.name, list(t.command), str(t.side_effects), str(t.idempotency)] for t in services.tools.values()])
+    secrets = tuple([c.name for c in program.channels.values() if c.secret])
     admitted = superstep.check_input(program, given)
     data = bounds.check_size(canon.encode(admitted), "inputs")
     now = services.store.now()
-    run_id = run_id or ids.run_id(now, services.entropy(), request.tenant_id, request.session_key or request.thread_id or "")
+    entropy, registry = services.entropy(), services.skills.ref
+    run_id = run_id or ids.run_id(now, entropy, request.tenant_id, request.session_key or request.thread_id or "")
     thread = request.thread_id or run_id
     fact = ev.RunSubmitted(
         run_id=run_id,
@@ -83,9 +89,9 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         source_run_id=request.source_run_id,
         source_checkpoint_id=request.source_checkpoint_id,
         lineage_root=request.lineage_root,
-        capabilities=_digest([[n.name, list(n.capabilities)] for n in program.nodes.values() if n.capabilities]),
-        bindings=_digest([[t.name, list(t.command), str(t.side_effects), str(t.idempotency)] for t in services.tools.values()]),
-        registry_ref=services.skills.ref,
+        capabilities=capabilities,
+        bindings=bindings,
+        registry_ref=registry,
         policy_snapshot_id=request.policy_snapshot_id or (services.policy.snapshot_id if services.policy is not None else None),
         target=request.target,
         request_key=request.key,
@@ -93,10 +99,10 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         recovery=request.recovery,
         kind=program.kind,
         unattended=request.unattended,
-        budgets=_budgets(services, request),
+        budgets=budgets,
         schedule_id=request.schedule_id,
         slot=request.slot,
-        secrets=tuple(c.name for c in program.channels.values() if c.secret),
+        secrets=secrets,
     )
     claims: tuple[DedupClaim, ...] = ()
     if request.key is not None:
@@ -104,7 +110,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         claims = (DedupClaim("request", f"{request.tenant_id}\x1f{program.id}", request.key, run_id, digest, now + KEY_RETENTION_US),)
     progress = Progress(run_id)
     progress.results[INPUT_TASK] = TaskResult(INPUT_TASK, writes=data)
-    return Birth(fact, claims, Journal(services.store, None, None, 0, progress), OnBusy(request.on_busy))
+    return Birth(fact, claims, Journal(services.store, None, None, fence, progress), now, OnBusy(request.on_busy))
 
 
 def _digest(declared: list[Any]) -> str | None:

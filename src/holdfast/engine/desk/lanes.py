@@ -57,7 +57,7 @@ async def refuse_own(store: Store, parent: Run, options: Mapping[str, Any]) -> N
         above = None if found is None else found[0]
 
 
-def admit(born: Birth, before: list[Run], reason: str, now: int) -> Draft:
+def admit(born: Birth, before: list[Run], reason: str) -> Draft:
     """The first commit of a run that does not begin at once: queued, or acknowledged and ended, or in place of what was queued.
 
     Raises:
@@ -78,7 +78,7 @@ def admit(born: Birth, before: list[Run], reason: str, now: int) -> Draft:
             return draft
         case OnBusy.REPLACE:
             queued = [r for r in before if r.status is Status.PENDING]
-            draft.puts += [_replace(born, run, now) for run in queued]
+            draft.puts += [_replace(born, run) for run in queued]
             left = [r for r in before if r.status is not Status.PENDING]
             draft.facts.append(ev.RunQueued(f"in place of {len(queued)} queued" if queued else reason, blocked_by=left[0].run_id if left else None))
             return draft
@@ -86,10 +86,10 @@ def admit(born: Birth, before: list[Run], reason: str, now: int) -> Draft:
     return draft
 
 
-def _replace(born: Birth, run: Run, now: int) -> InboxItem:
+def _replace(born: Birth, run: Run) -> InboxItem:
     """Cancels a queued run, if it has not begun by then."""
     command = cmd.Cancel(actor=ev.SYSTEM, reason=f"replaced by {born.run_id}", nonce=born.run_id, queued=True)
-    return InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=now)
+    return InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=born.at)
 
 
 __all__ = ["DROPPED", "admit", "ahead", "refuse_own"]

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -68,7 +68,7 @@ from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.calls import gates
 from holdfast.engine.desk import lanes, lineage
 from holdfast.engine.desk.door import OnBusy, Wish
-from holdfast.engine.desk.intake import Birth, first_fence
+from holdfast.engine.desk.intake import Birth
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.commands import Desk
 from holdfast.engine.drive.driver import Driver, load_driver
@@ -119,8 +119,7 @@ class Conductor:
             carried_values = await self._services.threads.ahead(program, born.fact.tenant_id, born.fact.thread_id)
             if carried_values is None:
                 return await self._queue(born, "its thread's turn", step_limit, detach)
-        journal = cast(Journal, born.journal)
-        journal.fence = first_fence(self._store)
+        journal = born.journal
         driver = Driver(self._services, program, journal, step_limit=step_limit)
         draft = born.draft()
         draft.facts.append(ev.RunClaimed(self._services.owner, journal.fence & 0xFFFFFFFF))
@@ -138,23 +137,22 @@ class Conductor:
                 raise
             journal.dead = None
             return await self._queue(born, "lane busy" if e.code == "lane_busy" else "its thread's turn", step_limit, detach)
-        record = await self._drive(born.run_id, driver, None, ())
+        record = await self._drive(born.run_id, driver)
         if record.terminal:
-            return self._reader.show_left(record, Lease(journal.fence), journal.progress.checkpoint.values)
+            return self._reader.show_left(record, Lease(journal.fence), journal.progress.checkpoint.values, self._store.now())
         return await self.drive_on(born.run_id, step_limit=step_limit, detach=detach)
 
     async def _enqueue(self, born: Birth, reason: str, max_queued: int | None = None) -> Run[Any]:
         """The first commit of a run that waits its turn, or whatever it wants where its lane is busy (§5.13)."""
-        journal = cast(Journal, born.journal)
-        journal.fence = first_fence(self._store)
+        journal = born.journal
         before = await lanes.ahead(self._store, born)
         try:
-            draft = lanes.admit(born, before, reason, self._store.now())
+            draft = lanes.admit(born, before, reason)
             draft.max_queued = max_queued
-            if any(isinstance(f, ev.RunCanceled) for f in draft.facts):
+            if type(draft.facts[-1]) is ev.RunCanceled:
                 await journal.rest(draft, Source.CANCEL, lease=TOUCH)
             else:
-                await journal.leave(draft, lease=TOUCH)
+                await journal.leave(draft, lease=TOUCH, at=born.at)
         except (Conflict, LaneBusy) as e:
             known = born.claims and await self._store.find_claim(born.claims[0].kind, born.claims[0].scope, born.claims[0].key)
             if not known or (isinstance(e, Conflict) and e.code != "claim_taken"):
@@ -162,7 +160,7 @@ class Conductor:
             return await self._existing(born)
         for item in draft.puts:
             await self._desk.settle(item.run_id)
-        return await self._reader.show_born(journal)
+        return await self._reader.show_born(journal, born.at)
 
     async def _existing(self, born: Birth) -> Run[Any]:
         """The run that already has this request key, if it asked for the same."""
@@ -203,15 +201,16 @@ class Conductor:
     # -- driving ------------------------------------------------------------------------------------
 
     async def _drive(
-        self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...], named: bool = False
+        self, run_id: str, driver: Driver, claim: Claim | None = None, inbox: tuple[InboxItem, ...] = (), named: bool = False, due: int | None = None
     ) -> records.Run:
+        """``due``: the next deadline of its waits."""
         self._services.driving.add(run_id)
         journal = driver.journal
         journal.sendings = self._services.sendings
         if claim is not None and journal.progress.sends:
             journal.post()  # what it has enqueued before may not have been sent
         try:
-            with self._services.drivers.on(run_id, driver):
+            with self._services.drivers.on(run_id, driver, due):
                 record = await drive_to_rest(self._services, driver, claim, inbox, named=named)
             if journal.posted and journal.sendings is not None:
                 await journal.sendings.deliver(run_id)
@@ -251,7 +250,7 @@ class Conductor:
             await asyncio.shield(let_go(self._services, claim.run_id, claim.fence, e))
             self._services.driving.discard(claim.run_id)
             raise
-        await self._drive(claim.run_id, driver, claim, loaded.inbox, named)
+        await self._drive(claim.run_id, driver, claim, loaded.inbox, named, loaded.run.wake_at if loaded.run.waits else None)
         return driver.journal
 
     async def drive_on(
@@ -264,26 +263,29 @@ class Conductor:
 
     async def _drive_on(
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None,
-        forced: bool = False, known: tuple[records.Run, Lease] | None = None,
+        forced: bool = False, known: tuple[records.Run, Lease, int] | None = None,
     ) -> Blocked | Run[Any] | None:
         """``drive_on``; gives the run if it was driven to its end, or to a wait for an answer, or what of its lane stands in the way. ``known``: the run as
-        it was found a moment ago, and found to be one that this process can go on with."""
+        it was found a moment ago, and when, and found to be one that this process can go on with."""
         fitting, left = known is not None, None
         while True:
-            run, lease = known or await self._reader.find(run_id)
-            known = None
+            if known is None:
+                run, lease = await self._reader.find(run_id)
+                now = self._store.now()
+            else:
+                (run, lease, now), known = known, None
             if run.status in TERMINAL or (run.interrupted_at is not None and not named) or self._services.drivers.draining:
                 return None
-            now = self._store.now()
             if detach and run.status in WAITING and not run.decisions and (lease.due is None or lease.due > now):
                 return None
-            if run.status in WAITING and not run.decisions and await self._children(run):
+            kinds = {w.kind for w in run.waits}
+            if WaitKind.CHILD in kinds and run.status in WAITING and not run.decisions and await self._children(run):
                 continue
             if run.status in WAITING and not run.decisions and not lease.live(now):
-                timers = bool(run.waits) and all(w.kind in (WaitKind.TIMER, WaitKind.CHILD) for w in run.waits)
+                timers = bool(kinds) and kinds <= {WaitKind.TIMER, WaitKind.CHILD}
                 if lease.due is None or (not timers and lease.due > now):
                     stands = left is not None and left.dead is None and left.run.version == run.version  # as it was left here a moment ago
-                    return self._reader.show_left(run, lease, left.progress.checkpoint.values) if left is not None and stands else None
+                    return self._reader.show_left(run, lease, left.progress.checkpoint.values, now) if left is not None and stands else None
                 if lease.due > now:
                     await self._until((lease.due - now) / 1_000_000)
                     continue
@@ -295,12 +297,12 @@ class Conductor:
             if not fitting:
                 await self._fitting(run, upgrade)
             fitting = False
-            if lease.live(now) and not self._idle_here(run_id, lease):
+            if lease.owner is not None and lease.live(now) and not self._idle_here(run_id, lease):
                 await self._store.wait_for_change(POLL_SECONDS)
             elif (claim := await self._claim(run_id)) is not None:
                 left = await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named, judged=judged, forced=forced)
-                if left.run.terminal:
-                    return self._reader.show_left(left.run, Lease(left.fence), left.progress.checkpoint.values)
+                if left.run.status in TERMINAL:
+                    return self._reader.show_left(left.run, Lease(left.fence), left.progress.checkpoint.values, self._store.now())
                 judged, forced = None, False
             elif (blocked := await self._way_cleared(run) or await self._wait_for_limit(run)) is not None:
                 return blocked
@@ -328,8 +330,11 @@ class Conductor:
         await self._store.wait_for_change(POLL_SECONDS)
         return None
 
-    async def _way_cleared(self, run: records.Run) -> Blocked | None:
-        """Drives whatever of its lane goes before a run and nobody alive drives; gives what it cannot drive, None once nothing is in the way."""
+    async def _way_cleared(self, run: records.Run, lease: Lease | None = None) -> Blocked | None:
+        """Drives whatever of its lane goes before a run and nobody alive drives; gives what it cannot drive, None once nothing is in the way.
+        By its ``lease`` a run may be seen to have its lane already."""
+        if lease is not None and obstacles.has_lane(run, lease):
+            return None
         patience = PATIENCE
         while patience:
             ahead = await obstacles.before(self._store, run, NEXT)
@@ -456,7 +461,7 @@ class Conductor:
     async def if_able(self, run_id: str, *, named: bool = True) -> Run[Any]:
         """Drives a run on if this process has its skill, in a shape that may go on with it; otherwise a worker will (§10.11)."""
         run, lease = await self._reader.find(run_id)
-        left = await self._drive_on(run_id, named=named, known=(run, lease)) if run.status not in TERMINAL and await self._able(run) else None
+        left = await self._drive_on(run_id, named=named, known=(run, lease, self._store.now())) if run.status not in TERMINAL and await self._able(run) else None
         return left if isinstance(left, Run) else await self._reader.get(run_id)
 
     async def _able(self, run: records.Run) -> bool:
@@ -501,7 +506,7 @@ class Conductor:
                 break
             before, lease = await self._refuse_live(run, lease, wait)
         program = await self._fitting(run, upgrade)
-        if not obstacles.has_lane(run, lease) and (blocked := await self._way_cleared(run)) is not None:  # before anything is written
+        if (blocked := await self._way_cleared(run, lease)) is not None:  # before anything is written
             raise _lane_blocked(run_id, blocked)
         if run.status not in LIVE and run.status is not Status.PENDING and not await self._desk.due_by_a_signal(run):
             decisions.refuse_resume(run, acknowledge)
@@ -517,7 +522,7 @@ class Conductor:
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
             if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=list(decisions.answers(loaded.run))), actor=actor, due=AT_ONCE):
                 raise Conflict(f"another process has resumed {run_id} in the meantime")
-        known = None if run.status in TERMINAL else (run, lease)
+        known = None if run.status in TERMINAL else (run, lease, now)
         left = await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged, forced=force, known=known)
         if isinstance(left, Blocked):
             raise _lane_blocked(run_id, left)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -40,7 +41,7 @@ from holdfast.core.lease import EXPIRED, KEEP, RELEASE, Alive, Take, at_once, co
 from holdfast.core.limits import Later
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
-from holdfast.core.status import AT_REST, LIVE, Status
+from holdfast.core.status import AT_REST, LIVE, TERMINAL, Status
 from holdfast.core.waits import Wait, WaitKind, resting
 from holdfast.engine.base import failures
 from holdfast.engine.base.failures import contain, record
@@ -84,7 +85,7 @@ class Driver:
         self._began: float | None = None
         self._again = self._cut = self._going = self._over = self._repeats = self._late = self._doubled = self._suspect = False
         journal.safe_points = SafePoints(self._at_safe_point)
-        journal.expects = lambda due: services.drivers.expect(journal.run.run_id, due)
+        journal.expects = functools.partial(services.drivers.expect, journal.progress.checkpoint.run_id)
         self._fused = Fused(services, journal, program, self) if program.plain else None
 
     # -- news while it is driven --------------------------------------------------------------------
@@ -98,9 +99,6 @@ class Driver:
             self._attending.add_done_callback(self._note_attended)
         else:
             self._again = True
-
-    def due(self) -> int | None:
-        return self.journal.due
 
     @property
     def stops(self) -> bool:
@@ -123,7 +121,7 @@ class Driver:
             async with self._lock:
                 if not self._over and self.journal.dead is None and self.journal.tip is not None and self.journal.run.status in LIVE:
                     await self._take(tuple(await self._services.store.inbox(self.journal.run.run_id)))
-                    self._services.drivers.expect(self.journal.run.run_id, self.due())  # one that clocks have put off again, too
+                    self._services.drivers.expect(self.journal.run.run_id, self.journal.due)  # one that clocks have put off again, too
             if not self._again:
                 return
 
@@ -296,8 +294,10 @@ class Driver:
             await journal.catch_up()
         if claim is not None:
             self._late = claim.cause == EXPIRED and await self._services.store.owner_alive(claim.previous_owner or "") is Alive.YES
-            journal.hold(Draft(facts=self._entry(claim, named)))
+        entry = [] if claim is None else self._entry(claim, named)
         await self._enter(claim)
+        if entry:
+            journal.hold(Draft(facts=entry))
         if claim is not None and claim.previous_owner is not None:
             journal.supersede()
             journal.hold(await surface_open(self._services, claim.run_id, claim.previous_owner, claim.cause))
@@ -330,7 +330,7 @@ class Driver:
                 await self._begin_there()
             else:
                 await self.begin()
-        return self.journal.run if self.journal.run.terminal else await self._rounds()
+        return journal.run if journal.run.status in TERMINAL else await self._rounds()
 
     async def _enter(self, claim: Claim | None) -> None:
         """Waits until the run may be driven beside others; one that may end the process is driven alone (``Quarantine``)."""
@@ -432,7 +432,7 @@ class Driver:
             return
         if born is not None or journal.run.status is Status.PENDING:
             draft.facts.append(ev.RunStarted())
-        draft.facts += _start_facts(checkpoint)
+        draft.facts += superstep.list_starts(checkpoint)
         behind = None if carried_values is None else carried_values.behind(delta.carries)
         await journal.checkpoint(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner, found=journal.tip is not None), behind=behind, follows=None if carried_values is None else carried_values.follows)
 
@@ -459,7 +459,7 @@ class Driver:
         told = {r.task for r in records}
         self._parked = {t: tuple([w for w in run.waits if w.task == t]) for t in dict.fromkeys(w.task for w in run.waits) if t not in told}
         upgraded = self._program.fingerprint if self._program.fingerprint != run.fingerprint else None
-        cause, wait_id = (cause_of(run.decisions[-1]), run.decisions[-1].wait_id) if run.decisions else ("signal", None)
+        cause, wait_id = (decisions.cause_of(run.decisions[-1]), run.decisions[-1].wait_id) if run.decisions else ("signal", None)
         resumed = ev.RunResumed(cause=cause, wait_id=wait_id, checkpoint_id=run.checkpoint_head, forced=self._forced, upgraded=upgraded)
         self.journal.hold(Draft(facts=[resumed], results=list(records)))
         return True
@@ -556,7 +556,7 @@ class Driver:
                 begun, ahead = ahead, None
                 finished = await execute(self._services, self.journal, self._program, task, place=Place(key), ahead=begun)
             except Suspend as s:
-                if any(self.journal.has_answer(w) for w in s.waits):
+                if any([self.journal.has_answer(w) for w in s.waits]):  # noqa: C419 - without a turn of this frame for each
                     continue
                 return Outcome(waits=s.waits)
             except Crowded as c:
@@ -659,7 +659,7 @@ class Driver:
         if delivery == NO_CHANGE and all(t.skip for t in moved.pending):
             delta, moved = superstep.settle(delta, moved)
         if moved.pending or not self._ends_well(delivery):
-            draft.facts += _start_facts(moved)
+            draft.facts += superstep.list_starts(moved)
             await journal.checkpoint(draft, delta, moved)
             return False
         result = results[parent.pending[-1].key].result if program.flow else None
@@ -754,7 +754,7 @@ class Driver:
             feedback = compensation.find_sent_back(journal)
             if feedback is not None:
                 delta, moved = superstep.again(program, journal.progress.checkpoint, compensation.redone(program, journal), feedback)
-                draft.facts += _start_facts(moved)
+                draft.facts += superstep.list_starts(moved)
                 await journal.checkpoint(draft, delta, moved)
                 return False
             outcome = compensation.outcome(self._services, program, journal, delivery)
@@ -781,7 +781,7 @@ class Driver:
         """Parks the run in its open waits, unless one was answered or the run was cancelled meanwhile (§5.2), or a signal lets a node run (§5.11)."""
         journal = self.journal
         async with self._lock:
-            if self._end is not None or any(journal.has_answer(w) for w in waits):
+            if self._end is not None or any([journal.has_answer(w) for w in waits]):  # noqa: C419
                 return False
             if any([await take_signal(journal, w, self._services.clock.now()) for w in waits if w.kind is WaitKind.SIGNAL]):
                 return False  # one came after its step had asked, and before this
@@ -847,27 +847,10 @@ class Driver:
         return await self._barrier({task.key: result}, {task.key}, {})
 
 
-def _start_facts(checkpoint: Checkpoint) -> list[ev.Fact]:
-    """The tasks that begin after a checkpoint."""
-    return [ev.StepStarted(checkpoint.step + 1, t.key) for t in checkpoint.pending if not t.began]
-
-
 def _end_fact(parent: Checkpoint, result: TaskResult) -> ev.StepEnded:
     """The fact of a task that the barrier after ``parent`` takes."""
     step = parent.step_of(result.task) if parent.held else parent.step + 1
     return ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt)
-
-
-def cause_of(decision: Any) -> str:
-    """Why a run left its wait (§2.7)."""
-    match decision.action:
-        case "timeout":
-            return "timeout"
-        case "signal":
-            return "signal"
-        case "completed" | "failed" | "canceled":
-            return "child"
-    return "decision"
 
 
 def load_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, forced: bool = False) -> Driver:
@@ -882,4 +865,4 @@ def load_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: bo
     return Driver(services, program, Journal.load(services.store, loaded, claim.fence), step_limit=step_limit, forced=forced)
 
 
-__all__ = ["Driver", "cause_of", "load_driver"]
+__all__ = ["Driver", "load_driver"]

@@ -271,12 +271,7 @@ async def _call(node: Node, snapshot: State, at: Attempt) -> Any:
     """The node's own call, with what its signature asks for."""
     match node.shape:
         case "flow":
-            inputs = dict(snapshot)
-
-            async def whole() -> Any:
-                return await node.call(Context(at), **inputs)
-
-            return await call(whole, (), at.patience, node.name)
+            return await call(functools.partial(node.call, Context(at), **dict(snapshot)), (), at.patience, node.name)
         case "state":
             args: tuple[Any, ...] = (snapshot,)
         case _:

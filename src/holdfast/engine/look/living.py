@@ -15,7 +15,11 @@ Unsendable = Callable[[Intent], bool]
 
 async def living(store: Store, now: int) -> list[Offer]:
     """What the processes offer that are up ``now``."""
-    return [w.offer for w in await store.workers(counted=False) if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
+    found = []
+    for w in await store.workers(counted=False):
+        if w.offer is not None and w.alive != Alive.NO and w.expires_at > now:
+            found.append(w.offer)
+    return found
 
 
 async def find_sent_types(store: Store, here: Iterable[str] | None = None) -> frozenset[str] | None:
