@@ -75,8 +75,9 @@ def rows_read() -> int:
         (RunFilter(limit=2), 30),
         (RunFilter(thread_id="r1", before="r1-00000001", limit=2), 30),
         (RunFilter(tenant_id="default", session_key="s7", statuses=(Status.PENDING,), limit=2, by_turn=True), 300),
+        (RunFilter(statuses=(Status.PENDING,), limit=2), 30),
     ],
-    ids=["thread", "turns", "lineage", "all", "named", "session"],
+    ids=["thread", "turns", "lineage", "all", "named", "session", "status"],
 )
 async def test_a_listing_is_looked_up(query: RunFilter, most: int) -> None:
     """Also of the run that a thread or a lineage is called by, which is in no index of threads and lineages; asked until its plan is one for any values."""

@@ -45,9 +45,15 @@ def _ways(query: RunFilter) -> tuple[str, ...]:
         return "r.thread_id <> r.run_id", "r.thread_id = r.run_id AND r.run_id = %(thread_id)s"
     if query.lineage_root is not None:  # nor is the root in that of lineages
         return "r.lineage_root <> r.run_id", "r.lineage_root = r.run_id AND r.run_id = %(lineage_root)s"
-    if query.session_key is not None and query.statuses is not None and not TERMINAL.intersection(query.statuses):
-        return "r.holds", "NOT r.holds"
-    return ()
+    if query.statuses is None or query.owner is not None:
+        return ()
+    if query.session_key is not None:
+        return () if TERMINAL.intersection(query.statuses) else ("r.holds", "NOT r.holds")
+    if query.parent_run_id is not None:
+        return ()
+    if TERMINAL.issuperset(query.statuses):  # whoever has ended has no owner
+        return ("r.owner IS NULL",)
+    return "r.owner IS NULL", "r.owner IS NOT NULL"  # what somebody drives is in no index of statuses, but in that of owners
 
 
 def _listing(ways: Sequence[str], terms: Sequence[str], order: str) -> str:

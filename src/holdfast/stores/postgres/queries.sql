@@ -898,7 +898,11 @@ SELECT {effect} FROM {effects} WHERE (%(key)s::text IS NULL OR e.key = %(key)s) 
 SELECT {effect} FROM {effects} WHERE (%(tenant)s::text IS NULL OR EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = e.run_id AND r.tenant_id = %(tenant)s))
   AND (%(statuses)s::text[] IS NULL OR e.status = ANY(%(statuses)s::text[])) ORDER BY e.id DESC LIMIT %(limit)s;
 -- name: tally_runs
-SELECT status, count(*) FROM holdfast.run WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s GROUP BY status;
+-- Those that nobody drives and those that somebody does, each by its index.
+SELECT status, sum(n)::bigint FROM (
+  SELECT status, count(*) AS n FROM holdfast.run WHERE owner IS NULL AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s) GROUP BY status
+  UNION ALL SELECT status, count(*) FROM holdfast.run WHERE owner IS NOT NULL AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s) GROUP BY status
+) r GROUP BY status;
 -- name: tally_effects
 SELECT e.status, count(*) FROM holdfast.effect e
 WHERE %(tenant)s::text IS NULL OR EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = e.run_id AND r.tenant_id = %(tenant)s) GROUP BY e.status;
