@@ -75,4 +75,17 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
     return found
 
 
-__all__ = ["COPIED", "STANDING", "as_loaded", "doc_of", "plain", "row_problems", "stands"]
+def end_problems(raw: Mapping[str, Any], run: Run | HoldfastError) -> list[Problem]:
+    """What the column by which prunes find old runs says otherwise than the encoded part."""
+    if not isinstance(run, Run) or raw["ended"] == end_of(run):
+        return []
+    hint = "holdfast repair-state RUN --apply rewrites it from the events"
+    return [problem("snapshot_field_drift", "the column 'ended' differs from the row that it indexes", hint, raw["run_id"])]
+
+
+def end_of(run: Run) -> int | None:
+    """When a run ended; None while it has not."""
+    return run.finished_at if run.terminal else None
+
+
+__all__ = ["COPIED", "STANDING", "as_loaded", "doc_of", "end_of", "end_problems", "plain", "row_problems", "stands"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 
@@ -18,6 +17,7 @@ from holdfast.core.pruned import Tombstone
 from holdfast.core.vouch import OWN
 from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
+from holdfast.stores.batches import Batch, prune_in_batches
 from holdfast.stores.postgres import besides, upkeep
 from holdfast.stores.postgres.commits import Key
 from holdfast.stores.postgres.connection import Connection, many
@@ -166,26 +166,25 @@ class Keeping(Reading):
         return besides.read_pruned(*await self._ask(*besides.ask_pruned([run_id])))
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes. It rests after each
-        batch. Each row that goes is a page that the server reads, logs and writes back, where the store is larger than its memory; the commits of others wait for that."""
-        gone: set[str] = set()
-        kept: dict[str, str] = {}
-        after = ""
-        while roots := [r for (r,) in (await self._ask((Q.old_roots, {"before": before, "after": after, "limit": _LINEAGES})))[0]]:
-            after = roots[-1]
+        """In batches: what is found is locked, and looked at again, before it goes. Each row that goes is a page that the server reads, logs and writes
+        back, where the store is larger than its memory; the commits of others wait for that."""
 
-            async def work(db: Connection, sent: int, roots: list[str] = roots) -> Pruned:
+        async def find(after: str) -> list[tuple[str, str]]:
+            (found,) = await self._ask((Q.old_roots, {"before": before, "after": after, "limit": _LINEAGES}))
+            return [(root, root) for (root,) in found]
+
+        async def take(roots: Sequence[str]) -> Batch:
+            async def work(db: Connection, sent: int) -> Pruned:
                 return await upkeep.prune(db, roots, before, dry=dry, at=self.now(), by=actor)
 
             began = time.monotonic()
-            found = await self._do(work)
-            gone.update(found.run_ids)
-            kept.update(found.kept)
-            if not dry and len(roots) == _LINEAGES:
-                await asyncio.sleep(_REST * (time.monotonic() - began))
-        if gone and not dry:
+            pruned = await self._do(work)
+            return Batch(pruned, len(roots), time.monotonic() - began)
+
+        done = await prune_in_batches("", find, take, rest=0 if dry else _REST)
+        if done.run_ids and not dry:
             self._news.tell()
-        return Pruned(tuple(sorted(gone)), dict(sorted(kept.items())))
+        return done
 
 
 __all__ = ["Keeping"]

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.core import codec, ids, vouch
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, Tip
-from holdfast.core.consistency import Problem, problem
+from holdfast.core.consistency import Problem
 from holdfast.core.errors import LeaseLost, StoreError, VersionConflict
 from holdfast.core.lease import Lease
 from holdfast.core.pruned import missing
@@ -20,7 +20,7 @@ from holdfast.core.vouch import Voucher
 from holdfast.ports import Dossier, Evidence, Needs, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
-from holdfast.stores.evidence import COPIED, as_loaded, copy_of, plain, row_problems, stands
+from holdfast.stores.evidence import COPIED, as_loaded, copy_of, end_of, end_problems, plain, row_problems, stands
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.commits import Key, Statement, keep_blob
 from holdfast.stores.postgres.connection import Connection, many
@@ -60,8 +60,7 @@ def evidence_of(run_id: str, key: Key, row: Sequence[Any] | None, end: Sequence[
     shown = {**raw, **hot, "seq": None if end is None else end[0]}
     run = as_loaded(shown)
     found = row_problems(shown, run, None if end is None else end[0])
-    if isinstance(run, Run) and shown["ended"] != (run.finished_at if run.terminal else None):
-        found.append(problem("snapshot_field_drift", "the column 'ended' differs from the row that it indexes", "holdfast repair-state RUN --apply rewrites it from the events", run_id))
+    found += end_problems(shown, run)
     return Evidence(run_id=run_id, run=run, lease=lease, tip=tip, raw=shown, problems=tuple(found))
 
 
@@ -139,7 +138,7 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
 
 
 def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, holds: bool, turn: int | None) -> Statement:
-    bucket, ended = ids.bucket_number(run.run_id), run.finished_at if run.terminal else None
+    bucket, ended = ids.bucket_number(run.run_id), end_of(run)
     columns = [copy_of(run, name) for name in COPIED]
     stands = (fence, owner, due, holds)
     return Q.run_put, (bucket, id, run.run_id, *stands, run.status.value, *columns, ended, codec.encode_run(run), run.run_id, *stands, turn)
