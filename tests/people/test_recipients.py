@@ -13,6 +13,7 @@ import pytest
 from holdfast import Context, Graph, Runtime, State, append
 from holdfast.core.errors import RunNotFound, SignalConflict
 from holdfast.engine.desk import door
+from holdfast.engine.keep.check import keeper
 from holdfast.engine.look.recipients import SHELF, recipient
 from tests.engine.outside import House
 from tests.http.support import served
@@ -133,3 +134,18 @@ async def test_a_choice_goes_with_its_run(house: House) -> None:
     assert len(await kept.scan()) == 2
     assert (await rt.prune(dt.timedelta(days=5))).run_ids == (first.run_id,)
     assert [v.decode() for _, v in await kept.scan()] == [second.run_id]
+
+
+async def test_a_choice_whose_prune_was_ended_goes_with_the_next(house: House) -> None:
+    """The lineage was gone, and then the process was killed: what the shelf says of it is not left there for ever."""
+    graph = listening()
+    rt = await house.process(graph)
+    kept = rt.shelf(SHELF)
+    run = await rt.submit(graph, {}, thread_id="t")
+    await rt.signal("t", "news", "a", key="k")
+    await rt.cancel(run.run_id)
+    house.clock.forward(10 * DAY)
+    assert (await keeper(rt.store).prune(rt.store.now())).run_ids == (run.run_id,)
+    assert len(await kept.scan()) == 1
+    assert (await rt.prune(dt.timedelta(days=5))).run_ids == ()
+    assert await kept.scan() == []

@@ -12,7 +12,7 @@ from holdfast.ports import Pruned, Store, Upkeep, offers_shelves
 async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
     """Deletes what ended before that time. Runs that stay and carry on from one that goes get their origin kept with them first.
 
-    A crash in between leaves an origin too many and nothing undone; and who begins to carry on in between keeps
+    A crash in between leaves an origin too many, or lineages for the next prune, and nothing undone; and who begins to carry on in between keeps
     its predecessor for this time.
     """
     carries = await keeper.list_carries()
@@ -27,7 +27,7 @@ async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False,
                 await keeper.keep_origin(successor, codec.encode_whole(*origin))
     pruned = await keeper.prune(before, dry=dry, actor=actor)
     if not dry and offers_shelves(store):
-        await recipients.forget(store, pruned.run_ids)
+        await recipients.forget(store, keeper)
     return pruned
 
 

@@ -7,16 +7,17 @@ next choice is kept behind the first. No choice is ever replaced, so that two se
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable
 
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.codec import open_row
+from holdfast.core.errors import RecordDamaged
 from holdfast.core.run import Run
 from holdfast.core.status import NOT_ENDED, TERMINAL, Status
 from holdfast.engine.look.snapshot import find_run
-from holdfast.ports import RunFilter, Shelves, Store, offers_shelves
+from holdfast.ports import RunFilter, Shelves, Store, Upkeep, offers_shelves
 
 SHELF = "holdfast.signals"
 MANY = 10_000
@@ -70,15 +71,20 @@ async def find_received(store: Store, run_id: str, said: cmd.Signal) -> ev.Signa
     return None
 
 
-async def forget(store: Shelves, run_ids: Iterable[str]) -> None:
-    """Deletes the choices of runs that are no longer there."""
-    gone = set(run_ids)
+async def forget(store: Shelves, keeper: Upkeep) -> None:
+    """Deletes the choices of runs that were pruned, whichever prune it was: one that was ended before it came here leaves them to the next."""
     after = ""
-    while gone and (rows := await store.shelf_scan(SHELF, "", after, PAGE)):
+    while rows := await store.shelf_scan(SHELF, "", after, PAGE):
         for place, chosen in rows:
-            if chosen.decode() in gone:
+            if await _is_pruned(keeper, chosen.decode()):
                 await store.unshelve(SHELF, place)
         after = rows[-1][0]
+
+
+async def _is_pruned(keeper: Upkeep, run_id: str) -> bool:
+    with contextlib.suppress(RecordDamaged):  # the checker names it
+        return await keeper.find_pruned(run_id) is not None
+    return False
 
 
 def _place(*parts: str) -> str:
