@@ -18,8 +18,9 @@ import apsw
 import pytest
 
 from holdfast import Runtime
-from holdfast.core import canon
+from holdfast.core import canon, codec
 from holdfast.core.errors import LogRolledBack, StoreReadOnly, UnsupportedFormat
+from holdfast.engine.keep.check import Checker
 from holdfast.stores import SqliteStore, schema_version
 from holdfast.stores.sqlite import connection
 from holdfast.stores.sqlite.connection import MIGRATIONS
@@ -81,14 +82,20 @@ def child(program: str, *words: Path) -> subprocess.Popen[str]:
 
 def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
     """The tables as they were and the new ones: empty, but for a voucher for each record beside the log (§12.1), a digest in each run's row, which is
-    not marked, and the number by which records are ordered, kept once more."""
+    not marked, and says when it ended; and the number by which records are ordered, kept once more."""
     after = tables(path)
     found, runs = after["vouch"], after["run"]
-    assert [r[:-2] for r in runs] == before["run"] and all(len(seal) == canon.HASH_BYTES and not behind for *_, seal, behind in runs)
+    assert [r[:-3] for r in runs] == before["run"] and all(len(seal) == canon.HASH_BYTES and not behind for *_, seal, behind, _ in runs)
+    assert [r[-1] for r in runs] == [codec.decode_run(doc).finished_at for doc in map(_doc_of, before["run"])] and any(r[-1] for r in runs)
     beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "worker"))
     assert len(found) == beside > 0, "each record that was there is vouched for"
     assert all([r[:-1] for r in after[name]] == before[name] and all(r[-1] == r[0] for r in after[name]) for name in ORDERED)
     return {**before, **{name: [] for name in NEW}, "vouch": found, "run": runs, **{name: after[name] for name in ORDERED}}
+
+
+def _doc_of(row: tuple[Any, ...]) -> bytes:
+    """The encoded part of a run's row, which was its last column."""
+    return bytes(row[-1])
 
 
 def tables(path: Path, skip: tuple[str, ...] = ()) -> dict[str, list[Any]]:
@@ -191,13 +198,22 @@ async def test_a_past_release_refuses_the_new_schema(old: Path, monkeypatch: pyt
     assert (version(old), tables(old)) == (LATEST, before)
 
 
+def _as_before(statement: str) -> str:
+    """It is given the same values; what it does not write, it compares with itself."""
+    if ", ended, seal)" in statement:
+        statement = statement.replace("?25, ?26", "iif(?26 IS ?26, ?25, ?25)")
+    if (end := re.search(r", ended = (\?\d+)", statement)) is not None:
+        statement = statement.replace(end[0], "").replace("\nWHERE", f"\nWHERE {end[1]} IS {end[1]} AND")
+    return re.sub(r", behind = 0|,\s+seal = standing\([^)]*\)|,\s+(seal|ended)\b|,\s+standing\([^)]*\)", "", statement)
+
+
 @contextlib.contextmanager
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As release 0.1.0 was: its schema, and statements that know of no digest in a run's row, and of nobody who is marked in it."""
+    """As release 0.1.0 was: its schema, and statements that know of no digest in a run's row, of nobody who is marked in it, and of no end."""
     with monkeypatch.context() as patch:
         patch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
-        for name in ("run_insert", "runs_insert", "run_update"):
-            patch.setattr(connection.Q, name, re.sub(r", behind = 0|, seal = standing\([^)]*\)|,\s+seal\b|,\s+standing\([^)]*\)", "", getattr(connection.Q, name)))
+        for name in ("run_insert", "runs_insert", "run_update", "end_run", "ends_run"):
+            patch.setattr(connection.Q, name, _as_before(getattr(connection.Q, name)))
         yield
 
 
@@ -222,9 +238,12 @@ async def test_a_past_release_that_is_at_work_goes_on(tmp_path: Path, monkeypatc
     await after.register("new", TTL)
     other = await Script(after, "r2").begin("new")
     await other.write(recording(other, bulk()))
-    await script.complete()
+    with as_before(monkeypatch):
+        await script.complete()
     assert [len(await after.rows(r)) for r in ("r1", "r2")] == [6, 2]
     assert await after.verify() == []
+    assert not [p for p in await Checker(after).all() if "'ended'" in p.message], "the old process wrote no time at which its run ended, and that is no damage"
+    assert (await after.prune(after.now() + 1, dry=True)).run_ids == (await after.prune(after.now() + 1)).run_ids == ("r1",)
     await before.close()
     await after.close()
 

@@ -79,6 +79,11 @@ def claim_id(kind: str, scope: str, key: str) -> str:
     return f"{kind}\x1f{scope}\x1f{key}"
 
 
+def claim_of(id: str) -> list[str]:
+    """Kind, scope and key of a claim, by its id."""
+    return id.split("\x1f", 2)
+
+
 def of_claim(c: DedupClaim) -> Voucher:
     id = claim_id(c.kind, c.scope, c.key)
     return Voucher(OWN, "claim", id, seal("claim", OWN, id, c.run_id, c.digest, c.expires_at), c.run_id)
@@ -222,7 +227,7 @@ def verify(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
 
 
 __all__ = [
-    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "call_id", "claim_id", "damage", "ledger_id", "of_bucket", "of_call", "of_claim", "of_effect",
+    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "call_id", "claim_id", "claim_of", "damage", "ledger_id", "of_bucket", "of_call", "of_claim", "of_effect",
     "of_effect_row", "of_inbox", "of_intent", "of_intent_row", "of_ledger", "of_limit", "of_meta", "of_offer", "of_pruned", "of_schedule", "of_schedule_row",
     "of_shelf", "of_token", "of_worker", "seal", "shelf_id", "standing", "verify",
 ]

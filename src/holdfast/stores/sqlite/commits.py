@@ -25,6 +25,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.vouch import Voucher
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
+from holdfast.stores.evidence import end_of
 from holdfast.stores.sqlite import besides, limits, outbox
 from holdfast.stores.sqlite.connection import Q, abort, row, rows, writing
 from holdfast.stores.sqlite.owners import Owners
@@ -251,7 +252,7 @@ class Committer:
         owner = ruling.owner
         hot, cold = _hot(p, number, owner), _cold(p, ruling, number)
         if state is None:
-            execute(Q.run_insert, (*hot, ruling.due, *cold, *_list_found_by(run)))
+            execute(Q.run_insert, (*hot, ruling.due, *cold, *_list_found_by(run), end_of(run)))
             key = self.db.last_insert_rowid()
         execute(Q.steps_log, (number, key, log.seq, tip, log.hash, log.data))
         for taken in c.took:
@@ -260,7 +261,7 @@ class Committer:
             if self.db.changes() != 1:
                 raise RecordDamaged("inbox", run.run_id, taken)
         if state is not None:
-            execute(Q.run_update, (*hot, ruling.due, *cold, key))
+            execute(Q.run_update, (*hot, ruling.due, *cold, key, end_of(run)))
         if p.whole is not None:
             execute(Q.whole_insert, (key, log.seq, number, p.whole))
         for predecessor in c.behind.runs if c.behind is not None else ():
@@ -413,7 +414,7 @@ def _end_row(p: Prepared, key: int) -> tuple[Any, ...]:
     c, run, after = p.commit, p.commit.run, p.commit.after
     assert after is not None, "the commit that ends a run must follow an earlier commit of it"
     hot = (p.sealed.row.seq, p.since, run.version, run.current_step_id, run.checkpoint_head)
-    return (*hot, run.status.value, p.sealed.doc, key, c.fence, after.row, after.hash)
+    return (*hot, run.status.value, p.sealed.doc, key, c.fence, after.row, after.hash, run.finished_at)
 
 
 def _cold(p: Prepared, ruling: Ruling, number: int) -> tuple[Any, ...]:

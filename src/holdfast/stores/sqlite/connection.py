@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from holdfast.core import canon, views, vouch
+from holdfast.core import canon, codec, views, vouch
 from holdfast.core.errors import (
     Conflict,
     EffectInProgress,
@@ -262,6 +262,14 @@ def _field(*values: Any) -> Any:
     return msgspec.msgpack.decode(data)[place]
 
 
+def _end(*values: Any) -> int | None:
+    """When a run ended, by the encoded part of its row; None where that cannot be read."""
+    try:
+        return codec.decode_run(values[0]).finished_at
+    except HoldfastError:
+        return None
+
+
 def _show(*values: Any) -> str:
     return as_json(values[0])
 
@@ -286,6 +294,7 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
             number = int(db.pragma("user_version"))
             readable(number, path)
             db.create_scalar_function("holdfast_field", _field, 2, deterministic=True)
+            db.create_scalar_function("holdfast_end", _end, 1, deterministic=True)
             db.create_scalar_function("holdfast_json", _show, 1, deterministic=True)
             db.create_scalar_function("seal", _seal, deterministic=True)
             for script in MIGRATIONS[number:]:

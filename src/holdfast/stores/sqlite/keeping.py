@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import os
+import time
 from collections.abc import Sequence
 
 import apsw
@@ -20,6 +21,7 @@ from holdfast.core.errors import HoldfastError, StoreBusy, StoreCorrupt, UsageEr
 from holdfast.core.pruned import Tombstone
 from holdfast.ports import Dossier, Evidence, Problem, Pruned
 from holdfast.stores import apply
+from holdfast.stores.batches import Batch, prune_in_batches
 from holdfast.stores.files import on_disk
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, outbox, upkeep
@@ -28,6 +30,9 @@ from holdfast.stores.sqlite.connection import Q, connect, map_errors, readable, 
 from holdfast.stores.sqlite.reading import Reading, log_forward
 
 MAX_PROBLEMS = 100
+LINEAGES = 100  # found at once, and pruned in one transaction at most
+HELD = 0.01  # seconds after which a transaction of a prune takes no more lineages
+REST = 3  # seconds of rest for each second of such a transaction
 BESIDE = ("", "-wal", "-shm", "-anchor")
 """What a store's files are called; the database is the first."""
 
@@ -166,19 +171,31 @@ class Keeping(Reading):
             return besides.find_pruned(self._read(), run_id)
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        with map_errors(self.path):
-            if dry:
-                return upkeep.prunable(self._read(), before, ())
+        """In batches: what is found is looked at again in the transaction that lets it go. Nobody else can write while that is open, so it is short."""
 
-        def work(committer: Committer) -> Pruned:
-            with committer.writing():
-                found = upkeep.prunable(committer.db, before, rows(committer.db, Q.carries))
-                upkeep.prune(committer.db, found.run_ids)
-                besides.bury(committer.db, found.run_ids, self._now(), actor)
-                return found
+        async def find(after: upkeep.Place) -> list[tuple[upkeep.Place, str]]:
+            with map_errors(self.path):
+                return upkeep.list_old(self._read(), before, after, LINEAGES)
 
-        done = await self._write().run(work)
-        self._changes.tell()
+        async def look(roots: Sequence[str]) -> Batch:
+            db = self._read()
+            with map_errors(self.path), reading(db):
+                return Batch(upkeep.judge(db, roots, before, dry=True)[0], len(roots), 0)
+
+        async def take(roots: Sequence[str]) -> Batch:
+            def work(committer: Committer) -> Batch:
+                with committer.writing():
+                    began = time.monotonic()
+                    pruned, done = upkeep.prune(committer.db, roots, before, at=self._now(), by=actor, over=lambda: time.monotonic() - began > HELD)
+                return Batch(pruned, done, time.monotonic() - began)
+
+            return await self._write().run(work)
+
+        if dry:
+            return await prune_in_batches(upkeep.START, find, look, rest=0)
+        done = await prune_in_batches(upkeep.START, find, take, rest=REST)
+        if done.run_ids:
+            self._changes.tell()
         return done
 
     async def reindex(self) -> None:

@@ -26,13 +26,13 @@ UPDATE run SET seq = ?, tip = ?, since = ?, version = ?, step = ?, head = ?
 WHERE id = ? AND fence = ? AND tip = ? AND (SELECT hash FROM log WHERE log.id = tip) = ? AND owner IS NOT NULL;
 -- name: ends_run
 -- The compare-and-set of a plain end: as of a step, and nobody has put anything into its inbox. A null doc leaves the cold part as it is.
-UPDATE run SET seq = ?1, since = ?2, version = ?3, step = ?4, head = ?5, owner = NULL, due = NULL, holds = 0, status = ?6, doc = ifnull(?7, doc), tip = ?12,
+UPDATE run SET seq = ?1, since = ?2, version = ?3, step = ?4, head = ?5, owner = NULL, due = NULL, holds = 0, status = ?6, doc = ifnull(?7, doc), ended = ?12, tip = ?13,
                seal = standing(run_id, fence, NULL, NULL, 0, turn)
 WHERE id = ?8 AND fence = ?9 AND tip = ?10 AND (SELECT hash FROM log WHERE log.id = tip) = ?11 AND owner IS NOT NULL
   AND status NOT IN ('completed', 'failed', 'canceled') AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
 -- name: end_run
 -- The same of a run alone, whose log row is the newest.
-UPDATE run SET seq = ?1, since = ?2, version = ?3, step = ?4, head = ?5, owner = NULL, due = NULL, holds = 0, status = ?6, doc = ifnull(?7, doc),
+UPDATE run SET seq = ?1, since = ?2, version = ?3, step = ?4, head = ?5, owner = NULL, due = NULL, holds = 0, status = ?6, doc = ifnull(?7, doc), ended = ?12,
                tip = last_insert_rowid(), seal = standing(run_id, fence, NULL, NULL, 0, turn)
 WHERE id = ?8 AND fence = ?9 AND tip = ?10 AND (SELECT hash FROM log WHERE log.id = tip) = ?11 AND owner IS NOT NULL
   AND status NOT IN ('completed', 'failed', 'canceled') AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
@@ -61,8 +61,8 @@ SELECT run_id, version, fence FROM run INDEXED BY run_thread_turn
 WHERE thread_id = ? AND tenant_id = ? AND status IN ('completed', 'failed', 'canceled') ORDER BY turn DESC LIMIT 1;
 -- name: run_insert
 INSERT INTO run (seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, priority, fingerprint, doc,
-                 run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root, seal)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, standing(?17, ?7, ?8, ?9, ?10, ?11));
+                 run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root, ended, seal)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, standing(?17, ?7, ?8, ?9, ?10, ?11));
 -- name: runs_insert
 -- Births of a group, whose numbers are given out beforehand. A lane that somebody holds is refused by its index.
 INSERT INTO run (seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, priority, fingerprint, doc,
@@ -72,7 +72,7 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?
 -- name: run_update
 -- The row was read in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is.
 UPDATE run SET seq = ?1, tip = ?2, since = ?3, version = ?4, step = ?5, head = ?6, fence = ?7, owner = ?8, due = ?9, holds = ?10, behind = 0, turn = ?11, whole = ?12,
-               status = ?13, priority = ?14, fingerprint = ?15, doc = ifnull(?16, doc), seal = standing(run_id, ?7, ?8, ?9, ?10, ?11)
+               status = ?13, priority = ?14, fingerprint = ?15, doc = ifnull(?16, doc), ended = ?18, seal = standing(run_id, ?7, ?8, ?9, ?10, ?11)
 WHERE id = ?17;
 -- name: whole_insert
 INSERT INTO whole (run, seq, log, data) VALUES (?, ?, ?, ?);
@@ -532,7 +532,7 @@ SELECT r.id, r.run_id, r.tip, r.seq FROM run r WHERE r.id > ? ORDER BY r.id LIMI
 SELECT run_id FROM run WHERE run_id > ? ORDER BY run_id LIMIT ?;
 -- name: run_raw
 SELECT id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, run_id, status, tenant_id, skill_id, fingerprint,
-  thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc, seal
+  thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc, seal, ended
 FROM run WHERE run_id = ?;
 -- name: log_end
 SELECT seq, hash FROM log WHERE id = ?;
@@ -558,8 +558,8 @@ INSERT INTO whole (run, seq, log, data) SELECT id, 0, 0, ? FROM run WHERE run_id
 DELETE FROM run WHERE id = ?;
 -- name: run_adopt
 INSERT INTO run (id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, run_id, status, tenant_id, skill_id, fingerprint,
-  thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc, seal)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+  thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc, seal, ended)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: run_adopted
 UPDATE run SET tip = ?1, since = ?2, whole = ?3, due = ?4, seal = standing(run_id, fence, owner, ?4, holds, turn) WHERE id = ?5;
 -- name: inbox_adopt
@@ -569,21 +569,55 @@ INSERT INTO inbox (run, key, put_at, taken, command, placed) VALUES (?, ?, ?, ?,
 INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 -- name: claims_of_run
 SELECT kind, scope, key, digest, expires_at FROM claim WHERE run_id = ? ORDER BY kind, scope, key;
--- name: claims_among
-SELECT kind, scope, key, run_id, digest, expires_at FROM claim WHERE run_id IN (SELECT value FROM json_each(?)) ORDER BY kind, scope, key;
--- name: run_lineages
-SELECT run_id, lineage_root, parent_run_id, status, doc FROM run ORDER BY id;
--- name: lineages_open
+-- name: claim_row
+SELECT kind, scope, key, run_id, digest, expires_at FROM claim WHERE kind = ? AND scope = ? AND key = ?;
+-- name: ended_before
+-- Runs that ended before that time, from one on.
+SELECT ended, id, lineage_root FROM run INDEXED BY run_ended WHERE ended < ?1 AND (ended, id) > (?2, ?3) ORDER BY ended, id LIMIT ?4;
+-- name: ended_unknown
+-- Runs that have ended, of which no column says when.
+SELECT id, lineage_root FROM run INDEXED BY run_end_unknown
+WHERE ended IS NULL AND status IN ('completed', 'failed', 'canceled') AND id > ?1 ORDER BY id LIMIT ?2;
+-- name: family
+-- The runs of lineages, and of what goes or stays together with them: lineages of parents and children, and those that carry a thread on from one of theirs.
+WITH RECURSIVE family (root) AS (
+  SELECT value FROM json_each(?1)
+  UNION
+  SELECT o.lineage_root FROM family f CROSS JOIN run m ON m.lineage_root = f.root CROSS JOIN run o ON o.run_id = m.parent_run_id
+  UNION
+  SELECT o.lineage_root FROM family f CROSS JOIN run m ON m.lineage_root = f.root CROSS JOIN run o ON o.parent_run_id = m.run_id
+  UNION
+  SELECT o.lineage_root FROM family f CROSS JOIN run m ON m.lineage_root = f.root CROSS JOIN carry c ON c.source = m.id CROSS JOIN run o ON o.id = c.run
+  WHERE ?2 AND NOT EXISTS (SELECT 1 FROM whole w WHERE w.run = c.run AND w.seq = 0)
+)
+SELECT r.id, r.run_id, r.lineage_root, r.parent_run_id, r.status, r.ended, CASE WHEN r.ended IS NULL THEN r.doc END
+FROM family f CROSS JOIN run r ON r.lineage_root = f.root ORDER BY r.id;
+-- name: carries_among
+SELECT b.run_id, s.run_id FROM json_each(?) k CROSS JOIN carry c ON c.source = k.value CROSS JOIN run s ON s.id = c.source CROSS JOIN run b ON b.id = c.run
+WHERE NOT EXISTS (SELECT 1 FROM whole w WHERE w.run = c.run AND w.seq = 0);
+-- name: open_among
 -- Lineages in which something is still to be settled: an intent to be sent, an effect nobody knows the outcome of.
-SELECT r.lineage_root FROM run r JOIN intent i ON i.run_id = r.run_id WHERE i.state IN ('queued', 'sending', 'unknown')
+SELECT r.lineage_root FROM json_each(?1) k CROSS JOIN run r ON r.id = k.value CROSS JOIN intent i ON i.run_id = r.run_id WHERE i.state IN ('queued', 'sending', 'unknown')
 UNION
-SELECT lineage_root FROM effect WHERE status IN ('attempted', 'unknown');
--- name: prune_tombstone
--- The newest row of all keeps its id and its hash, for the anchor, and loses its content.
-UPDATE log SET run = 0, prev = 0, data = x'' WHERE run = ? AND id = ?;
+SELECT e.lineage_root FROM json_each(?2) k CROSS JOIN effect e INDEXED BY effect_lineage ON e.lineage_root = k.value WHERE e.status IN ('attempted', 'unknown');
+-- name: log_among
+-- The rows of runs, each found by the one that follows it: the log has no index by run, which every step would have to keep.
+WITH RECURSIVE chain (id, prev, run) AS (
+  SELECT l.id, l.prev, l.run FROM json_each(?1) k CROSS JOIN run r ON r.id = k.value CROSS JOIN log l ON l.id = r.tip AND l.run = r.id
+  UNION ALL
+  SELECT l.id, l.prev, l.run FROM chain c CROSS JOIN log l ON l.id = c.prev AND l.run = c.run WHERE c.prev < c.id
+)
+SELECT id, prev, run FROM chain;
+-- name: log_scan
+-- The same by one look through the whole log, for runs whose chain is broken.
+SELECT id FROM log WHERE run IN (SELECT value FROM json_each(?));
 -- name: prune_log
--- The log has no index by run, which every step would have to keep: one look through it for all runs that go.
-DELETE FROM log WHERE id < ?1 AND run IN (SELECT value FROM json_each(?2));
+DELETE FROM log WHERE id = ?;
+-- name: empty_log
+-- The newest row of all keeps its id and its hash, for the anchor, and loses its content.
+UPDATE log SET run = 0, prev = 0, data = x'' WHERE id = ?;
+-- name: prune_emptied
+DELETE FROM log WHERE id = ? AND run = 0;
 -- name: prune_whole
 DELETE FROM whole WHERE run = ?;
 -- name: prune_carry

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -24,16 +24,17 @@ from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Dossier, Evidence, Needs, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
-from holdfast.stores.evidence import COPIED, STANDING, as_loaded, copy_of, plain, row_problems, stands
+from holdfast.stores.evidence import COPIED, STANDING, as_loaded, copy_of, end_of, end_problems, plain, row_problems, stands
 from holdfast.stores.files import on_disk
 from holdfast.stores.sqlite import besides, limits, outbox
 from holdfast.stores.sqlite.commits import keep_blob
-from holdfast.stores.sqlite.connection import Q, row, rows
+from holdfast.stores.sqlite.connection import Q, row, rows, value_of
 
 COLUMNS = (
     "id", "seq", "tip", "since", "version", "step", "head", "fence", "owner", "due", "holds", "turn", "whole", "run_id", "status", "tenant_id",
-    "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc", "seal",
+    "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc", "seal", "ended",
 )
+AT_ONCE = 10  # lineages that are looked at and let go together
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 
 
@@ -68,6 +69,8 @@ def evidence_of(raw: dict[str, Any], lease: Any, last: tuple[int, bytes] | None)
     run = as_loaded(raw)
     tip = None if last is None else Tip(last[0], last[1], raw["tip"], raw["since"], raw["whole"])
     found = row_problems(raw, run, None if last is None else last[0])
+    if raw["ended"] is not None:  # a release that knew no such column may have written the end
+        found += end_problems(raw, run)
     return Evidence(run_id=raw["run_id"], run=run, lease=lease, tip=tip, raw=raw, problems=tuple(found))
 
 
@@ -150,7 +153,7 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
 def _insert(db: apsw.Connection, run: Run, key: int | None, **columns: Any) -> int:
     values = {
         "id": key, "version": run.version, "step": run.current_step_id, "head": run.checkpoint_head, "run_id": run.run_id,
-        "status": run.status.value, "doc": codec.encode_run(run), **columns, **{n: copy_of(run, n) for n in COPIED},
+        "status": run.status.value, "doc": codec.encode_run(run), "ended": end_of(run), **columns, **{n: copy_of(run, n) for n in COPIED},
     }
     values["seal"] = vouch.standing(run.run_id, *[values[n] for n in STANDING])
     db.execute(Q.run_adopt, [values[n] for n in COLUMNS])
@@ -194,36 +197,68 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
 # -- pruning ----------------------------------------------------------------------------------------
 
 
-def prunable(db: apsw.Connection, before: int, carries: Sequence[tuple[str, str]]) -> Pruned:
-    """The runs of all lineages that may go, and the lineages that are old enough but may not (§6.10)."""
-    found = [Aged(run_id, root, parent, _end_of(status, doc)) for run_id, root, parent, status, doc in rows(db, Q.run_lineages)]
-    return apply.prunable(found, before, {r for (r,) in rows(db, Q.lineages_open)}, carries)
+Place = tuple[int | None, int]
+"""Where a prune stands: when the run that it has looked at last ended, None where no column says that, and the run's key."""
+
+START: Place = (None, 0)
+_FIRST = -(2**63)
 
 
-def _end_of(status: str, doc: bytes) -> int | None:
+def list_old(db: apsw.Connection, before: int, after: Place, limit: int) -> list[tuple[Place, str]]:
+    """The next lineages of which some run ended before that time: first those that have ended nobody knows when, then the others, oldest first."""
+    ended, key = after
+    if ended is None:
+        if found := rows(db, Q.ended_unknown, (key, limit)):
+            return [((None, key), root) for key, root in found]
+        ended = _FIRST
+    return [((ended, key), root) for ended, key, root in rows(db, Q.ended_before, (before, ended, key, limit))]
+
+
+def judge(db: apsw.Connection, roots: Sequence[str], before: int, *, dry: bool) -> tuple[Pruned, dict[str, int]]:
+    """What of these lineages, and of what goes or stays with them, may go (§6.10); and the keys of all their runs."""
+    found = rows(db, Q.family, (json.dumps(roots), not dry))
+    named = json.dumps([key for key, *_ in found])
+    unsettled = {r for (r,) in rows(db, Q.open_among, (named, json.dumps(sorted({root for _, _, root, *_ in found}))))}
+    carries = [] if dry else rows(db, Q.carries_among, (named,))
+    aged = [Aged(run_id, root, parent, _end_of(status, ended, doc)) for _, run_id, root, parent, status, ended, doc in found]
+    return apply.prunable(aged, before, unsettled, carries), {run_id: key for key, run_id, *_ in found}
+
+
+def _end_of(status: str, ended: int | None, doc: bytes | None) -> int | None:
     """When a run ended; None where it has not, or where that cannot be read."""
+    if status not in _TERMINAL:
+        return None
     try:
-        return codec.decode_run(doc).finished_at if status in _TERMINAL else None
+        return codec.decode_run(doc).finished_at if doc is not None else ended
     except HoldfastError:
         return None
 
 
-def prune(db: apsw.Connection, run_ids: Sequence[str]) -> None:
-    """Inside a transaction: deletes runs with all that hangs on them.
+def prune(db: apsw.Connection, roots: Sequence[str], before: int, *, at: int, by: str, over: Callable[[], bool]) -> tuple[Pruned, int]:
+    """Inside a transaction: lets lineages go or says why they stay, a few at a time until time is ``over``. Also with how many of them that was done."""
+    gone: list[str] = []
+    kept: dict[str, str] = {}
+    done = 0
+    while done < len(roots) and not (done and over()):
+        found, keys = judge(db, roots[done : done + AT_ONCE], before, dry=False)
+        _forget(db, {run_id: keys[run_id] for run_id in found.run_ids})
+        gone += found.run_ids
+        kept |= found.kept
+        done += AT_ONCE
+    besides.bury(db, gone, at, by)
+    return Pruned(tuple(gone), kept), done
 
-    Log ids must never be used again, for the anchor counts on it: the newest row stays, emptied and nobody's. The log and
-    the claims, which have no index by run, are looked through once for all of them.
-    """
-    newest = row(db, Q.last_log)[0]
-    keys = [0]
-    for claim in besides.claims_among(db, run_ids):
+
+def _forget(db: apsw.Connection, runs: Mapping[str, int]) -> None:
+    """Deletes runs, each given with its key, with all that hangs on them; effects under keys that other runs share stay, as tombstones."""
+    if not runs:
+        return
+    for claim in besides.claims_among(db, list(runs)):
         if claim.kind != "effect":
             db.execute(Q.prune_claim, (claim.kind, claim.scope, claim.key))
             db.execute(Q.vouch_drop, (OWN, "claim", vouch.claim_id(claim.kind, claim.scope, claim.key)))
-    for run_id in run_ids:
-        key = row(db, Q.run_tip, (run_id,))[0]
-        keys.append(key)
-        db.execute(Q.prune_tombstone, (key, newest))
+    _forget_log(db, list(runs.values()))
+    for run_id, key in runs.items():
         for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_chunk, Q.prune_token, Q.run_delete):
             db.execute(statement, (key,))
         gone, large = apply.tombstones(besides.effects_of_run(db, run_id))
@@ -237,4 +272,26 @@ def prune(db: apsw.Connection, run_ids: Sequence[str]) -> None:
         for statement in (Q.prune_intent, Q.prune_ledger, Q.vouch_prune):
             db.execute(statement, (run_id,))
         limits.forget(db, run_id)
-    db.execute(Q.prune_log, (newest, json.dumps(keys)))
+
+
+def _forget_log(db: apsw.Connection, keys: Sequence[int]) -> None:
+    """Deletes the log rows of runs. Log ids must never be used again, for the anchor counts on it: the newest row of all stays, emptied and
+    nobody's, until there is a newer one."""
+    newest = row(db, Q.last_log)[0]
+    found = rows(db, Q.log_among, (json.dumps(keys),))
+    numbers = {number for number, _, _ in found}
+    if broken := set(keys) - {key for _, before, key in found if not before}:
+        numbers.update(number for (number,) in rows(db, Q.log_scan, (json.dumps(sorted(broken)),)))
+    emptied = value_of(db, Q.meta_get, ("emptied",))
+    if emptied is not None and emptied != newest:
+        db.execute(Q.prune_emptied, (emptied,))
+    if newest in numbers:
+        db.execute(Q.empty_log, (newest,))
+        db.execute(Q.meta_set, ("emptied", newest))
+    db.executemany(Q.prune_log, [(number,) for number in sorted(numbers - {newest})])
+
+
+__all__ = [
+    "START", "Place", "adopt", "drop_backup", "evidence_of", "find_orphan", "in_hex", "judge", "keep_backup", "list_old", "needs", "orphans", "prune",
+    "raw_row", "rebuild",
+]
