@@ -1,4 +1,4 @@
-"""A million ended runs, made by COPY from a hundred real ones.
+"""A million ended runs, copied from a hundred real ones: by COPY into a server, by INSERT into a file.
 
 Every id hangs on the id of its run (core/ids), on its thread or on its request's key, all of fixed length here. A copy is what its original
 left in every table, with these replaced by new ones; the chain of its log, the seals of its rows and what vouches for the records beside its
@@ -8,12 +8,16 @@ log are made anew by the functions that stores make them by. ``rt.check`` finds 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import json
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
+import apsw
 import psycopg
 from psycopg.types.json import set_json_loads
 
@@ -38,6 +42,20 @@ TABLES = {
     "ledger": "run_id = ANY(%(runs)s)",
     "blob_use": "run_id = ANY(%(runs)s)",
     "vouch": "run = ANY(%(runs)s) OR (under = ANY(%(runs)s) AND kind = 'claim')",
+}
+_KEYS = "IN (SELECT id FROM run WHERE run_id IN (SELECT value FROM json_each(:runs)))"
+_NAMES = "IN (SELECT value FROM json_each(:runs))"
+IN_FILE = {
+    "run": f"run_id {_NAMES}",
+    "log": f"run {_KEYS} ORDER BY run, id",
+    "whole": f"run {_KEYS}",
+    "inbox": f"run {_KEYS}",
+    "carry": f"run {_KEYS}",
+    "claim": f"run_id {_NAMES}",
+    "effect": f"run_id {_NAMES}",
+    "ledger": f"run_id {_NAMES}",
+    "blob_use": f"run_id {_NAMES}",
+    "vouch": f"run {_NAMES} OR (under {_NAMES} AND kind = 'claim')",
 }
 NUMBERED = ("inbox", "effect", "ledger")
 
@@ -156,13 +174,8 @@ class Digests(NamedTuple):
 class Family:
     """Runs that go together, and all rows that are theirs."""
 
-    def __init__(self, db: psycopg.Connection[tuple[Any, ...]], runs: Sequence[str]) -> None:
-        self.rows: dict[str, list[Row]] = {}
-        for table, theirs in TABLES.items():
-            order = "ORDER BY run, n" if table == "log" else ""
-            found = db.execute(f"SELECT * FROM holdfast.{table} WHERE {theirs} {order}".encode(), {"runs": list(runs)})
-            columns = [c.name for c in found.description or ()]
-            self.rows[table] = [dict(zip(columns, row, strict=True)) for row in found]
+    def __init__(self, rows: dict[str, list[Row]]) -> None:
+        self.rows = rows
         self.runs = {row["run_id"]: row for row in self.rows["run"]}
         sessions = {r["session_key"] for r in self.rows["run"]} - self.runs.keys()
         keys = {r["key"] for table in ("ledger", "claim") for r in self.rows[table]}
@@ -189,7 +202,42 @@ class Family:
         return new
 
     def copy(self, names: dict[str, str], numbers: Iterator[int]) -> dict[str, list[Row]]:
-        """The rows of a copy."""
+        """The rows of a copy in a server."""
+        out = self._renamed(names)
+        keys: dict[tuple[int, int], tuple[int, int]] = {}
+        run_of: dict[tuple[int, int], str] = {}
+        for before, row in zip(self.rows["run"], out["run"], strict=True):
+            key = (ids.bucket_number(row["run_id"]), next(numbers))
+            keys[before["bucket"], before["id"]], run_of[key] = key, row["run_id"]
+            row["bucket"], row["id"], row["turn"] = *key, next(numbers)
+        for table in ("log", "whole", "inbox"):
+            for row in out[table]:
+                row["bucket"], row["run"] = keys[row["bucket"], row["run"]]
+        self._vouch(out, lambda row: run_of[row["bucket"], row["run"]], dict.fromkeys(NUMBERED, numbers))
+        return out
+
+    def copy_into_file(self, names: dict[str, str], numbers: dict[str, Iterator[int]]) -> dict[str, list[Row]]:
+        """The same in a file, where each table has its own numbers, and log rows name the one before."""
+        out = self._renamed(names)
+        keys, logs, run_of = {}, {0: 0}, {}
+        for before, row in zip(self.rows["log"], out["log"], strict=True):
+            row["id"] = logs[before["id"]] = next(numbers["log"])
+            row["prev"] = logs[before["prev"]]
+        for before, row in zip(self.rows["run"], out["run"], strict=True):
+            row["id"] = keys[before["id"]] = next(numbers["run"])
+            row["tip"], row["turn"], run_of[row["id"]] = logs[before["tip"]], logs[before["turn"]], row["run_id"]
+        for table in ("log", "whole", "inbox", "carry"):
+            for row in out[table]:
+                row["run"] = keys[row["run"]]
+        for row in out["whole"]:
+            row["id"], row["log"] = next(numbers["whole"]), logs[row["log"]]
+        for row in out["carry"]:
+            row["source"] = keys[row["source"]]
+        self._vouch(out, lambda row: run_of[row["run"]], numbers)
+        return out
+
+    def _renamed(self, names: dict[str, str]) -> dict[str, list[Row]]:
+        """All rows with new names in them, and the hashes of the log's as they are then."""
         new = {old.encode(): name.encode() for old, name in names.items()}
         of, head, previous = None, b"", b""
         chain: list[bytes] = []
@@ -207,20 +255,16 @@ class Family:
         }
         for row, hash in zip(out["log"], chain, strict=True):
             row["hash"] = hash
-        keys: dict[tuple[int, int], tuple[int, int]] = {}
-        run_of: dict[tuple[int, int], str] = {}
-        for before, row in zip(self.rows["run"], out["run"], strict=True):
-            key = (ids.bucket_number(row["run_id"]), next(numbers))
-            keys[before["bucket"], before["id"]], run_of[key] = key, row["run_id"]
-            row["bucket"], row["id"], row["turn"] = *key, next(numbers)
+        return out
+
+    def _vouch(self, out: dict[str, list[Row]], run_of: Callable[[Row], str], numbers: dict[str, Iterator[int]]) -> None:
+        """Numbers the records beside the log, and has everything vouched for as it is now."""
+        for row in out["run"]:
             row["seal"] = vouch.standing(row["run_id"], row["fence"], row["owner"], row["due"], row["holds"], row["turn"])
-        for table in ("log", "whole", "inbox"):
-            for row in out[table]:
-                row["bucket"], row["run"] = keys[row["bucket"], row["run"]]
         moved: dict[str, str] = {}
         for table in NUMBERED:
             for row in out[table]:
-                before, row["id"] = row["id"], next(numbers)
+                before, row["id"] = row["id"], next(numbers[table])
                 if table == "ledger":
                     moved[vouch.ledger_id(before)] = vouch.ledger_id(row["id"])
                 else:
@@ -230,12 +274,11 @@ class Family:
             row["id"] = moved.get(row["id"], row["id"])
             row["seal"] = vouchers.pop((row["run"], row["kind"], row["id"])).seal
         assert not vouchers, "a record that nothing vouched for"
-        return out
 
 
-def _vouchers(rows: dict[str, list[Row]], run_of: dict[tuple[int, int], str]) -> Iterable[vouch.Voucher]:
+def _vouchers(rows: dict[str, list[Row]], run_of: Callable[[Row], str]) -> Iterable[vouch.Voucher]:
     for r in rows["inbox"]:
-        yield vouch.of_inbox(run_of[r["bucket"], r["run"]], r["key"], r["put_at"], r["command"], r["taken"])
+        yield vouch.of_inbox(run_of(r), r["key"], r["put_at"], r["command"], r["taken"])
     for r in rows["claim"]:
         yield vouch.of_claim(DedupClaim(r["kind"], r["scope"], r["key"], r["run_id"], r["digest"], r["expires_at"]))
     for r in rows["effect"]:
@@ -244,11 +287,32 @@ def _vouchers(rows: dict[str, list[Row]], run_of: dict[tuple[int, int], str]) ->
         yield vouch.of_ledger(LedgerRow(r["run_id"], r["topic"], r["key"], r["data"], r["at"], r["step_id"], r["id"]))
 
 
+def _of_server(db: psycopg.Connection[tuple[Any, ...]], runs: Sequence[str]) -> dict[str, list[Row]]:
+    """All rows of a family, by table."""
+    rows: dict[str, list[Row]] = {}
+    for table, theirs in TABLES.items():
+        order = "ORDER BY run, n" if table == "log" else ""
+        found = db.execute(f"SELECT * FROM holdfast.{table} WHERE {theirs} {order}".encode(), {"runs": list(runs)})
+        columns = [c.name for c in found.description or ()]
+        rows[table] = [dict(zip(columns, row, strict=True)) for row in found]
+    return rows
+
+
+def _of_file(db: apsw.Connection, runs: Sequence[str]) -> dict[str, list[Row]]:
+    rows: dict[str, list[Row]] = {}
+    for table, theirs in IN_FILE.items():
+        found = db.execute(f"SELECT * FROM {table} WHERE {theirs}", {"runs": json.dumps(list(runs))})
+        every = found.fetchall()
+        columns = [c for (c,) in db.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+        rows[table] = [dict(zip(columns, row, strict=True)) for row in every]
+    return rows
+
+
 def copies(db: psycopg.Connection[tuple[Any, ...]], families: Sequence[Sequence[str]], wanted: int, seed: int) -> int:
     """Makes so many runs, or a few more: all families equally often. Gives how many there are, the originals among them."""
     dice = random.Random(seed)
     set_json_loads(lambda data: data.decode() if isinstance(data, bytes) else data, db)
-    originals = [Family(db, runs) for runs in families]
+    originals = [Family(_of_server(db, runs)) for runs in families]
     done = sum(len(f.runs) for f in originals)
     first = time.time_ns() // 1000 - 86_400_000_000
     number = 1_000_000
@@ -269,6 +333,32 @@ def copies(db: psycopg.Connection[tuple[Any, ...]], families: Sequence[Sequence[
             for table, rows in made.items():
                 _write(db, table, rows)
             db.execute("SELECT setval('holdfast.number', %s)", (next(numbers),))
+    return done
+
+
+def copies_in_file(path: str, families: Sequence[Sequence[str]], wanted: int, seed: int) -> int:
+    """The same in a file that nobody has open. One original after the other: its copies say that they ended when it did, and in a file what ended at one
+    time lies together."""
+    dice = random.Random(seed)
+    first, number = time.time_ns() // 1000 - 86_400_000_000, 1_000_000
+    with contextlib.closing(apsw.Connection(path)) as db:
+        db.execute("PRAGMA synchronous = OFF")
+        originals = [Family(_of_file(db, runs)) for runs in families]
+        done = sum(len(f.runs) for f in originals)
+        numbers: dict[str, Iterator[int]] = {}
+        for table in ("log", "run", "whole", *NUMBERED):
+            ((highest,),) = db.execute(f"SELECT ifnull(max(id), 0) FROM {table}").fetchall()
+            numbers[table] = itertools.count(highest + 1)
+        each = -(-(wanted - done) // done)
+        for family in originals:
+            with db:
+                for _ in range(min(each, -(-(wanted - done) // len(family.runs)))):
+                    number += 1
+                    for table, rows in family.copy_into_file(family.new_names(dice, first + number * 1000, number), numbers).items():
+                        if rows:
+                            put = f"INSERT INTO {table} ({', '.join(rows[0])}) VALUES ({', '.join('?' * len(rows[0]))})"
+                            db.executemany(put, [tuple(row.values()) for row in rows])
+                    done += len(family.runs)
     return done
 
 
@@ -295,4 +385,11 @@ async def ended_runs(server: Server, wanted: int, seed: int, tenths: int = 10) -
     return await asyncio.to_thread(work)
 
 
-__all__ = ["SKILLS", "copies", "ended_runs", "originals"]
+async def ended_runs_in_file(path: str, wanted: int, seed: int, tenths: int = 10) -> int:
+    """Fills a file with so many ended runs."""
+    async with Runtime(f"sqlite:///{path}", skills=list(SKILLS)) as rt:
+        families = await originals(rt, tenths)
+    return await asyncio.to_thread(copies_in_file, path, families, wanted, seed)
+
+
+__all__ = ["SKILLS", "copies", "copies_in_file", "ended_runs", "ended_runs_in_file", "originals"]

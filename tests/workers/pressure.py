@@ -23,8 +23,10 @@ import psycopg
 
 from holdfast import Runtime
 from holdfast.core.errors import RunWaiting
+from holdfast.stores.batches import Batch
+from holdfast.stores.sqlite import keeping
 from tests.postgres.server import Server
-from tests.workers.copies import ended_runs
+from tests.workers.copies import ended_runs, ended_runs_in_file
 from tests.workers.faults import STORES, Summary, a_server
 from tests.workers.load import Crew, Load, Pace, skills
 
@@ -174,28 +176,75 @@ async def _steps(crew: Crew, seconds: float) -> list[float]:
     return waits
 
 
+class Old(msgspec.Struct):
+    """A store with so many ended runs, and what a prune there is opened and watched by."""
+
+    url: str
+    made: int
+    pruner: str
+    watch: Any
+
+
+class Batches:
+    """How long the transactions of prunes over SQLite stand in the way of others, in this process."""
+
+    longest = 0.0
+    doing = ""
+
+    def __enter__(self) -> Batches:
+        self._before = keeping.prune_in_batches
+
+        async def watched(start: Any, find: Any, take: Callable[[Sequence[str]], Awaitable[Batch]], *, rest: float) -> Any:
+            async def timed(roots: Sequence[str]) -> Batch:
+                batch = await take(roots)
+                if batch.took > self.longest:
+                    self.longest, self.doing = batch.took, f"{len(batch.pruned.run_ids)} runs"
+                return batch
+
+            return await self._before(start, find, timed, rest=rest)
+
+        keeping.prune_in_batches = watched
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        keeping.prune_in_batches = self._before
+
+
+@contextlib.asynccontextmanager
+async def _old_store(asked: Asked) -> AsyncIterator[Old]:
+    tenths = 10 if asked.rows > 1000 else 1
+    if asked.store == "sqlite":
+        with tempfile.TemporaryDirectory(prefix="holdfast-pressure-") as folder:
+            made = await ended_runs_in_file(f"{folder}/old.db", asked.rows, asked.seed, tenths)
+            yield Old(f"sqlite:///{folder}/old.db", made, f"sqlite:///{folder}/old.db", Batches())
+    else:
+        with a_server(**LASTING) as server:
+            made = await ended_runs(server, asked.rows, asked.seed, tenths)
+            with server.admin("holdfast") as db:
+                db.execute("CREATE ROLE pruner LOGIN IN ROLE holdfast")
+            yield Old(server.url, made, server.url.replace("user=holdfast", "user=pruner"), Watch(server, "pruner"))
+
+
 async def pruning(asked: Asked) -> Summary:
-    """A million ended runs, made by COPY from a hundred real ones, pruned while 100 run: p99 of a step at most twice, batches at most 1 s. (Some 20 minutes.)"""
+    """A million ended runs, copied from a hundred real ones, pruned while 100 run: p99 of a step at most twice, batches at most 1 s. (Over each store: some 20 minutes.)"""
     began = time.monotonic()
-    summary = Summary("pruning", "postgres", asked.rows)
-    with a_server(**LASTING) as server:
-        made = await ended_runs(server, asked.rows, asked.seed, 10 if asked.rows > 1000 else 1)
+    summary = Summary("pruning", asked.store, asked.rows)
+    async with _old_store(asked) as old:
+        made, watch = old.made, old.watch
         summary.measured["made in, s"] = round(time.monotonic() - began)
-        with server.admin("holdfast") as db:
-            db.execute("CREATE ROLE pruner LOGIN IN ROLE holdfast")
-        async with Crew(Load(server.url, steady=100, pause=0.1)) as crew:
+        async with Crew(Load(old.url, steady=100, pause=0.1)) as crew:
             await crew.say("go")
             await _steps(crew, 2 * asked.window)
             before = await _steps(crew, 6 * asked.window)
             at = time.monotonic()
-            with Watch(server, "pruner") as watch:
-                async with Runtime(server.url.replace("user=holdfast", "user=pruner")) as rt:
+            with watch:
+                async with Runtime(old.pruner) as rt:
                     pruned = await rt.prune(dt.timedelta(0))
             took = time.monotonic() - at
             during = (await crew.say("tell")).waits
             after = await _steps(crew, 6 * asked.window)
         summary.done = len(pruned.run_ids)
-        async with Runtime(server.url) as rt:
+        async with Runtime(old.url) as rt:
             left = await rt.runs(limit=500)
             summary.wrong += [f"{p.code}: {p.message}" for p in await rt.check() if p.severity == "error"]
     if summary.done != made or len(left) != 100:
@@ -203,7 +252,7 @@ async def pruning(asked: Asked) -> Summary:
     calm = min(p99(before), p99(after))
     summary.measured |= {
         "runs pruned a second": round(summary.done / took), "longest batch, s": round(watch.longest, 2), "doing": watch.doing,
-        "steps while it pruned": len(during), "p99 of a step before, ms": ms(p99(before)), "meanwhile": ms(p99(during)), "after": ms(p99(after)),
+        "steps/s before": round(len(before) / (6 * asked.window)), "steps while it pruned": len(during), "a second": round(len(during) / took), "p99 of a step before, ms": ms(p99(before)), "meanwhile": ms(p99(during)), "after": ms(p99(after)),
         "times": round(p99(during) / calm, 2),
     }
     if asked.timed and p99(during) > TWICE * calm:
@@ -332,7 +381,7 @@ async def lane(asked: Asked) -> Summary:
 
 ROUNDS: dict[str, tuple[Callable[[Asked], Awaitable[Summary]], int, tuple[str, ...]]] = {
     "snapshot": (snapshot, 0, ("postgres",)),
-    "pruning": (pruning, 1_000_000, ("postgres",)),
+    "pruning": (pruning, 1_000_000, STORES),
     "tenant": (tenant, 100_000, STORES),
     "lane": (lane, 10_000, STORES),
 }

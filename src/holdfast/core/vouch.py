@@ -79,9 +79,10 @@ def claim_id(kind: str, scope: str, key: str) -> str:
     return f"{kind}\x1f{scope}\x1f{key}"
 
 
-def claim_of(id: str) -> list[str]:
-    """Kind, scope and key of a claim, by its id."""
-    return id.split("\x1f", 2)
+def list_readings(id: str) -> list[tuple[str, str, str]]:
+    """What kind, scope and key of a claim may be, by its id: a scope or a key may contain what stands between them, and then only the claim itself tells."""
+    kind, *rest = id.split("\x1f")
+    return [(kind, "\x1f".join(rest[:n]), "\x1f".join(rest[n:])) for n in range(1, len(rest))]
 
 
 def of_claim(c: DedupClaim) -> Voucher:
@@ -227,7 +228,7 @@ def verify(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
 
 
 __all__ = [
-    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "call_id", "claim_id", "claim_of", "damage", "ledger_id", "of_bucket", "of_call", "of_claim", "of_effect",
+    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "call_id", "claim_id", "damage", "ledger_id", "list_readings", "of_bucket", "of_call", "of_claim", "of_effect",
     "of_effect_row", "of_inbox", "of_intent", "of_intent_row", "of_ledger", "of_limit", "of_meta", "of_offer", "of_pruned", "of_schedule", "of_schedule_row",
     "of_shelf", "of_token", "of_worker", "seal", "shelf_id", "standing", "verify",
 ]

@@ -151,7 +151,7 @@ def claims_of(db: apsw.Connection, run_id: str) -> list[DedupClaim]:
 def claims_among(db: apsw.Connection, run_ids: Sequence[str]) -> list[DedupClaim]:
     """The claims of several runs, by what vouches for them: no index leads from a run to its claims."""
     stated = under_any(db, run_ids, "claim")
-    found = [DedupClaim(*there) for v in stated if (there := row(db, Q.claim_row, vouch.claim_of(v.id))) is not None]
+    found = [DedupClaim(*there) for v in stated for read in vouch.list_readings(v.id) if (there := row(db, Q.claim_row, read)) is not None]
     vouch.verify(map(vouch.of_claim, found), stated)
     return found
 

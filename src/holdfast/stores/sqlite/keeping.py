@@ -31,8 +31,8 @@ from holdfast.stores.sqlite.reading import Reading, log_forward
 
 MAX_PROBLEMS = 100
 LINEAGES = 100  # found at once, and pruned in one transaction at most
-HELD = 0.01  # seconds after which a transaction of a prune takes no more lineages
-REST = 3  # seconds of rest for each second of such a transaction
+HELD = 0.002  # seconds after which a transaction of a prune takes no more lineages: a step that waits for it shall hardly be noticed
+REST = 8  # seconds of rest for each second of such a transaction
 BESIDE = ("", "-wal", "-shm", "-anchor")
 """What a store's files are called; the database is the first."""
 

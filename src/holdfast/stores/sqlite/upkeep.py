@@ -34,7 +34,7 @@ COLUMNS = (
     "id", "seq", "tip", "since", "version", "step", "head", "fence", "owner", "due", "holds", "turn", "whole", "run_id", "status", "tenant_id",
     "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc", "seal", "ended",
 )
-AT_ONCE = 10  # lineages that are looked at and let go together
+AT_ONCE = 4  # lineages that are looked at and let go together
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 
 
