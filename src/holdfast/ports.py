@@ -541,7 +541,8 @@ class Upkeep(Protocol):
         """Deletes whole lineages that ended before that time (§6.10). Effects under shared keys stay, as tombstones; large
         results that nothing left names go too. Of each run a ``Tombstone`` stays: every verb that is late for it says ``RunPruned``.
 
-        A lineage that a run which stays continues from, stays too; a dry run takes it that there are none.
+        A lineage that a run which stays continues from, stays too; a dry run takes it that there are none. A store that others write meanwhile takes
+        lineages in batches, each a transaction: whatever ends it leaves each lineage whole or gone.
         """
 
 

@@ -365,6 +365,7 @@ async def test_others_step_between_two_batches(tmp_path: Path, monkeypatch: pyte
 
 async def test_whoever_carries_on_meanwhile_keeps_its_predecessor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """§6.10, §4.15: of many threads, each is carried on or pruned; never both."""
+    monkeypatch.setattr(keeping, "REST", 0)
     monkeypatch.setattr(keeping, "HELD", 0)
     one, other = SqliteStore(tmp_path / "s.db"), SqliteStore(tmp_path / "s.db")
     await one.open()
@@ -379,7 +380,7 @@ async def test_whoever_carries_on_meanwhile_keeps_its_predecessor(tmp_path: Path
             outcomes.append(await successor.write(carrying(successor, before)))
         except HoldfastError as e:
             outcomes.append(e)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
     gone = set((await pruning).run_ids)
     carried = [isinstance(o, Tip) for o in reversed(outcomes)]
     assert [before.run_id not in gone for before in befores] == carried
@@ -391,6 +392,7 @@ async def test_whoever_carries_on_meanwhile_keeps_its_predecessor(tmp_path: Path
 
 async def test_a_large_result_that_is_named_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """§6.10: whoever was told that it is there finds it, whichever batch took the run that brought it."""
+    monkeypatch.setattr(keeping, "REST", 0)
     monkeypatch.setattr(keeping, "HELD", 0)
     one, other = SqliteStore(tmp_path / "s.db"), SqliteStore(tmp_path / "s.db")
     await one.open()
@@ -409,7 +411,7 @@ async def test_a_large_result_that_is_named_meanwhile_stays(tmp_path: Path, monk
             named.append(n)
         except StoreCorrupt:
             pass
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
     assert len((await pruning).run_ids) == 80
     assert 0 < len(named) < 80, "some came in time and some did not"
     for n in named:

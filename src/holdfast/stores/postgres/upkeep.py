@@ -1,6 +1,7 @@
 """The store's keeper (``ports.Upkeep``): damaged rows as they stand, mending, carrying over, pruning, and what is wrong with a server.
 
-Nothing here is on the way of a step. Writes are one transaction each, like every verb.
+Nothing here is on the way of a step. Writes are one transaction each, like every verb; a prune is several, one for each batch
+of lineages.
 """
 
 from __future__ import annotations

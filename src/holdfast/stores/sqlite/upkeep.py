@@ -1,7 +1,7 @@
 """The store's keeper (``ports.Upkeep``): damaged rows as they stand, mending, carrying over, pruning.
 
 Nothing here is on the way of a step. Reads take the row column by column, so that one bad value hides no other; writes
-are one transaction each, like every verb.
+are one transaction each, like every verb; a prune is several, one for each batch of lineages.
 """
 
 from __future__ import annotations
