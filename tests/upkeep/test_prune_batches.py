@@ -26,7 +26,7 @@ from holdfast.testing.conformance import TTL, Script
 from holdfast.testing.conformance_blobs import bulk, recording
 from holdfast.testing.conformance_outbox import intent
 from holdfast.testing.conformance_threads import carrying
-from tests.statements import counting_work
+from tests.statements import counting_statements, counting_work
 from tests.upkeep import damage as d
 
 MANY = 250
@@ -126,6 +126,36 @@ async def test_a_lineage_and_what_hangs_together_with_it_go_in_one_transaction(t
         assert (await store.prune(store.now())).run_ids == ("a1", "a2", "a3", "a4", "b1")
         await store.close()
     assert found == [4, 1]
+
+
+async def test_what_stays_takes_no_transaction(store: Any, tmp_path: Path) -> None:
+    """However many lineages are old and may not go: nobody else waits for a prune that removes nothing."""
+    for n in range(70):
+        script = await (await Script(store, f"r{n:04}").begin("w")).steps(1)
+        await script.complete(intents=(intent(script.run_id, f"i{n}", store.now()),))
+    store.clock_forward()
+    wrote = rows_of(tmp_path / "s.db", "SELECT value FROM meta WHERE key = 'writes'")
+    done = await store.prune(store.now())
+    assert (done.run_ids, len(done.kept)) == ((), 70)
+    assert rows_of(tmp_path / "s.db", "SELECT value FROM meta WHERE key = 'writes'") == wrote
+
+
+async def test_a_thread_that_stays_is_looked_at_once(store: Any) -> None:
+    """Its last run is young: that all others stay is settled with the first of them, and not again for each."""
+    before = await (await Script(store, "t0000").begin("w")).complete()
+    for n in range(1, 60):
+        script = await Script(store, f"t{n:04}").begin("w")
+        await script.write(carrying(script, before))
+        before = await script.complete()
+    store.clock_forward()
+    young = await Script(store, "young").begin("w")
+    await young.write(carrying(young, before))
+    await store.close()
+    with counting_statements(lambda sql: "family" in sql) as asked:
+        await store.open()
+        done = await store.prune(store.now())
+    assert (done.run_ids, len(done.kept)) == ((), 60)
+    assert sum(asked.values()) == 1
 
 
 async def test_what_is_young_costs_nothing(tmp_path: Path) -> None:

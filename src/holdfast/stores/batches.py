@@ -44,7 +44,7 @@ async def prune_in_batches(
         after = found[-1][0]
         left = [root for root in dict.fromkeys(root for _, root in found) if root not in seen]
         seen.update(left)
-        while left:
+        while left := [root for root in left if root not in gone and root not in kept]:  # what hangs together was settled with the first of it
             await asyncio.sleep(pause)
             batch = await take(left)
             gone.update(batch.pruned.run_ids)

@@ -31,6 +31,7 @@ from holdfast.stores.sqlite.reading import Reading, log_forward
 
 MAX_PROBLEMS = 100
 LINEAGES = 100  # found at once, and pruned in one transaction at most
+AHEAD = 32  # looked at before a transaction is begun, so that none is begun for what stays
 HELD = 0.002  # seconds after which a transaction of a prune takes no more lineages: a step that waits for it shall hardly be noticed
 REST = 8  # seconds of rest for each second of such a transaction
 BESIDE = ("", "-wal", "-shm", "-anchor")
@@ -183,6 +184,12 @@ class Keeping(Reading):
                 return Batch(upkeep.judge(db, roots, before, dry=True)[0], len(roots), 0)
 
         async def take(roots: Sequence[str]) -> Batch:
+            db, first = self._read(), roots[:AHEAD]
+            with map_errors(self.path), reading(db):
+                found, _ = upkeep.judge(db, first, before, dry=False)
+            if not found.run_ids:
+                return Batch(found, len(first), 0)
+
             def work(committer: Committer) -> Batch:
                 with committer.writing():
                     began = time.monotonic()

@@ -593,8 +593,9 @@ WITH RECURSIVE family (root) AS (
 SELECT r.id, r.run_id, r.lineage_root, r.parent_run_id, r.status, r.ended, CASE WHEN r.ended IS NULL THEN r.doc END
 FROM family f CROSS JOIN run r ON r.lineage_root = f.root ORDER BY r.id;
 -- name: carries_among
+-- The newest first: what keeps a thread is at its end, and each run keeps the one before.
 SELECT b.run_id, s.run_id FROM json_each(?) k CROSS JOIN carry c ON c.source = k.value CROSS JOIN run s ON s.id = c.source CROSS JOIN run b ON b.id = c.run
-WHERE NOT EXISTS (SELECT 1 FROM whole w WHERE w.run = c.run AND w.seq = 0);
+WHERE NOT EXISTS (SELECT 1 FROM whole w WHERE w.run = c.run AND w.seq = 0) ORDER BY b.id DESC;
 -- name: open_among
 -- Lineages in which something is still to be settled: an intent to be sent, an effect nobody knows the outcome of.
 SELECT r.lineage_root FROM json_each(?1) k CROSS JOIN run r ON r.id = k.value CROSS JOIN intent i ON i.run_id = r.run_id WHERE i.state IN ('queued', 'sending', 'unknown')
