@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntFlag
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -827,7 +828,13 @@ def takes_statements(store: Store) -> bool:
 
 def _offers(store: object, port: object) -> bool:
     """From Python 3.12 on ``isinstance`` does not see what ``__getattr__`` hands on."""
-    return all(hasattr(store, verb) for verb in vars(port) if not verb.startswith("_"))
+    return all(map(functools.partial(hasattr, store), _list_verbs(port)))
+
+
+@functools.cache
+def _list_verbs(port: object) -> tuple[str, ...]:
+    """The verbs of a port. Which store offers which is asked for each run, and the ports stay as they are."""
+    return tuple(verb for verb in vars(port) if not verb.startswith("_"))
 
 
 class Clock(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,8 @@ import apsw
 import pytest
 
 from holdfast import Graph, Limit, Runtime, State
-from holdfast.ports import Claims
+from holdfast.engine.base.services import Skills
+from holdfast.ports import ANYTHING, Claims, News
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres.news import HEARD_POLL
 from holdfast.stores.postgres.store import PostgresStore
@@ -105,6 +107,47 @@ async def test_the_steps_of_one_worker_wake_no_other_over_postgres(monkeypatch: 
         assert claims[idle.owner] - before <= 2 * len(runs) + polls, claims
         stop.set()
         await waiting
+
+
+async def test_a_look_is_sent_before_its_worker_waits_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server reads it while the process waits anew."""
+    told: list[str] = []
+    look, wait = PostgresStore.claim, PostgresStore.wait_for_change
+
+    async def looked(self: PostgresStore, owner: str, *given: Any, **more: Any) -> Claims:
+        told.append("look")
+        return await look(self, owner, *given, **more)
+
+    async def waited(self: PostgresStore, timeout: float, about: News = ANYTHING) -> News:
+        if about != News.DUE | News.FREED:
+            return await wait(self, timeout, about)
+        told.append("wait")
+        found = await wait(self, timeout, about)
+        told.append("woken")
+        return found
+
+    monkeypatch.setattr(PostgresStore, "claim", looked)
+    monkeypatch.setattr(PostgresStore, "wait_for_change", waited)
+    url, stop = shared().fresh(), asyncio.Event()
+    async with Runtime(url, skills=[short]) as rt, Runtime(url, skills=[short]) as idle:
+        waiting = asyncio.ensure_future(idle.worker(stop=stop, dispatch=False))
+        for _ in range(10):
+            await rt.result((await rt.submit(short, {})).run_id)
+        stop.set()
+        await waiting
+    assert ("woken", "look") in itertools.pairwise(told), "a worker that is not in the midst of a look"
+
+
+def test_shapes_are_put_together_when_a_skill_is_added() -> None:
+    """And not for each look."""
+    skills = Skills()
+    skills.add(long.program)
+    before = skills.shapes
+    assert skills.shapes is before
+    skills.add(long.program)
+    assert skills.shapes is before
+    skills.add(short.program)
+    assert set(skills.shapes) > set(before)
 
 
 async def test_few_workers_look_for_the_place_that_becomes_free(tmp_path: Path, looks: Looks) -> None:

@@ -220,6 +220,7 @@ class Worker:
                 self._look_in(pause)
             else:
                 self._look()
+                await asyncio.sleep(0)  # the look is sent before this task waits anew
 
     def _look_in(self, seconds: float) -> None:
         """Has this worker look after so many seconds, if nothing has it look earlier."""

@@ -72,12 +72,13 @@ class Skills:
     def __init__(self) -> None:
         self._by_id: dict[str, dict[str, Program]] = {}
         self._ref: str | None = None
+        self._shapes: tuple[str, ...] | None = None  # a worker asks for them with each look
 
     def add(self, program: Program) -> Program:
         versions = self._by_id.setdefault(program.id, {})
         if versions.get(program.version) is not program:
             versions[program.version] = program
-            self._ref = None
+            self._ref = self._shapes = None
         return program
 
     @property
@@ -97,7 +98,9 @@ class Skills:
     @property
     def shapes(self) -> tuple[str, ...]:
         """The fingerprints of runs that can be gone on with here, migrations included (§10.11)."""
-        return tuple(dict.fromkeys(f for p in self for f in (p.fingerprint, *p.migrates)))
+        if self._shapes is None:
+            self._shapes = tuple(dict.fromkeys(f for p in self for f in (p.fingerprint, *p.migrates)))
+        return self._shapes
 
     def find(self, skill_id: str, version: str | None = None) -> Program:
         """The program of an id; of several versions the one asked for, else the newest registered.

@@ -7,9 +7,10 @@ here say what their arrays hold, so that one join of bytes makes each.
 from __future__ import annotations
 
 import functools
+import operator
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -28,6 +29,10 @@ _TEXT, _TEXTS, _BYTEA, _BYTEAS, _BIGINT, _BIGINTS = 25, 1009, 17, 1001, 20, 1016
 
 class Texts(list[str | None]):
     """A ``text[]``."""
+
+
+class Names(tuple[str, ...]):
+    """A ``text[]`` that is sent again and again: it is put together once."""
 
 
 class Blobs(list[bytes | None]):
@@ -50,7 +55,7 @@ class Columns:
         self._kinds = kinds
         names = list(kinds)
         self._places = {kind: [name for name in names if kinds[name] is kind] for kind in (Numbers, Texts, Blobs)}
-        self._picks = {kind: [names.index(name) for name in among] for kind, among in self._places.items() if among}
+        self._picks = [(kind.__name__, kind, _pick([names.index(name) for name in among])) for kind, among in self._places.items() if among]
         self.for_one = _UNNEST.sub(self._take_apart, text)
         assert self.for_one != text, "a statement for many rows takes them from arrays"
 
@@ -67,7 +72,12 @@ class Columns:
         return {name: kind(column) for (name, kind), column in zip(self._kinds.items(), zip(*rows, strict=True), strict=True)}
 
     def one(self, row: tuple[Any, ...]) -> dict[str, Any]:
-        return {kind.__name__: kind([row[n] for n in picks]) for kind, picks in self._picks.items()}
+        return {name: kind(pick(row)) for name, kind, pick in self._picks}
+
+
+def _pick(places: Sequence[int]) -> Callable[[tuple[Any, ...]], Iterable[Any]]:
+    """Takes what stands at these places of a row."""
+    return operator.itemgetter(*places) if len(places) > 1 else lambda row: (row[places[0]],)
 
 
 _TYPES = {Numbers: "bigint", Texts: "text", Blobs: "bytea"}
@@ -82,7 +92,19 @@ class _Texts(Dumper):
         self._encoding = "utf-8" if self.connection is None else self.connection.info.encoding
 
     def dump(self, obj: Texts) -> bytes:
-        return _array(_TEXT, [None if text is None else text.encode(self._encoding) for text in obj])
+        parts, encoding = [b""], self._encoding
+        for text in obj:
+            if text is None:
+                parts.append(_NULL)
+            else:
+                item = text.encode(encoding)
+                parts += (_SIZE.pack(len(item)), item)
+        return _join(_TEXT, obj, parts)
+
+
+class _Names(_Texts):
+    def dump(self, obj: Names) -> bytes:  # type: ignore[override]
+        return _put_together(obj, self._encoding)
 
 
 class _Blobs(Dumper):
@@ -90,7 +112,13 @@ class _Blobs(Dumper):
     oid = _BYTEAS
 
     def dump(self, obj: Blobs) -> bytes:
-        return _array(_BYTEA, obj)
+        parts = [b""]
+        for item in obj:
+            if item is None:
+                parts.append(_NULL)
+            else:
+                parts += (_SIZE.pack(len(item)), item)
+        return _join(_BYTEA, obj, parts)
 
 
 class _Numbers(Dumper):
@@ -99,17 +127,22 @@ class _Numbers(Dumper):
 
     def dump(self, obj: Numbers) -> bytes:
         if None in obj:
-            return _add_head(_BIGINT, obj, [_NULL if number is None else _NUMBER.pack(8, number) for number in obj])
+            parts = [b""]
+            for number in obj:
+                parts.append(_NULL if number is None else _NUMBER.pack(8, number))
+            return _join(_BIGINT, obj, parts)
         sized: list[int | None] = [8] * (2 * len(obj))
         sized[1::2] = obj
-        return _add_head(_BIGINT, obj, (_numbers(len(obj)).pack(*sized),))
+        return _join(_BIGINT, obj, [b"", _numbers(len(obj)).pack(*sized)])
 
 
-def _array(of: int, items: Sequence[bytes | None]) -> bytes:
-    parts: list[bytes] = []
-    for item in items:
-        parts += (_NULL,) if item is None else (_SIZE.pack(len(item)), item)
-    return _add_head(of, items, parts)
+@functools.lru_cache(256)
+def _put_together(names: Names, encoding: str) -> bytes:
+    parts = [b""]
+    for name in names:
+        item = name.encode(encoding)
+        parts += (_SIZE.pack(len(item)), item)
+    return _join(_TEXT, names, parts)
 
 
 @functools.lru_cache(1024)
@@ -118,16 +151,20 @@ def _numbers(count: int) -> struct.Struct:
     return struct.Struct("!" + "iq" * count)
 
 
-def _add_head(of: int, items: Sequence[object], parts: Sequence[bytes]) -> bytes:
-    """An array of one dimension whose first item has the number 1; an empty one has no dimension."""
-    return b"".join((_HEAD.pack(1, int(None in items), of, len(items), 1), *parts)) if items else _NONE.pack(0, 0, of)
+def _join(of: int, items: Sequence[object], parts: list[bytes]) -> bytes:
+    """An array of one dimension whose first item has the number 1; an empty one has no dimension. The first of the parts is the place of its head."""
+    if not items:
+        return _NONE.pack(0, 0, of)
+    parts[0] = _HEAD.pack(1, int(None in items), of, len(items), 1)
+    return b"".join(parts)
 
 
 def taught(db: AsyncConnection[Any]) -> None:
-    """Makes a connection take ``Texts``, ``Blobs`` and ``Numbers``."""
+    """Makes a connection take ``Texts``, ``Names``, ``Blobs`` and ``Numbers``."""
     db.adapters.register_dumper(Texts, _Texts)
+    db.adapters.register_dumper(Names, _Names)
     db.adapters.register_dumper(Blobs, _Blobs)
     db.adapters.register_dumper(Numbers, _Numbers)
 
 
-__all__ = ["Blobs", "Columns", "Numbers", "Texts", "taught"]
+__all__ = ["Blobs", "Columns", "Names", "Numbers", "Texts", "taught"]

@@ -17,6 +17,7 @@ from holdfast.stores.apply import Found
 from holdfast.stores.crowds import AMONG, CROWD, FEW, LANES, LINES, MARKED, Line
 from holdfast.stores.postgres import besides, lone
 from holdfast.stores.postgres import limits as bounds
+from holdfast.stores.postgres.arrays import Names
 from holdfast.stores.postgres.commits import Committer, Key, Statement
 from holdfast.stores.postgres.connection import Connection, many, rows_of
 from holdfast.stores.postgres.owners import Owners
@@ -60,7 +61,7 @@ class Claiming(Owners, Reading):
         claims = _note_driven(committer, taken)  # from here on what is claimed below, and its answer lost, can be told from these
         if dead == self._dead and not bounded:
             return claims
-        values |= {"dead": list(dead), "limit": values["limit"] - len(taken)}
+        values |= {"dead": Names(dead), "limit": values["limit"] - len(taken)}
         try:
             more, again = await self._do(lambda db, sent: self._claim_beside(db, sent, values, limits, bounded=bounded))
         except HoldfastError:
@@ -74,8 +75,8 @@ class Claiming(Owners, Reading):
         """What a claim is asked for, and what it looks at besides."""
         begins, look = self._ground.where()
         return {
-            "simple": not limits, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
-            "shapes": None if shapes is None else list(shapes), "dead": list(self._dead), "now": self._clock(),
+            "simple": not limits, "owner": owner, "queues": Names(queues) or None, "skills": None if skills is None else Names(skills),
+            "shapes": None if shapes is None else Names(shapes), "dead": Names(self._dead), "now": self._clock(),
             **begins, "look": look, "crowds": self._crowds.look(),
         }
 
@@ -158,7 +159,7 @@ class Claiming(Owners, Reading):
         if self._moved and not await self._spoken(db):
             return [], None
         rows, again = [], None
-        if values["dead"] != list(self._dead):
+        if values["dead"] != self._dead:
             if values["dead"] and values["limit"] and not bounded:
                 rows = [r for r in await rows_of(db, Q.claim, values) if r[0] is not None]
             await self._tidy(db, values["owner"], values["dead"])
