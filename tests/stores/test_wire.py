@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import shared
 
-from holdfast.stores.postgres.arrays import Blobs, Columns, Numbers, Texts
+from holdfast.stores.postgres.arrays import Blobs, Columns, Names, Numbers, Texts
 from holdfast.stores.postgres.connection import connect, place
 from holdfast.stores.postgres.wire import GREATEST_AGE, MOST_PREPARED, Connection, Statement
 
@@ -37,12 +37,15 @@ async def db() -> AsyncIterator[Connection]:
 
 async def test_values_and_rows_are_those_of_psycopg(db: Connection) -> None:
     """Whatever goes there comes back, by place and by name, once and prepared."""
-    values = {"text": "ä%s", "number": 2**40, "bytes": b"\0%b", "none": None, "yes": True, "texts": Texts(["a", None]), "numbers": Numbers([1, None]), "blobs": Blobs([b"\1"])}
+    values = {
+        "text": "ä%s", "number": 2**40, "bytes": b"\0%b", "none": None, "yes": True, "texts": Texts(["a", None]), "numbers": Numbers([1, None]), "blobs": Blobs([b"\1"]),
+        "names": Names(("ä", "b")), "nobody": Names(),
+    }
     text = (
         "SELECT %(text)s::text, %(number)s::bigint, %(bytes)s::bytea, %(none)s::text, %(yes)s::boolean, %(texts)s::text[], %(numbers)s::bigint[], "
-        "%(blobs)s::bytea[], %(text)s::text, '100%%'"
+        "%(blobs)s::bytea[], %(names)s::text[], %(nobody)s::text[], %(text)s::text, '100%%'"
     )
-    expected = ("ä%s", 2**40, b"\0%b", None, True, ["a", None], [1, None], [b"\1"], "ä%s", "100%")
+    expected = ("ä%s", 2**40, b"\0%b", None, True, ["a", None], [1, None], [b"\1"], ["ä", "b"], [], "ä%s", "100%")
     cursor = await db.execute(text, values)
     assert await cursor.fetchall() == [expected]
     for _ in range(3):
@@ -187,6 +190,50 @@ async def test_a_connection_that_is_cut_says_so() -> None:
             await db.ask(("SELECT 1", None))
         await db.close()
         await listening.close()
+
+
+async def test_the_loop_watches_a_socket_until_psycopg_reads_from_it(db: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each question anew."""
+    loop, ours, theirs = asyncio.get_running_loop(), 0, 0
+    add = loop.add_reader
+
+    def watch(file: int, ready: Callable[..., None], *more: object) -> None:
+        nonlocal ours, theirs
+        assert file == db.pgconn.socket
+        ours, theirs = (ours + 1, theirs) if not more else (ours, theirs + 1)
+        add(file, ready, *more)
+
+    monkeypatch.setattr(loop, "add_reader", watch)
+    for n in range(5):
+        assert await db.ask(("SELECT %s::int", (n,))) == [[(n,)]]
+    with pytest.raises(sql.DivisionByZero):
+        await db.ask(("SELECT 1/0", None))
+    assert (ours, theirs) == (1, 0)
+    assert await (await db.execute("SELECT 7")).fetchone() == (7,)
+    assert theirs > 0
+    for n in range(5):
+        assert await db.ask(("SELECT %s::int", (n,))) == [[(n,)]]
+    assert ours == 2
+
+
+async def test_a_socket_that_is_lost_at_rest_is_watched_no_more() -> None:
+    """Its number is soon that of another."""
+    shared().fresh()
+    db = await connect(place(shared().url))
+    await db.ask(("SELECT 1", None))
+    file = db.pgconn.socket
+    with shared().admin() as admin:
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'holdfast'")
+    async with asyncio.timeout(30):
+        await until(lambda: db.closed)
+    assert not asyncio.get_running_loop().remove_reader(file)
+    other = await connect(place(shared().url))
+    assert await other.ask(("SELECT 2", None)) == [[(2,)]]
+    await db.close()
+    assert await other.ask(("SELECT 3", None)) == [[(3,)]]
+    file = other.pgconn.socket
+    await other.close()
+    assert not asyncio.get_running_loop().remove_reader(file)
 
 
 async def test_what_is_told_while_a_statement_is_answered_is_heard(db: Connection) -> None:

@@ -12,6 +12,7 @@ import logging
 import random
 import re
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -19,6 +20,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 import psycopg
 from psycopg import errors as sql
+from psycopg.pq import ConnStatus
 from psycopg.rows import tuple_row
 
 from holdfast.core.errors import (
@@ -37,7 +39,7 @@ from holdfast.core.errors import (
 from holdfast.machine import note_error
 from holdfast.stores.postgres.arrays import taught
 from holdfast.stores.postgres.queries import OFTEN
-from holdfast.stores.postgres.wire import Asked, Connection, Plans, Rows, Statement
+from holdfast.stores.postgres.wire import Asked, Connection, Exchange, Plans, Rows, Statement
 
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
 PATIENCE = 30.0  # seconds for which a verb outlasts an outage
@@ -231,6 +233,87 @@ async def connect(
     return db
 
 
+class _Room:
+    """For how many more connections there is room. Whoever has waited longest is next."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def enter_now(self) -> bool:
+        """Whether there was room for one more."""
+        if self._free:
+            self._free -= 1
+            return True
+        return False
+
+    async def enter(self) -> None:
+        if self.enter_now():
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        while self._waiting:
+            if not (turn := self._waiting.popleft()).done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+class _Question:
+    """What was sent over a connection that was taken from the pool, until it is answered. ``over`` is called when the connection has been given back; after
+    ``until``, by the clock of its loop, the server is left."""
+
+    def __init__(self, pool: Connections, held: Held, seconds: float, over: Callable[[list[Rows] | BaseException], None]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.until = self.loop.time() + seconds
+        self.ended: asyncio.Future[None] | None = None  # made for whoever waits for it
+        self._pool = pool
+        self._held = held
+        self._over = over
+        self._exchange: Exchange | None = None
+
+    def send(self, asked: Sequence[Statement]) -> None:
+        try:
+            self._exchange = self._held[1].begin(asked, self._read)
+        except Exception as e:
+            self._pool.end_in_vain(self._held, e, self._over)
+        else:
+            self._pool.wait_for(self)
+
+    def leave(self) -> None:
+        """Its time is over, or the store is closed."""
+        assert self._exchange is not None, "it was sent"
+        self._exchange.leave()
+        self._end(TimeoutError("no answer"))
+
+    def _read(self) -> None:
+        assert self._exchange is not None, "it was sent"
+        try:
+            found = [self._held[1].rows(answer) for answer in self._exchange.answers()]
+        except Exception as e:
+            self._end(e)
+        else:
+            self._end(found)
+
+    def _end(self, found: list[Rows] | Exception) -> None:
+        self._pool.wait_no_more(self)
+        if isinstance(found, Exception):
+            self._pool.end_in_vain(self._held, found, self._over)
+        else:
+            self._pool.give_back(self._held)
+            self._over(found)
+        if self.ended is not None and not self.ended.done():
+            self.ended.set_result(None)
+
+
 class Connections:
     """A few connections, made when they are first needed, handed out one at a time, the warmest first. ``generation`` moves when the
     server is left: what was connected before is closed when it comes back. ``check`` looks at each new connection. On a server that is
@@ -243,15 +326,15 @@ class Connections:
         self._clock = clock
         self._check = check
         self._idle: list[Held] = []
-        self._room: asyncio.Queue[None] = asyncio.Queue()
-        for _ in range(most):
-            self._room.put_nowait(None)
+        self._room = _Room(most)
         self._prepared = True
         self._asked_before = Asked(OFTEN)
         self._generation = 0
         self._closed = False
         self._alone = asyncio.Lock()
         self._asked: set[asyncio.Future[Any]] = set()
+        self._questions: set[_Question] = set()
+        self._late: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None  # one timer for all questions: each is answered long before it would be too late
         self.crowded = False
 
     def at_once(self, asked: Sequence[Statement]) -> asyncio.Future[list[Rows]] | None:
@@ -260,12 +343,12 @@ class Connections:
         if (held := self.take()) is None:
             return None
         answered: asyncio.Future[list[Rows]] = asyncio.get_running_loop().create_future()
-        answered.add_done_callback(note_error)
 
         def over(found: list[Rows] | BaseException) -> None:
             if answered.done():
                 return
             if isinstance(found, BaseException):
+                answered.add_done_callback(note_error)
                 answered.set_exception(found)
             else:
                 answered.set_result(found)
@@ -276,36 +359,30 @@ class Connections:
     def send(self, held: Held, asked: Sequence[Statement], seconds: float, over: Callable[[list[Rows] | BaseException], None]) -> None:
         """Sends statements over a connection that was ``taken``, and calls ``over`` with their rows, or with the error of the database or the socket, once the
         connection has been given back."""
-        db, loop = held[1], asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+        _Question(self, held, seconds, over).send(asked)
 
-        def take_answers() -> None:
-            late.cancel()
-            if not ended.done():
-                ended.set_result(None)
-            try:
-                found = [db.rows(answer) for answer in exchange.answers()]
-            except Exception as e:
-                self._later(self._end_in_vain(held, e, over))
-            else:
-                self.give_back(held)
-                over(found)
+    def wait_for(self, question: _Question) -> None:
+        self._questions.add(question)
+        if self._late is None or self._late[0] is not question.loop or self._late[1].when() > question.until:
+            self._look_for_late_at(question.loop, question.until)
 
-        def leave(_: object) -> None:
-            if ended.cancelled():  # too late, or the store was closed
-                late.cancel()
-                exchange.leave()
-                self._later(self._end_in_vain(held, TimeoutError("no answer"), over))
+    def wait_no_more(self, question: _Question) -> None:
+        self._questions.discard(question)
 
-        try:
-            exchange = db.begin(asked, take_answers)
-        except Exception as e:
-            self._later(self._end_in_vain(held, e, over))
-            return
-        late = loop.call_later(seconds, ended.cancel)
-        self._asked.add(ended)
-        ended.add_done_callback(self._asked.discard)
-        ended.add_done_callback(leave)
+    def _look_for_late_at(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        if self._late is not None:
+            self._late[1].cancel()
+        self._late = loop, loop.call_at(at, self._look_for_late, loop)
+
+    def _look_for_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._late, now = None, loop.time()
+        for question in [q for q in self._questions if q.until <= now]:
+            question.leave()
+        if self._questions:
+            self._look_for_late_at(loop, min([q.until for q in self._questions]))
+
+    def end_in_vain(self, held: Held, error: Exception, over: Callable[[list[Rows] | BaseException], None]) -> None:
+        self._later(self._end_in_vain(held, error, over))
 
     async def _end_in_vain(self, held: Held, error: Exception, over: Callable[[list[Rows] | BaseException], None]) -> None:
         try:
@@ -335,7 +412,7 @@ class Connections:
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[Connection]:
         """One connection, at rest. One that comes back with an error in it is closed."""
-        await self._room.get()
+        await self._room.enter()
         try:
             async with self._alone if self.crowded else contextlib.nullcontext():
                 held = await self._one()
@@ -346,34 +423,34 @@ class Connections:
                     raise
                 await self._keep(*held)
         finally:
-            self._room.put_nowait(None)
+            self._room.leave()
 
     def take(self) -> Held | None:
         """A connection that is there and at rest, without waiting for one; None where there is none. It is to be given back."""
-        if not self._idle or self.crowded or self._room.empty():
+        if not self._idle or self.crowded or not self._room.enter_now():
             return None
         generation, db = self._idle.pop()
-        if generation != self._generation or db.closed or db.broken:
+        if generation != self._generation or db.pgconn.status == ConnStatus.BAD:
             self._idle.append((generation, db))
+            self._room.leave()
             return None
-        self._room.get_nowait()
         return generation, db
 
     def give_back(self, held: Held) -> None:
         """Gives back what was ``taken``, at rest as it was."""
         generation, db = held
-        if self._closed or generation != self._generation or db.closed or self.crowded:
+        if self._closed or generation != self._generation or db.pgconn.status == ConnStatus.BAD or self.crowded:
             self._later(self._keep(*held))
         else:
             self._idle.append(held)
-        self._room.put_nowait(None)
+        self._room.leave()
 
     async def give_back_broken(self, held: Held, error: BaseException) -> None:
         """The same, with the error that it met."""
         try:
             await self._after(error, *held)
         finally:
-            self._room.put_nowait(None)
+            self._room.leave()
 
     async def _keep(self, generation: int, db: Connection) -> None:
         if self._closed or generation != self._generation or db.closed:
@@ -433,14 +510,23 @@ class Connections:
         """Closes every connection. A question whose caller has gone is answered first, if that takes no longer than a moment."""
         self._closed = True
         await self.leave()
-        here = [task for task in self._asked if task.get_loop() is asyncio.get_running_loop()]
+        loop = asyncio.get_running_loop()
+        here = [task for task in self._asked if task.get_loop() is loop]
+        for question in self._questions:
+            if question.loop is loop:
+                question.ended = loop.create_future()
+                here.append(question.ended)
         if here:
             _, late = await asyncio.wait(here, timeout=LAST_ANSWER)
             for task in late:
                 task.cancel()
-            while late:
+            for question in [q for q in self._questions if q.loop is loop]:
+                question.leave()
+            while late := {task for task in self._asked if task.get_loop() is loop}:
                 await asyncio.wait(late)
-                late = {task for task in self._asked if task.get_loop() is asyncio.get_running_loop()}
+        if self._late is not None:
+            self._late[1].cancel()
+            self._late = None
 
 
 async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: float, *, wrote: bool = True) -> T:

@@ -14,13 +14,14 @@ import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as sql
+from psycopg.abc import PQGen
 from psycopg.abc import Transformer as Adapts
 from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 
@@ -33,6 +34,7 @@ _PLACE = re.compile(r"%(?:(%)|(?:\((\w+)\))?([sb]))")
 _FORMATS = {"s": PyFormat.AUTO, "b": PyFormat.BINARY}
 _WENT_WELL = frozenset((ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK))
 _Key = tuple[bytes, tuple[int, ...]]
+T = TypeVar("T")
 
 
 class _Sent:
@@ -89,7 +91,10 @@ class Plans:
 
 
 class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
-    """One of psycopg's that can be asked in this way. ``prepares`` is to be false behind a transaction pooler, where the next transaction is in another session."""
+    """One of psycopg's that can be asked in this way. ``prepares`` is to be false behind a transaction pooler, where the next transaction is in another session.
+
+    The loop watches its socket from the first exchange on, and not for each anew: until psycopg itself reads from it, it is closed, or it is lost.
+    """
 
     def __init__(self, pgconn: PGconn, row_factory: Any = tuple_row) -> None:
         super().__init__(pgconn, row_factory)
@@ -98,6 +103,45 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         self.asked = Asked()
         self._statements = _Prepared()
         self._adapts: Adapts | None = None
+        self._exchange: Exchange | None = None
+        self._watched: tuple[asyncio.AbstractEventLoop, int] | None = None
+
+    async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        """What psycopg itself asks: it has the socket watched in its own way."""
+        self.watch_no_more()
+        return await super().wait(gen, *args, **kwargs)
+
+    async def close(self) -> None:
+        self.watch_no_more()
+        await super().close()
+
+    def watch(self, exchange: Exchange) -> None:
+        """Hands what comes to an exchange."""
+        self._exchange = exchange
+        if self._watched is None or self._watched[0] is not exchange.loop:
+            self.watch_no_more()
+            self._exchange, self._watched = exchange, (exchange.loop, self.pgconn.socket)
+            exchange.loop.add_reader(self._watched[1], self._ready)
+
+    def watch_no_more(self) -> None:
+        """To be called before the socket is closed, and at once where libpq may have closed it: its number may soon be that of another."""
+        watched, self._watched, self._exchange = self._watched, None, None
+        if watched is not None:
+            watched[0].remove_reader(watched[1])
+
+    def end(self) -> None:
+        """The exchange is over. Another may follow, if there still is a connection."""
+        self._exchange = None
+        if self.pgconn.status != ConnStatus.OK:
+            self.watch_no_more()
+
+    def _ready(self) -> None:
+        if self._exchange is not None:
+            self._exchange.ready()
+            return
+        with contextlib.suppress(psycopg.Error):  # whoever is given this connection next sees that it is lost
+            self.pgconn.consume_input()
+        self.end()
 
     async def ask(self, *asked: Statement) -> list[Rows]:
         """The rows of each of these statements, in one round trip. Unless the first of them begins a transaction, they are one.
@@ -143,6 +187,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
             psycopg.Error: the connection was lost.
         """
         pg, loop = self.pgconn, asyncio.get_running_loop()
+        self.watch_no_more()
         lost: asyncio.Future[None] = loop.create_future()
 
         def ready() -> None:
@@ -185,7 +230,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         """The rows of an answer."""
         if not answer.nfields:
             return []
-        adapter = self._adapter()
+        adapter = self._adapts or self._adapter()
         adapter.set_pgresult(answer)
         return adapter.load_rows(0, answer.ntuples, tuple)
 
@@ -209,8 +254,8 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
             query = text.encode()  # as it stands: a percent sign is one
         else:
             query, formats, names = _parse(text)
-            adapter = self._adapter()
-            given = values if names is None else [values[name] for name in names]
+            adapter = self._adapts or self._adapter()
+            given = values if names is None else list(map(values.__getitem__, names))
             if len(given) != len(formats):  # the dumper does not count them: it would read behind the end of its memory
                 raise sql.ProgrammingError(f"the statement has {len(formats)} places, and {len(given)} values were given for them")
             given = adapter.dump_sequence(given, formats)
@@ -235,26 +280,31 @@ class Exchange:
     def __init__(self, db: Connection, sent: Sequence[_Sent], over: Callable[[], None], *, anew: bool = False) -> None:
         self._db = db
         self._pg = pg = db.pgconn
+        self.loop = asyncio.get_running_loop()
         self._sent = sent
         self._over = over
         self._found: list[PGresult] = []
         self._error: psycopg.Error | None = None
-        self._loop, self._socket = asyncio.get_running_loop(), pg.socket
+        self._writing, self._socket = False, pg.socket
         self._piped = anew or len(sent) > 1
         self._before = anew
-        if self._piped:
-            pg.enter_pipeline_mode()
-        if anew:
-            pg.send_query_params(b"DISCARD PLANS", None)
-            pg.pipeline_sync()
-        for each in sent:
-            each.send()
-        if self._piped:
-            pg.pipeline_sync()
-        self._writing = pg.flush() != 0
-        self._loop.add_reader(self._socket, self._ready)
+        try:
+            if self._piped:
+                pg.enter_pipeline_mode()
+            if anew:
+                pg.send_query_params(b"DISCARD PLANS", None)
+                pg.pipeline_sync()
+            for each in sent:
+                each.send()
+            if self._piped:
+                pg.pipeline_sync()
+            self._writing = pg.flush() != 0
+            db.watch(self)
+        except BaseException:
+            db.watch_no_more()
+            raise
         if self._writing:
-            self._loop.add_writer(self._socket, self._ready)
+            self.loop.add_writer(self._socket, self.ready)
 
     def answers(self) -> list[PGresult]:
         """The answers to the statements.
@@ -280,17 +330,18 @@ class Exchange:
 
     def leave(self) -> None:
         """Waits for no answer any more. The connection is of no use after that."""
-        self._loop.remove_reader(self._socket)
         if self._writing:
             self._writing = False
-            self._loop.remove_writer(self._socket)
+            self.loop.remove_writer(self._socket)
+        self._db.end()
 
-    def _ready(self) -> None:
+    def ready(self) -> None:
+        """There is something to read, or room for what is still to be sent."""
         pg = self._pg
         try:
             if self._writing and pg.flush() == 0:
                 self._writing = False
-                self._loop.remove_writer(self._socket)
+                self.loop.remove_writer(self._socket)
             pg.consume_input()  # also while there is more to write: a server that waits to be read reads nothing itself
             while not pg.is_busy():
                 answer = pg.get_result()
