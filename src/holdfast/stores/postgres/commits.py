@@ -275,10 +275,14 @@ class Committer:
     # -- groups -------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """At the end of this tick of the loop, what has gathered until then is sent."""
+        """At the end of this tick of the loop, what has gathered until then is sent: at once, where nothing else is to be done in it."""
         if not self._armed and self._busy < WRITERS and (self._steps or self._others):
+            loop = asyncio.get_running_loop()
+            if _is_all(loop):
+                self._flush()
+                return
             self._armed = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._armed = False
@@ -936,6 +940,8 @@ def _takers(every: Iterable[Prepared]) -> list[str]:
 def _apart(waiting: Sequence[W], most: int) -> tuple[list[W], list[W]]:
     """The oldest commits that have nothing to do with each other, and the rest: what one of them does to a run, a lane or a key that
     another needs to see, is done when that other one is looked at."""
+    if len(waiting) == 1:
+        return [w for w in waiting if not w.future.done()], []
     batch: list[W] = []
     rest: list[W] = []
     written: set[object] = set()
@@ -970,6 +976,12 @@ def _find_touched(p: Prepared) -> tuple[set[object], set[object]]:
         writes |= more
         tells |= others
     return writes, tells - writes
+
+
+def _is_all(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether this is all that a loop has to do in its turn, and the next would begin with what is put off until then. Loops of another make do not say it."""
+    ready = getattr(loop, "_ready", None)
+    return ready is not None and not ready
 
 
 def _meter(size: int, began: float, _: asyncio.Task[None]) -> None:

@@ -54,6 +54,7 @@ class Hearing:
         self._moved_at = 0.0
         self._name = secrets.token_hex(4)
         self._owed = 0
+        self._quiet_until = 0.0
         self._saying: asyncio.Task[None] | None = None
 
     def open(self, pool: Connections) -> None:
@@ -61,7 +62,7 @@ class Hearing:
         self._changes.reopen()
         self._wanted, self._hurried = asyncio.Event(), asyncio.Event()
         self._asking = asyncio.Lock()
-        self._owed = 0
+        self._owed, self._quiet_until = 0, 0.0
 
     async def close(self) -> None:
         """Lets everybody go. A question that is under way is answered first: to break it off costs its connection, and a warning."""
@@ -86,34 +87,33 @@ class Hearing:
         self._changes.tell(news)
         if self._place.listen is not None and self._pool is not None and not told:
             self._owed |= news & ~OTHER
-            if self._owed and (self._saying is None or self._saying.done()):
+            if self._owed and not self._is_saying():
                 self._saying = asyncio.ensure_future(self._say(self._pool))
 
     def with_it(self, news: int) -> Statement | None:
         """What goes with the transaction that writes something of these kinds, so that others hear of it at once; None where they were told something just now, and are told of it later."""
         kinds = news & ~OTHER
-        if self._place.listen is None or self._pool is None or not kinds or (self._saying is not None and not self._saying.done()):
+        if self._place.listen is None or self._pool is None or not kinds or self._is_saying() or (now := time.monotonic()) < self._quiet_until:
             return None
-        kinds, self._owed = kinds | self._owed, 0
-        self._saying = asyncio.ensure_future(self._quiet(self._pool))
+        self._quiet_until = now + QUIET
         return "SELECT pg_notify(%s, %s)", (CHANNEL, f"{kinds} {self._name}")
 
-    async def _say(self, pool: Connections) -> None:
-        await asyncio.sleep(0)
-        kinds, self._owed = self._owed, 0
-        try:
-            async with self._asking, pool.hold() as db:
-                # What it tells of is on the disk. That somebody was told need not be: after a crash everybody looks anyway.
-                await db.execute(f"SET LOCAL synchronous_commit = off; NOTIFY {CHANNEL}, '{kinds} {self._name}'", prepare=False)
-        except (psycopg.Error, OSError):
-            return  # a hint that was not given: polling finds it
-        await self._quiet(pool)
+    def _is_saying(self) -> bool:
+        """Whether others are about to be told of what is owed to them."""
+        return self._saying is not None and not self._saying.done()
 
-    async def _quiet(self, pool: Connections) -> None:
-        """Others hear of what comes meanwhile once it is over."""
-        await asyncio.sleep(QUIET)
-        if self._owed and self._pool is pool:
-            self._saying = asyncio.ensure_future(self._say(pool))
+    async def _say(self, pool: Connections) -> None:
+        """Tells of what is owed once it is quiet, and of what comes meanwhile when it is quiet again."""
+        while self._owed and self._pool is pool:
+            await asyncio.sleep(max(0.0, self._quiet_until - time.monotonic()))
+            kinds, self._owed = self._owed, 0
+            try:
+                async with self._asking, pool.hold() as db:
+                    # What it tells of is on the disk. That somebody was told need not be: after a crash everybody looks anyway.
+                    await db.execute(f"SET LOCAL synchronous_commit = off; NOTIFY {CHANNEL}, '{kinds} {self._name}'", prepare=False)
+            except (psycopg.Error, OSError):
+                return  # a hint that was not given: polling finds it
+            self._quiet_until = time.monotonic() + QUIET
 
     def _hear(self, payload: str) -> None:
         """Wakes those whom a notification concerns; all of them where it is not one of ours."""
