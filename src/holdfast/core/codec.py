@@ -253,12 +253,12 @@ def open_rows(rows: Sequence[Row], previous: bytes | None = b"") -> list[Record]
 def _open(row: Row) -> Record:
     raw = _incoming(row)
     first = row.seq - len(raw.facts) + 1
-    events = tuple(
+    events = tuple([
         ev.Event(first + i, raw.at, _fact(f, raw.format, first + i), raw.actor, raw.fence) for i, f in enumerate(raw.facts)
-    )
+    ])
     delta = None if raw.delta is None else _strict(_delta, raw.delta, f"the checkpoint of event {row.seq}")
     try:
-        results = tuple(_decoder(Result).decode(r) for r in raw.results)
+        results = tuple([_decoder(Result).decode(r) for r in raw.results])
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         raise EventUnreadable(f"the checkpoint of event {row.seq} cannot be decoded: {e}") from e
     delta_bytes = b"" if raw.delta is None else bytes(raw.delta)
@@ -311,8 +311,8 @@ def _fact(raw: msgspec.Raw, format: int, seq: int) -> ev.Fact | ev.Unknown:
         if kind is None:
             fields = _any.decode(raw)
             return ev.Unknown(tag, fields[1:])
-        todo = [f for before, f in _upcasters.get(tag, ()) if format < before]
-        if todo:
+        known = _upcasters.get(tag)
+        if known is not None and (todo := [f for before, f in known if format < before]):
             fields = list(_any.decode(raw))[1:]
             for function in todo:
                 fields = function(fields)
