@@ -74,7 +74,7 @@ async def step(store: PostgresStore, name: str) -> AsyncIterator[None]:
 
 @costs(trips=1, statements=1, syncs=1, wal=13_000)
 async def steps_of_twenty_runs(store: PostgresStore, name: str) -> AsyncIterator[None]:
-    scripts = [await driven(store, f"{name}.{n}") for n in range(MANY)]
+    scripts = await asyncio.gather(*[driven(store, f"{name}.{n}") for n in range(MANY)])
     yield
     await asyncio.gather(*[script.steps(1) for script in scripts])
 

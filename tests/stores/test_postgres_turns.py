@@ -11,9 +11,9 @@ import pytest
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import shared
 
+from holdfast.engine.base.begun import Rest
 from holdfast.stores import PostgresStore
 from holdfast.stores.postgres import connection, news
-from holdfast.stores.postgres.commits import Committer
 from holdfast.stores.postgres.connection import _Room
 from holdfast.stores.postgres.wire import Connection, Exchange, Statement
 from holdfast.testing.conformance import TTL, Script
@@ -33,29 +33,31 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-async def test_a_commit_is_put_off_only_where_others_may_join_it(monkeypatch: pytest.MonkeyPatch, sent: list[int]) -> None:
-    """Where nothing else is to be done in this turn of the loop, nobody comes before the next one."""
+async def test_the_first_commit_of_a_turn_is_sent_in_it_while_they_come_one_by_one(sent: list[int]) -> None:
+    """Those that come with it go together at the end of the turn, and from then on all of a turn do, until one comes alone again."""
     store = PostgresStore(f"{shared().fresh()}&listen=")
     await store.open()
     await store.register("w", TTL)
-    loop, put_off = asyncio.get_running_loop(), 0
-    call_soon = loop.call_soon
 
-    def noted(callback: Callable[..., Any], *given: Any, **more: Any) -> asyncio.Handle:
-        nonlocal put_off
-        put_off += getattr(callback, "__func__", None) is Committer._flush
-        return call_soon(callback, *given, **more)
+    async def at_once(name: str) -> int:
+        """How many statements are sent before the loop has had a turn."""
+        sent.clear()
+        begins = Script(store, name).begin("w")
+        waiting = begins.send(None)
+        count = len(sent)
+        await Rest(begins, waiting)
+        return count
 
-    monkeypatch.setattr(loop, "call_soon", noted)
-    sent.clear()
-    await asyncio.sleep(0)  # what the registration has left to be done
-    script = await Script(store, "r0").begin("w")
-    await script.steps(2)
-    await script.wait()
-    assert (put_off, len(sent)) == (0, 4)
-    sent.clear()
-    await asyncio.gather(*[Script(store, f"r{n}").begin("w") for n in range(1, 20)])
-    assert (put_off, len(sent)) == (1, 1), "births of one turn still go together"
+    async def crowd(name: str) -> int:
+        """How many statements the births of one turn are."""
+        sent.clear()
+        await asyncio.gather(*[Script(store, f"{name}{n}").begin("w") for n in range(20)])
+        return len(sent)
+
+    assert (await at_once("alone"), await at_once("again")) == (1, 1)
+    assert await crowd("a") > 1, "the first, and those that came with it over another connection"
+    assert (await crowd("b"), await crowd("c")) == (1, 1)
+    assert (await at_once("after"), await at_once("then"), await at_once("on")) == (0, 1, 1)
     await store.close()
 
 

@@ -231,6 +231,7 @@ class Committer:
         self._half = STEPS
         self._busy = 0
         self._armed = False
+        self._lone = True
         self._under_way: set[asyncio.Future[None]] = set()
 
     async def commit(self, p: Prepared) -> Tip:
@@ -275,17 +276,20 @@ class Committer:
     # -- groups -------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """At the end of this tick of the loop, what has gathered until then is sent: at once, where nothing else is to be done in it."""
+        """At the end of this tick of the loop, what has gathered until then is sent. As long as commits come one by one, the first of a tick does not wait for it."""
         if not self._armed and self._busy < WRITERS and (self._steps or self._others):
-            loop = asyncio.get_running_loop()
-            if _is_all(loop):
-                self._flush()
-                return
             self._armed = True
-            loop.call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._end_tick)
+            if self._lone:
+                self._flush()
+
+    def _end_tick(self) -> None:
+        self._armed = False
+        gathered = len(self._steps) + len(self._others)
+        self._lone = gathered == (0 if self._lone else 1)
+        self._flush()
 
     def _flush(self) -> None:
-        self._armed = False
         while self._busy < WRITERS and (self._steps or self._others):
             if self._steps:
                 steps, self._steps = _apart(self._steps, STEPS)
@@ -976,12 +980,6 @@ def _find_touched(p: Prepared) -> tuple[set[object], set[object]]:
         writes |= more
         tells |= others
     return writes, tells - writes
-
-
-def _is_all(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether this is all that a loop has to do in its turn, and the next would begin with what is put off until then. Loops of another make do not say it."""
-    ready = getattr(loop, "_ready", None)
-    return ready is not None and not ready
 
 
 def _meter(size: int, began: float, _: asyncio.Task[None]) -> None:
