@@ -111,6 +111,14 @@ def test_ids_sort_as_their_numbers() -> None:
     assert vouch.of_token(TOKEN).under == TOKEN.hash.hex() and vouch.of_effect(EFFECT, b"").under == "k" and vouch.of_claim(CLAIM).under == "r"
 
 
+@pytest.mark.parametrize("claim", [("request", "t", "k"), ("request", "t\x1fskill", "k"), ("slot", "s", "a\x1fb\x1fc")])
+def test_what_a_claim_may_be_is_read_from_its_id(claim: tuple[str, str, str]) -> None:
+    """A scope and a key may contain what stands between them."""
+    found = vouch.list_readings(vouch.claim_id(*claim))
+    assert claim in found and all(vouch.claim_id(*reading) == vouch.claim_id(*claim) for reading in found)
+    assert len(found) == "\x1f".join(claim).count("\x1f") - 1
+
+
 def test_records_are_kept_as_they_are() -> None:
     assert codec.decode_intent(codec.encode_intent(INTENT)) == INTENT
     assert codec.decode_schedule(codec.encode_schedule(SCHEDULE)) == SCHEDULE

@@ -276,17 +276,21 @@ class Committer:
     # -- groups -------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """At the end of this tick of the loop, what has gathered until then is sent. As long as commits come one by one, the first of a tick does not wait for it."""
+        """At the end of this tick of the loop, what has gathered until then is sent. As long as births, rests and ends come one by one, the first of a tick
+        does not wait for it."""
         if not self._armed and self._busy < WRITERS and (self._steps or self._others):
             self._armed = True
             asyncio.get_running_loop().call_soon(self._end_tick)
-            if self._lone:
+            if self._lone and not self._steps:
                 self._flush()
 
     def _end_tick(self) -> None:
         self._armed = False
-        gathered = len(self._steps) + len(self._others)
-        self._lone = gathered == (0 if self._lone else 1)
+        gathered = len(self._others)
+        if self._lone:
+            self._lone = not gathered
+        elif gathered == 1:
+            self._lone = True
         self._flush()
 
     def _flush(self) -> None:
