@@ -14,6 +14,7 @@ import pytest
 from holdfast import Absent, Context, Happened, Limit, Runtime, Tool, flow
 from holdfast.stores import MemoryStore
 from tests.engine.outside import Clock, Crash
+from tests.inside import die
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "effects.md"
 AGENT, TEST, MANY, TRIP = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
@@ -61,9 +62,8 @@ def names() -> dict[str, Any]:
             yield rt
 
     def kill(rt: Runtime) -> None:
-        rt._heartbeat.stop()
+        die(rt)
         rt.store.abandon(rt.owner)  # type: ignore[attr-defined]
-        rt._registered = False
 
     world |= {"Outside": outside, "model": model, "post": post, "was_posted": was_posted, "process": process, "kill": kill}
     return world

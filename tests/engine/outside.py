@@ -9,6 +9,7 @@ from typing import Any
 from holdfast import Runtime
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.testing.crash import SimulatedCrash
+from tests.inside import die
 
 SECOND = 1_000_000
 
@@ -83,14 +84,12 @@ class House:
 
     def kill(self, rt: Runtime) -> None:
         """What kill -9 leaves: silence, and proof that the owner is dead."""
-        rt._heartbeat.stop()
+        die(rt)
         rt.store.abandon(rt.owner)  # type: ignore[attr-defined]
-        rt._registered = False
 
     def stop(self, rt: Runtime) -> None:
         """SIGSTOP as others see it: no renewal, its lease runs out, and no proof of death."""
-        rt._heartbeat.stop()
-        rt._registered = False
+        die(rt)
         self.clock.forward(31)
 
     async def close(self) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 from holdfast.authoring import Skill
 from holdfast.core import events as ev
 from holdfast.core.commit import Commit, Tip
+from holdfast.core.status import Status
 from holdfast.handle import Run
+from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.crash import SimulatedCrash
+from tests.inside import fall_silent
 
 
 class FakeClock:
@@ -97,10 +100,18 @@ class World:
         except Crash:
             pass
         finally:
-            rt._heartbeat.stop()
+            fall_silent(rt)
         assert connection.gone, "the process was to die, and lived"
         self.store.abandon(rt.owner)
-        return next(iter(sorted(self.store._runs, reverse=True)))
+        return await self.newest()
+
+    async def newest(self) -> str:
+        """The run that was made last."""
+        return (await self.store.runs(RunFilter(limit=1)))[0][0].run_id
+
+    async def ended(self) -> bool:
+        """Whether any run is completed, as the store has it."""
+        return bool(await self.store.runs(RunFilter(statuses=(Status.COMPLETED,))))
 
     async def recovered(self, *skills: Skill) -> Run[Any]:
         """What a new process makes of what the dead one left."""

@@ -17,7 +17,7 @@ from holdfast import Goto, Graph, Runtime, State, append, current, merge, window
 from holdfast.core.commit import Commit, Step, Tip
 from holdfast.core.errors import HoldfastError, LeaseLost, RunNotFound
 from holdfast.core.graph import any_of
-from holdfast.ports import Loaded, Store, offers_steps
+from holdfast.ports import Loaded, RunFilter, Store, offers_steps
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.store import SqliteStore
@@ -228,6 +228,11 @@ async def disturb(host: Host, what: str, at: int, run_id: str) -> None:
         pass  # it came too late
 
 
+async def rows_of(store: Told) -> dict[str, list[tuple[int, bytes, bytes]]]:
+    """By run, all that its log says."""
+    return {run.run_id: [(r.seq, r.data, r.hash) for r in await store.rows(run.run_id)] for run, _ in await store.runs(RunFilter(limit=1_000))}
+
+
 def told(store: Told, graph: Graph[Board], disturbances: list[tuple[str, int]], clock: VirtualClock) -> tuple[Any, ...]:
     """Drives one run of a graph and gives everything that was to be seen of it."""
     world = World(store, clock=clock)
@@ -246,8 +251,7 @@ def told(store: Told, graph: Graph[Board], disturbances: list[tuple[str, int]], 
         return ended.record, dict(ended.values), checkpoints
 
     record, values, checkpoints = world.run(story())
-    rows = {run_id: [(r.seq, r.data, r.hash) for r in asyncio.run(store.rows(run_id))] for run_id in store._runs}
-    return record, values, checkpoints, rows
+    return record, values, checkpoints, asyncio.run(rows_of(store))
 
 
 @settings(max_examples=60, deadline=None)

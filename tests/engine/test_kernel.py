@@ -7,6 +7,7 @@ import datetime as dt
 from collections import Counter
 from typing import Annotated, Any
 
+import msgspec
 import pytest
 
 from holdfast import Context, Graph, Runtime, Send, State, append, flow, merge, thread, window
@@ -339,7 +340,7 @@ async def test_a_worker_leaves_alone_what_it_has_no_code_for() -> None:
 
 
 def _row(format: int, fields: list[Any]) -> codec.Row:
-    data = codec._encoder.encode([format, 1, 1, "system", [fields], None, []])
+    data = msgspec.msgpack.encode([format, 1, 1, "system", [fields], None, []])
     return codec.Row(1, data, codec.canon.chain(b"", data))
 
 

@@ -102,7 +102,7 @@ async def test_a_crash_at_every_commit_repeats_only_what_was_not_durable(after: 
         ran.clear()
         world = World()
         await world.crash(f, when=lambda c, seq=seq: any(e.seq == seq for e in c.events), after=after)  # type: ignore[misc]
-        if any(r.status == Status.COMPLETED for r in world.store._runs.values()):
+        if await world.ended():
             continue
         run = await world.recovered(f)
         assert run.result == whole
@@ -475,10 +475,8 @@ async def test_three_means_three_across_crashes() -> None:
         await ctx.step(fails, retry=3)
 
     world = World()
-    await world.crash(f, when=says(ev.StepRetryScheduled, attempt=1))
-    connection = says(ev.StepRetryScheduled, attempt=2)
-    rid = next(iter(world.store._runs))
-    await world.crash(f, when=connection, resume=rid)
+    rid = await world.crash(f, when=says(ev.StepRetryScheduled, attempt=1))
+    await world.crash(f, when=says(ev.StepRetryScheduled, attempt=2), resume=rid)
     run = await world.recovered(f)
     assert run.status is Status.FAILED and run.error is not None and run.error.type == "ConnectionError"
     assert ran["fails"] == 3

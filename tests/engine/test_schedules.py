@@ -18,7 +18,7 @@ from holdfast import Context, Graph, Runtime, State, UsageError, calendar, flow,
 from holdfast.core import canon
 from holdfast.core.errors import Conflict, InvalidInput, ScheduleNotFound, SkillUnknown, UnknownOption
 from holdfast.core.schedules import Schedule
-from holdfast.handle import when
+from holdfast.handle import EventView, when
 from holdfast.ports import Store
 from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore
 from holdfast.stores.sqlite import writer
@@ -27,6 +27,7 @@ from holdfast.testing.crash import Plan, at_write, never
 from holdfast.testing.world import Host
 from holdfast.workers import sweeper, worker
 from holdfast.workers.worker import Report
+from tests.inside import sweep
 
 MINUTE = dt.timedelta(minutes=1)
 HOUR = dt.timedelta(hours=1)
@@ -207,7 +208,7 @@ def test_a_worker_fires_each_slot_once(holdfast_world: World, unhurried: None) -
         assert (s.fired, s.skipped_missed, s.skipped_overlap, s.last_at, s.next_at) == (3, 0, 0, start + 30 * MINUTE, start + 40 * MINUTE)
         run = await host.do(host.rt.get(s.last_run))
         assert (run.schedule_id, run.scheduled_at, run.tags, run.priority, run.thread_id) == ("ten", start + 30 * MINUTE, ("daily",), 3, "t")
-        first = (await host.do(host.rt.events(run.run_id)._all()))[0]
+        first = (await host.do(events(host, run.run_id)))[0]
         assert (first.type, first.actor) == ("run.submitted", "schedule:ten")
         replayed = await host.do(host.rt.replay(run.run_id))
         assert replayed.scheduled_at == run.scheduled_at and replayed.state == run.state
@@ -251,6 +252,10 @@ def test_an_idle_sweeper_asks_twice_a_second(holdfast_world: World) -> None:
         return looks
 
     assert 60 <= holdfast_world.run(story()) <= 130
+
+
+async def events(host: Host, run_id: str) -> list[EventView]:
+    return list(await host.rt.events(run_id))
 
 
 async def fired_by(rt: Runtime, **options: Any) -> list[Report]:
@@ -631,7 +636,7 @@ def test_a_worker_that_slept_for_days_at_the_worst_moment(holdfast_world: World)
         s = await quick.do(quick.rt.schedule(graph, every=HOUR, id="s", grace=HOUR))
         slow = await holdfast_world.host(graph, pause=pause)
         holdfast_world.clock.advance(3601)
-        work = slow.start(sweeper.Sweeper(slow.rt._services, (), _nobody).sweep())
+        work = slow.start(sweep(slow.rt))
         await held.wait()
         await quick.do(fired_by(quick.rt))
         holdfast_world.clock.advance(3 * 86_400)
@@ -640,10 +645,6 @@ def test_a_worker_that_slept_for_days_at_the_worst_moment(holdfast_world: World)
         assert await slots(quick.rt) == [s.created_at + HOUR]
 
     holdfast_world.run(story())
-
-
-async def _nobody(schedule_id: str, error: Exception) -> None:
-    raise error
 
 
 def test_a_slot_that_has_its_run_already(holdfast_world: World) -> None:
@@ -740,7 +741,7 @@ async def test_a_workspace_that_dies_between_the_run_and_the_file(tmp_path: path
         made = await rt.schedule("report", every=HOUR, id="s", grace=HOUR)
         clock.advance(3601)
         with pytest.raises(SimulatedCrash):
-            await sweeper.Sweeper(rt._services, (), _nobody).sweep()
+            await sweep(rt)
     clock.advance(30 * 60)
     async with Runtime(WorkspaceStore(url, now=clock.now), skills=[report()], clock=clock) as rt:
         assert (await rt.schedules())[0].fired == 0, "the file was left behind"

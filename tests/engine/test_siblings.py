@@ -16,6 +16,7 @@ from holdfast.core.channels import MISSING, reduce
 from holdfast.core.checkpoint import Delta, Source, TaskResult, advance, empty
 from holdfast.engine.drive.siblings import Siblings
 from holdfast.stores import MemoryStore
+from tests.inside import lower
 
 word: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="nothing")
 
@@ -37,7 +38,7 @@ def fan_out(node: Any, items: int) -> Graph[Fan]:
 
 async def run_of(graph: Graph[Fan], parallel: int = 64) -> list[Any]:
     async with Runtime(MemoryStore(), skills=[graph]) as rt:
-        rt._services.parallel = parallel
+        lower(rt, parallel=parallel)
         run = await rt.invoke(graph, {})
         assert run.state is not None, run.error
         return list(run.state.out)

@@ -8,6 +8,7 @@ from holdfast import Graph, Runtime, State
 from holdfast.core.errors import StoreError
 from holdfast.core.status import Condition, Status
 from holdfast.stores.memory import MemoryStore
+from tests.inside import fall_silent, lower
 
 
 class Count(State):
@@ -58,13 +59,8 @@ async def left_behind(store: Dying, graph: Graph[Count], **options: object) -> s
     store.lives = 3
     with pytest.raises(StoreError):
         await rt.invoke(graph, {}, **options)
-    killed(rt)
+    fall_silent(rt)
     return (await rt.runs())[0].run_id
-
-
-def killed(rt: Runtime) -> None:
-    """A killed process closes nothing; only its threads must not outlive the test."""
-    rt._heartbeat.stop()
 
 
 async def test_a_worker_goes_on_where_a_dead_owner_stood() -> None:
@@ -114,9 +110,9 @@ async def test_a_step_that_kills_its_owners_ends_failed() -> None:
         store.lives = 2  # its takeover is on record, then it dies in the step
         with pytest.raises(StoreError):
             await rt.resume(run_id)
-        killed(rt)
+        fall_silent(rt)
     async with Runtime(store, skills=[graph]) as rt:
-        rt._services.max_takeovers = 2
+        lower(rt, takeovers=2)
         run = await rt.resume(run_id)
         assert run.status is Status.FAILED
         assert run.stop_reason == "takeover_limit"

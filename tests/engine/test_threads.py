@@ -30,6 +30,7 @@ from holdfast.testing import VirtualClock
 from holdfast.testing.crash import CrashingStore, Fault, SimulatedCrash, at_write
 from holdfast.testing.invariants import violations
 from holdfast.testing.world import World, to_the_end
+from tests.inside import threads_of
 
 SOUND = 30 * 86_400 * 1_000_000
 
@@ -458,7 +459,7 @@ async def test_what_is_in_hand_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         for name in ("a", "b", "c"):
             for word in ("one", "two", "three"):
                 await rt.invoke(chat(), {"say": word, "log": [word]}, thread_id=name)
-        held = rt._services.threads
+        held = threads_of(rt)
         assert sorted(thread for _, thread in held._ends) == ["b", "c"]
         assert [len(ends) for ends in held._ends.values()] == [2, 2]
         assert held._weight == sum(e.tip.since + e.tip.whole for ends in held._ends.values() for e in ends)

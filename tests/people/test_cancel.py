@@ -16,6 +16,7 @@ from holdfast.core.commands import Signal
 from holdfast.core.commit import Commit, Tip
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.conformance import signal
+from tests.inside import lower
 
 
 class Trail(State):
@@ -53,7 +54,7 @@ class Act:
 async def begun(act: Act, *skills: Any, grace: float = 0.0) -> AsyncIterator[tuple[Runtime, str, asyncio.Future[Any]]]:
     """A runtime that drives the first skill, up to where the act is under way."""
     async with Runtime(MemoryStore(), skills=skills) as rt:
-        rt._services.grace = grace
+        lower(rt, grace=grace)
         driving = asyncio.ensure_future(rt.invoke(skills[0], {}, thread_id="t"))
         await asyncio.wait_for(act.begun.wait(), 10)
         yield rt, (await rt.runs(thread_id="t"))[0].run_id, driving
@@ -294,7 +295,7 @@ async def test_siblings_are_drained_together() -> None:
         return {"said": ["third"]}
 
     async with Runtime(MemoryStore(), skills=[graph]) as rt:
-        rt._services.parallel = 2
+        lower(rt, parallel=2)
         driving = asyncio.ensure_future(rt.invoke(graph, {}, thread_id="t"))
         await asyncio.wait_for(act.begun.wait(), 10)
         rt.drain()
