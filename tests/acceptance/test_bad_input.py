@@ -36,8 +36,10 @@ from holdfast.core.errors import (
     UsageError,
 )
 from holdfast.core.status import Status
+from holdfast.ports import Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import writer
+from tests.inside import OpenSqlite
 
 
 class Note(State):
@@ -56,7 +58,7 @@ async def count(state: Note) -> dict[str, int]:
 class Place:
     """A store that can be opened again and again, with a run that was acknowledged in it."""
 
-    def __init__(self, url: str | MemoryStore) -> None:
+    def __init__(self, url: str | Store) -> None:
         self.url = url
         self.known: dict[str, int] = {}
 
@@ -88,9 +90,11 @@ async def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Place
 
 
 @pytest.fixture
-def one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All is written by the connection that a test reaches: on a slow disk a thread would commit, on one of its own."""
+def disk(file: Place, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> OpenSqlite:
+    """The store of ``file``, with the one connection that writes: on a slow disk a thread would commit, on one of its own."""
     monkeypatch.setattr(writer, "SLOW", float("inf"))
+    file.url = store = OpenSqlite(tmp_path / "s.db")
+    return store
 
 
 @pytest.fixture
@@ -427,7 +431,7 @@ async def test_another_stores_anchor(file: Place, tmp_path: pathlib.Path) -> Non
             assert (await rt.get(run_id)).state.n == n
 
 
-async def test_a_disk_that_is_full(file: Place, one_connection: None) -> None:
+async def test_a_disk_that_is_full(file: Place, disk: OpenSqlite) -> None:
     """§1.12: the run stops where it stands and says so; with room again the same process takes it up and loses nothing."""
     graph: Graph[Note] = Graph("big", Note)
     ran: list[str] = []
@@ -442,7 +446,7 @@ async def test_a_disk_that_is_full(file: Place, one_connection: None) -> None:
     for before, name in zip((None, "a", "b", "c"), ("a", "b", "c", "d"), strict=True):
         graph.node(name, start=before is None, after=before)(filling(name))
     async with file.open(graph) as rt:
-        db = rt.store._db  # type: ignore[attr-defined]
+        db = disk.connection
         db.pragma("max_page_count", db.pragma("page_count") + 20)
         await refused(StoreFull, rt.invoke(graph, {"text": "a"}), "disk is full", "free some space")
         (left,) = [r for r in await rt.runs() if r.run_id not in file.known]
@@ -456,10 +460,10 @@ async def test_a_disk_that_is_full(file: Place, one_connection: None) -> None:
         await file.sound(rt)
 
 
-async def test_a_file_that_cannot_be_written(file: Place, one_connection: None) -> None:
+async def test_a_file_that_cannot_be_written(file: Place, disk: OpenSqlite) -> None:
     async with file.open() as rt:
-        db = rt.store._db  # type: ignore[attr-defined]
-        await rt._own()
+        await file.fill(rt)
+        db = disk.connection
         db.pragma("query_only", True)
         await refused(StoreReadOnly, rt.invoke(good, {"text": "a"}), "cannot be written", "permissions")
         await refused(StoreReadOnly, rt.submit(good, {"text": "a"}), "cannot be written")

@@ -17,13 +17,14 @@ from holdfast.machine import SystemClock
 from holdfast.ports import ANYTHING, Claim, News
 from holdfast.stores.memory import MemoryStore
 from holdfast.workers.worker import Report
+from tests.inside import OpenMemory
 
 
 class Count(State):
     n: int = 0
 
 
-class Sick(MemoryStore):
+class Sick(OpenMemory):
     """Refuses commits while it is ill; counts claims."""
 
     ill: Exception | None = None
@@ -103,12 +104,13 @@ async def test_a_declared_migration_is_claimed() -> None:
     store = MemoryStore()
     old, _ = counting("one", "two")
     new, _ = counting("one", "other")
-    program = new.program
+    new.migrates = (old.program.fingerprint,)
     async with Runtime(store, skills=[old]) as has_old:
         run = await has_old.submit(old, {})
-        async with Runtime(store) as has_new:
-            has_new._skills.add(type(program)(**{**{f: getattr(program, f) for f in program.__struct_fields__}, "migrates": (old.program.fingerprint,)}))
-            assert [r.run_id for r in await worked(has_new)] == [run.run_id]
+        async with Runtime(store, skills=[new]) as has_new:
+            (report,) = await worked(has_new)
+            assert (report.run_id, report.passed, report.error) == (run.run_id, None, None)
+            assert (await has_new.get(run.run_id)).status is Status.COMPLETED
 
 
 async def test_an_approval_here_takes_nothing_from_those_who_have_the_code() -> None:
@@ -258,11 +260,10 @@ async def test_closing_comes_to_its_end_whatever_the_store_says() -> None:
 # -- runs that are damaged --------------------------------------------------------------------------
 
 
-def damage(store: MemoryStore, run_id: str) -> None:
+async def damage(store: OpenMemory, run_id: str) -> None:
     """Flips a bit in the run's newest log row."""
-    seq = store._order[run_id][-1]
-    row = store._log[run_id, seq]
-    store._log[run_id, seq] = type(row)(row.seq, row.data[:-1] + bytes([row.data[-1] ^ 1]), row.hash)
+    row = (await store.rows(run_id))[-1]
+    store.alter_row(run_id, row.seq, row.data[:-1] + bytes([row.data[-1] ^ 1]))
 
 
 async def test_a_damaged_run_is_reported_once_and_set_aside() -> None:
@@ -271,12 +272,14 @@ async def test_a_damaged_run_is_reported_once_and_set_aside() -> None:
     graph, _ = counting("one")
     async with Runtime(store, skills=[graph]) as rt:
         bad, good = await rt.submit(graph, {}), await rt.submit(graph, {})
-        damage(store, bad.run_id)
+        await damage(store, bad.run_id)
         reports = {r.run_id: r for r in await worked(rt)}
         assert isinstance(reports[bad.run_id].error, StoreError)
         assert reports[good.run_id].error is None
         assert (await rt.get(good.run_id)).status is Status.COMPLETED
-        run, lease = await rt._reader.find(bad.run_id)
+        found = await store.get(bad.run_id)
+        assert found is not None
+        run, lease = found
         assert run.interrupted_at is not None and lease.owner is None
         before = store.claims
         assert await worked(rt) == []
@@ -288,8 +291,7 @@ async def test_a_run_whose_row_cannot_be_read_spins_nobody() -> None:
     graph, _ = counting("one")
     async with Runtime(store, skills=[graph]) as rt:
         bad = await rt.submit(graph, {})
-        row = store._runs[bad.run_id]
-        store._runs[bad.run_id] = type(row)(**{**{f: getattr(row, f) for f in row.__struct_fields__}, "doc": b"\x00"})
+        store.alter_run(bad.run_id, doc=b"\x00")
         (report,) = await worked(rt)
         assert isinstance(report.error, StoreError)
         assert await worked(rt) == []
@@ -299,42 +301,76 @@ async def test_a_run_whose_row_cannot_be_read_spins_nobody() -> None:
 # -- leases in doubt --------------------------------------------------------------------------------
 
 
+class Clock(SystemClock):
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.at = 1_800_000_000_000_000
+        self.slept = 0.0
+
+    def now(self) -> int:
+        return self.at
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.slept
+
+    def sleep_over(self, seconds: float) -> None:
+        """Lets time pass in which nothing was done, no lease renewed either, as when the machine slept."""
+        self.at += int(seconds * 1_000_000)
+        self.slept += seconds
+
+
+class Forgetful(MemoryStore):
+    """Knows nobody for a while who comes to renew a lease."""
+
+    forgets = False
+
+    async def renew(self, owner: str, ttl_us: int) -> int:
+        return 0 if self.forgets else await super().renew(owner, ttl_us)
+
+
 async def test_a_worker_in_doubt_of_its_lease_claims_nothing_and_says_why() -> None:
     """§10.3, X-14, T-79."""
-    graph, ran = counting("one")
-    async with Runtime(MemoryStore(), skills=[graph]) as rt:
+    clock, (graph, ran) = Clock(), counting("one")
+    store = Forgetful(now=clock.now)
+    async with Runtime(store, skills=[graph], clock=clock) as rt:
+        await rt.worker(until_idle=True)  # from here on it is known as an owner
         run = await rt.submit(graph, {})
-        rt._services.alive = lambda: False
-        rt._services.failed = lambda: LeaseLost("it is no longer known")
-        with pytest.raises(LeaseLost):
+        store.forgets = True
+        clock.sleep_over(60)
+        with pytest.raises(LeaseLost, match="no longer known"):
             await rt.worker(until_idle=True)
         assert ran == [] and (await rt.get(run.run_id)).lease.owner is None
 
 
 async def test_a_run_stopped_in_doubt_is_free_for_the_next() -> None:
     """§10.3: the machine slept; the lease is renewed a moment later, and the run must not stay with an owner that dropped it."""
-    graph, ran = counting("one", "two")
-    async with Runtime(MemoryStore(), skills=[graph]) as rt:
-        rt._services.alive = lambda: not ran
+    clock, store = Clock(), Forgetful()
+    graph: Graph[Count] = Graph("count", Count)
+    ran: list[str] = []
+
+    @graph.node(start=True)
+    async def one(state: Count) -> dict[str, int]:
+        ran.append("one")
+        store.forgets = True
+        clock.sleep_over(60)
+        return {"n": state.n + 1}
+
+    @graph.node(after=one)
+    async def two(state: Count) -> dict[str, int]:
+        ran.append("two")
+        return {"n": state.n + 1}
+
+    async with Runtime(store, skills=[graph], clock=clock) as rt:
         with pytest.raises(LeaseLost):
             await rt.invoke(graph, {})
         (left,) = await rt.runs()
-        rt._services.alive = lambda: True
+        store.forgets = False
         assert (await rt.resume(left.run_id)).state.n == 2
         assert ran == ["one", "two"]
 
 
 # -- runs whose time has not come -------------------------------------------------------------------
-
-
-class Clock(SystemClock):
-    """A clock that tests move."""
-
-    def __init__(self) -> None:
-        self.at = 1_800_000_000_000_000
-
-    def now(self) -> int:
-        return self.at
 
 
 async def test_a_delayed_run_does_not_begin_early_because_something_was_put() -> None:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 TTL = 10
 CLAIMS = 4
 KEY = "k"
-TABLES = ("_runs", "_log", "_order", "_wholes", "_inbox", "_claims", "_effects", "_intents", "_ledger")
+TABLES = ("_runs", "_log", "_order", "_wholes", "_inbox", "_claims", "_effects", "_intents", "_ledger", "_count")
 
 
 def now(verb: Coroutine[Any, Any, T]) -> T:
@@ -38,6 +38,24 @@ def now(verb: Coroutine[Any, Any, T]) -> T:
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     raise AssertionError("a verb of the memory store waited")
+
+
+class Copied(MemoryStore):
+    """A store of which there may be many, each with all that another held, and whose rows are looked at without being read: there are as many as states."""
+
+    def copied(self, now: Callable[[], int]) -> Copied:
+        other = Copied(now=now)
+        other.incarnation = self.incarnation
+        for table in TABLES:
+            setattr(other, table, copy.copy(getattr(self, table)))
+        mine, its = other.present, self.present
+        mine.workers, mine.until, mine.dead = dict(its.workers), dict(its.until), set(its.dead)
+        return other
+
+    @property
+    def row(self) -> Any:
+        """The row of the one run."""
+        return self._runs["r"]
 
 
 class Mind(NamedTuple):
@@ -53,7 +71,7 @@ class World:
 
     def __init__(self) -> None:
         self.at = [0]
-        self.store = MemoryStore(now=lambda: self.at[0])
+        self.store = Copied(now=lambda: self.at[0])
         self.minds = {"a": Mind(), "b": Mind()}
         self.dead: frozenset[str] = frozenset()
         self.acts = 0
@@ -66,13 +84,7 @@ class World:
     def copied(self) -> World:
         other = World.__new__(World)
         other.at = list(self.at)
-        other.store = MemoryStore(now=lambda: other.at[0])
-        other.store.incarnation = self.store.incarnation
-        for table in TABLES:
-            setattr(other.store, table, copy.copy(getattr(self.store, table)))
-        mine, its = other.store.present, self.store.present
-        mine.workers, mine.until, mine.dead = dict(its.workers), dict(its.until), set(its.dead)
-        other.store._count = self.store._count
+        other.store = self.store.copied(lambda: other.at[0])
         other.minds = {}
         for name, mind in self.minds.items():
             script = copy.copy(mind.script)
@@ -90,7 +102,7 @@ class World:
 
     def key(self) -> Any:
         """What tells one state from another; times and ids that nothing depends on are left out."""
-        row = self.store._runs["r"]
+        row = self.store.row
         live = tuple(self.store.present.why_lost(o) or "" for o in self.minds)
         minds = tuple((m.phase, m.fence, m.script is not None and m.script.tip == row.tip) for m in self.minds.values())
         return (row.status, row.owner, row.fence, live, minds, self.acts, tuple((e.status, e.owner) for e in self.effects), self.dead)
@@ -108,7 +120,7 @@ class World:
             return f"the effect's records are {statuses}"
         if EffectStatus.RECORDED in statuses and not self.acts:
             return "an effect that did not happen is on record as done"
-        if self.store._runs["r"].run.terminal and EffectStatus.RECORDED not in statuses:
+        if self.store.row.run.terminal and EffectStatus.RECORDED not in statuses:
             return "the run is done without its effect"
         return ""
 
@@ -185,7 +197,7 @@ class World:
 
     def look(self) -> None:
         """A person answers an unknown effect: what happened is recorded; what did not is done again once its process is dead."""
-        row = self.store._runs["r"]
+        row = self.store.row
         for e in [e for e in self.effects if e.status is EffectStatus.UNKNOWN]:
             if self.acts:
                 now(self.store.settle_effect(msgspec.structs.replace(e, status=EffectStatus.RECORDED), "unknown"))

@@ -7,11 +7,12 @@ import sys
 from typing import NamedTuple
 
 import pytest
+from tests.inside import OpenMemory
 from tests.simulation.mutants import MUTANTS
 
 from holdfast.core.errors import StoreError
 from holdfast.engine.base.journal import Journal
-from holdfast.testing import Violation, World
+from holdfast.testing import Violation, VirtualClock, World
 from holdfast.testing.plays import PLAYS, STAGE
 from holdfast.testing.simulate import simulate
 
@@ -44,19 +45,20 @@ def caught_by(name: str) -> Catch | None:
 
 def _damage_unseen() -> Catch | None:
     """A flipped bit in a log must be named when it is read; the simulator's store does not rot by itself."""
-    world = World()
+    clock = VirtualClock()
+    store = OpenMemory(now=clock.now)
+    world = World(store, clock=clock)
     STAGE.world = world
     skill = PLAYS["line"].skill
 
     async def story() -> Catch | None:
         host = await world.host(skill)
         run = await host.do(host.rt.submit(skill, {"name": "Ada"}))
-        store = world.store
         loaded = await store.load(run.run_id)
         assert loaded is not None
         row = loaded.rows[-1]
         data = row.data.replace(b"Ada", b"Eve")
-        store._log[run.run_id, row.seq] = type(row)(row.seq, data, row.hash)  # type: ignore[attr-defined]
+        store.alter_row(run.run_id, row.seq, data)
         damaged = await store.load(run.run_id)
         assert damaged is not None
         try:

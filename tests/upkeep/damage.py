@@ -14,10 +14,10 @@ from holdfast.core import events as ev
 from holdfast.core.lease import RELEASE
 from holdfast.core.run import Run
 from holdfast.core.waits import Decision, Wait, WaitKind
-from holdfast.stores import SqliteStore
 from holdfast.testing.conformance import TTL, Clock, Script, effect
 from holdfast.testing.conformance_blobs import bulk, recording
 from holdfast.testing.conformance_outbox import intent
+from tests.inside import OpenSqlite
 
 HANDOFF = Wait("r1.h1", WaitKind.HANDOFF, 1, "node", prompt="go on?", available_actions=("continue", "halt"))
 Build = Callable[[Any], Awaitable[Script]]
@@ -101,10 +101,10 @@ async def misjudged(store: Any) -> Script:
     return script
 
 
-def clocked(path: Path) -> Any:
+def clocked(path: Path, clock: Clock | None = None) -> Any:
     """A store whose clock moves by hand."""
-    clock = Clock()
-    store: Any = SqliteStore(path, now=clock)
+    clock = clock or Clock()
+    store: Any = OpenSqlite(path, now=clock)
     store.clock_forward = lambda: clock.forward(1_000_000)
     return store
 

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from holdfast import Runtime
 from holdfast.core import events as ev
 from holdfast.core.errors import ErrorValue
 from holdfast.core.lease import RELEASE
 from holdfast.engine.keep.check import Checker
-from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore
+from holdfast.stores import SqliteStore, WorkspaceStore
 from holdfast.testing.conformance import TTL, Clock, Script
+from tests.inside import OpenMemory
 from tests.upkeep import damage as d
 
 
 def memory(store: Any, folder: Path) -> None:
-    store._runs["r1"] = replace(store._runs["r1"], status="pending")
+    store.alter_run("r1", status="pending")
 
 
 def sqlite(store: Any, folder: Path) -> None:
@@ -35,7 +35,7 @@ def files(store: Any, folder: Path) -> None:
 
 
 MAKES: dict[str, Callable[[Path, Clock], Any]] = {
-    "memory": lambda folder, clock: MemoryStore(now=clock),
+    "memory": lambda folder, clock: OpenMemory(now=clock),
     "sqlite": lambda folder, clock: SqliteStore(folder / "s.db", now=clock),
     "workspace": lambda folder, clock: WorkspaceStore(folder / "ws", now=clock),
 }

@@ -21,8 +21,9 @@ from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.transfer import copy
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.stores.sqlite.upkeep import COPIED
-from holdfast.testing.conformance import Script
+from holdfast.testing.conformance import Clock, Script
 from holdfast.testing.conformance_blobs import bulk
+from tests.inside import OpenSqlite
 from tests.upkeep import damage as d
 
 Damage = Callable[[Path], None]
@@ -82,17 +83,16 @@ ELSEWHERE = {
 }
 
 
-async def damaged(tmp_path: Path, build: d.Build, damage: Damage) -> SqliteStore:
+async def damaged(tmp_path: Path, build: d.Build, damage: Damage) -> OpenSqlite:
     """A store with one run in that shape, damaged; open."""
     path = tmp_path / "s.db"
-    store = d.clocked(path)
+    clock = Clock()
+    store = d.clocked(path, clock)
     await store.open()
     await build(store)
     await store.close()
     damage(path)
-    again: SqliteStore = d.clocked(path)
-    again.clock_forward()  # type: ignore[attr-defined]
-    again._now.at = store._now.at  # type: ignore[attr-defined]
+    again: OpenSqlite = d.clocked(path, clock)
     await again.open()
     return again
 

@@ -19,8 +19,9 @@ from holdfast.core.errors import LeaseLost, StoreFull, VersionConflict
 from holdfast.core.run import Run, fold_all
 from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import SAFE, Repairer
-from holdfast.stores import MemoryStore, SqliteStore
+from holdfast.stores import SqliteStore
 from holdfast.testing.conformance import TTL, Script
+from tests.inside import OpenMemory
 from tests.upkeep import damage as d
 from tests.upkeep.test_check import TABLE, content, damaged
 
@@ -190,7 +191,7 @@ async def test_a_failed_write_leaves_everything_as_it_was(tmp_path: Path) -> Non
     """T-99: the original intact, no backup of what was not changed, no audit record."""
     store = await damaged(tmp_path, d.waiting, lambda path: d.sql(path, "UPDATE run SET version = 99"))
     before, rows = columns(tmp_path / "s.db"), await store.rows("r1")
-    db = store._read()
+    db = store.connection
     db.set_exec_trace(lambda cursor, statement, bindings: _full(statement))
     with pytest.raises(StoreFull):
         await Repairer(store).repair("r1", apply=True)
@@ -249,31 +250,30 @@ async def test_rebuild_takes_the_events_side(tmp_path: Path) -> None:
 
 async def test_memory_is_mended_alike() -> None:
     """One port, one behaviour."""
-    store = MemoryStore()
+    store = OpenMemory()
     await d.waiting(store)
-    row = store._runs["r1"]
-    store._runs["r1"] = replace(row, version=99)
+    store.alter_run("r1", version=99)
     assert [p.code for p in await Checker(store).run("r1")] == ["snapshot_field_drift"]
     assert (await Repairer(store).repair("r1", apply=True)).applied
     assert await Checker(store).all() == []
-    del store._runs["r1"]
+    store.lose_run("r1")
     assert (await Repairer(store).repair("r1", apply=True)).applied
     assert await Checker(store).all() == []
 
 
 async def test_memory_keeps_what_was_due_and_whose_it_was() -> None:
     """§10.6, §12.3: an interrupted run is taken over after its repair, one that has ended never."""
-    store = MemoryStore()
+    store = OpenMemory()
     await d.interrupted(store)
     await store.register("v", TTL)
-    store._runs["r1"] = replace(store._runs["r1"], version=99)
+    store.alter_run("r1", version=99)
     assert (await Repairer(store).repair("r1", apply=True)).applied
     (claim,) = await store.claim("v", (), None, limit=1)
     assert (claim.previous_owner, claim.run_id) == ("w", "r1")
-    ended = MemoryStore()
+    ended = OpenMemory()
     await d.done(ended)
     await ended.register("v", TTL)
-    ended._runs["r1"] = replace(ended._runs["r1"], version=99)
+    ended.alter_run("r1", version=99)
     assert (await Repairer(ended).repair("r1", apply=True)).applied
     found = await ended.get("r1")
     assert found is not None and (found[1].due, found[1].owner) == (None, None) and await ended.claim("v", (), None, limit=1) == []
