@@ -43,7 +43,7 @@ def declared(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[t
 NUMBERS = [
     pytest.param(command, option, id=f"{' '.join(path)} {option.opts[0]}")
     for path, command in declared() for option in command.params
-    if isinstance(option, click.Option) and not option.is_flag and isinstance(option.type, click.types._NumberParamTypeBase)
+    if isinstance(option, click.Option) and not option.is_flag and isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
 ]
 
 

@@ -89,9 +89,9 @@ class World:
         self.live: list[Checkpoint] = []
         start = TaskResult(INPUT_TASK, writes=raw(ss.check_input(prog, given or {})))
         delta, cp = ss.first(prog, cps.empty(RUN), start)
-        self._keep(delta, cp, {INPUT_TASK: start})
+        self.keep(delta, cp, {INPUT_TASK: start})
 
-    def _keep(self, delta: cps.Delta, cp: Checkpoint, durable: dict[str, TaskResult]) -> None:
+    def keep(self, delta: cps.Delta, cp: Checkpoint, durable: dict[str, TaskResult]) -> None:
         data = codec.encode_delta(delta)
         parent = self.live[-1] if self.live else None
         hash = canon.chain(parent.hash if parent else b"", data)
@@ -137,7 +137,7 @@ class World:
         self.ran.append([t.key for t in self.head.pending if not t.skip])
         keys = set(results) if inline else set()
         delta, cp = ss.barrier(self.program, self.head, results, inline=keys, decoded={})
-        self._keep(delta, cp, {k: r for k, r in results.items() if k not in keys})
+        self.keep(delta, cp, {k: r for k, r in results.items() if k not in keys})
         return True
 
     def drive(self, limit: int = 50, **options: Any) -> World:

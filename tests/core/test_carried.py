@@ -74,7 +74,7 @@ class Waiting(World):
     def barrier(self, taken: tuple[Task, ...], signals: tuple[TaskResult, ...] = ()) -> None:
         before = self.head
         delta, cp = ss.barrier(self.program, before, self.results, inline=frozenset(), decoded={}, signals=signals, taken=taken)
-        self._keep(delta, cp, dict(self.results))
+        self.keep(delta, cp, dict(self.results))
         self.groups.append([(before.step_of(t.key), t.key) for t in taken])
         self.results = {k: r for k, r in self.results.items() if k in {t.key for t in self.head.waiting}}
         self.news.clear()

@@ -112,7 +112,7 @@ def test_one_more_round_is_a_barrier_without_tasks() -> None:
     delta, moved = superstep.again(world.program, world.head, ("plan",), "shorter")
     assert [(t.node, t.feedback) for t in moved.pending] == [("plan", raw("shorter"))] and moved.step == world.head.step + 1
     assert delta.pending == moved.pending and [r.goto for r in delta.done if isinstance(r, TaskResult)] == [("plan",)]
-    world._keep(delta, moved, {})
+    world.keep(delta, moved, {})
     world.drive()
     assert world.ran == [["gather"], ["plan"], ["publish"], ["plan"], ["publish"]] and seen == []
     assert world.replayed() == world.live, "what is loaded is what was live"
@@ -125,7 +125,7 @@ def test_another_round_forgets_what_was_pending() -> None:
     world.step()
     delta, moved = superstep.again(world.program, world.head, ("plan",), "shorter")
     assert [t.node for t in moved.pending] == ["plan"]
-    world._keep(delta, moved, {})
+    world.keep(delta, moved, {})
     world.drive()
     assert world.ran[2:] == [["plan"], ["publish"]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -93,7 +93,17 @@ def test_a_crash_at_each_write_of_a_worker(maker: Maker) -> None:
 def test_another_worker_is_first(maker: Maker) -> None:
     """Both have found the run; the commit of whoever is later is refused, and it finds nothing more to do. Nothing is told of that but to itself."""
     clock = VirtualClock()
-    world = World(maker(clock), clock=clock)
+    store: Any = maker(clock)
+    between: list[Callable[[], Coroutine[Any, Any, None]]] = []
+
+    async def found(*args: Any, **options: Any) -> Any:
+        answer = await store.claim_or_load(*args, **options)
+        if between:
+            await between.pop()()
+        return answer
+
+    instead: Any = _Instead(store, claim_or_load=found)
+    world = World(instead, clock=clock)
     stage.enter(world)
 
     async def story() -> tuple[Any, list[str], list[Any], list[str]]:
@@ -104,16 +114,12 @@ def test_another_worker_is_first(maker: Maker) -> None:
         run = await first.do(first.rt.submit(skill, {"name": "Ada"}))
 
         taken: list[str] = []
-        real = first.connection._store.claim_or_load  # type: ignore[attr-defined]
 
-        async def found(*args: Any, **options: Any) -> Any:
-            answer = await real(*args, **options)
-            if not taken:
-                taken.append(run.run_id)
-                await second.do(second.rt.worker(until_idle=True))  # between the look and the commit of the first
-            return answer
+        async def overtake() -> None:
+            taken.append(run.run_id)
+            await second.do(second.rt.worker(until_idle=True))  # between the look and the commit of the first
 
-        first.connection._store = _Instead(world.store, claim_or_load=found)  # type: ignore[assignment]
+        between.append(overtake)
         await first.do(first.rt.worker(until_idle=True, on_report=told.append))
         run = await first.do(first.rt.get(run.run_id))
         kinds = [e.type for e in await first.do(_events(first, run.run_id))]

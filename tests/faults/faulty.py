@@ -46,6 +46,10 @@ class Faulty:
         except TypeError:
             return False
 
+    def forget(self, fd: int) -> None:
+        """A descriptor is closed; its number may soon stand for a file elsewhere."""
+        self._paths.pop(fd, None)
+
     def fails(self, kind: str) -> str | None:
         """Counts a call; gives the error that it meets."""
         self.counts[kind] += 1
@@ -79,7 +83,7 @@ class Faulty:
             return fd
 
         def close(fd: int) -> None:
-            self._paths.pop(fd, None)
+            self.forget(fd)
             real["close"](fd)
 
         def write(name: str) -> Callable[..., int]:
@@ -148,7 +152,7 @@ class File:
         return self._layer.call("write", self._fd, self._f.write, data)
 
     def close(self) -> None:
-        self._layer._paths.pop(self._fd, None)
+        self._layer.forget(self._fd)
         self._f.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import ctypes
 import importlib.util
 import os
@@ -42,13 +43,17 @@ class Server:
     def __init__(self, major: int = 16, *, settings: dict[str, str] | None = None) -> None:
         folder = installed(major)
         assert folder is not None, f"PostgreSQL {major} is not installed: uv sync"
+        self._settings = {**SETTINGS, **QUICK, **(settings or {})}
+        self.make_home()
+        self._bin = self._executable(folder) / "bin"
+
+    def make_home(self) -> None:
+        """Gives it a folder of its own, in which whoever the server runs as may write; nothing runs there yet."""
         self._user = "nobody" if os.geteuid() == 0 else None
+        self._process: subprocess.Popen[bytes] | None = None
         self.folder = Path(tempfile.mkdtemp(prefix="hf-pg-", dir="/tmp"))
         atexit.register(self.remove)
-        self._bin = self._executable(folder) / "bin"
         self._data = self.folder / "data"
-        self._settings = {**SETTINGS, **QUICK, **(settings or {})}
-        self._process: subprocess.Popen[bytes] | None = None
         if self._user is not None:
             account = pwd.getpwnam(self._user)
             os.chown(self.folder, account.pw_uid, account.pw_gid)
@@ -89,15 +94,9 @@ class Server:
 
     def clone(self) -> Server:
         """A standby of this server, not started: its data is a copy of what is here now."""
-        other = Server.__new__(Server)
-        other._user, other._bin, other._settings, other._process = self._user, self._bin, dict(self._settings), None
-        other.folder = Path(tempfile.mkdtemp(prefix="hf-pg-", dir="/tmp"))
-        atexit.register(other.remove)
-        if self._user is not None:
-            account = pwd.getpwnam(self._user)
-            os.chown(other.folder, account.pw_uid, account.pw_gid)
-        other._data = other.folder / "data"
-        self._run("pg_basebackup", "-D", str(other._data), "-h", str(self.folder), "-U", "postgres", "-R", "-X", "stream", "-c", "fast", "--no-sync")
+        other = copy.copy(self)
+        other.make_home()
+        self._run("pg_basebackup", "-D", str(other.folder / "data"), "-h", str(self.folder), "-U", "postgres", "-R", "-X", "stream", "-c", "fast", "--no-sync")
         return other
 
     # -- life ---------------------------------------------------------------------------------------
