@@ -42,6 +42,24 @@ MAY_SLEEP: dict[str, str] = {
     "tests/workers/pressure.py": "a real snapshot is held for a span, and real paces are measured over another",
 }
 
+# Tests that reach into what they test, and where that is, in src/holdfast. All others take what everybody may take.
+INSIDE: dict[str, tuple[str, ...]] = {
+    "tests/core/test_codec.py": ("core/codec",),
+    "tests/core/test_decisions.py": ("core/decisions",),
+    "tests/core/test_superstep.py": ("core/superstep",),
+    "tests/engine/test_threads.py": ("engine/look/threads",),
+    "tests/inside.py": ("runtime",),  # for all tests that cannot do without
+    "tests/integrations/test_langgraph_rows.py": ("integrations/langgraph",),
+    "tests/integrations/test_langgraph_saver.py": ("integrations/langgraph",),
+    "tests/simulation/mutants.py": ("core/superstep", "engine/base/journal"),  # they are broken on purpose
+    "tests/stores/test_postgres_turns.py": ("stores/postgres",),
+    "tests/stores/test_sqlite.py": ("stores/sqlite",),
+    "tests/upkeep/test_two_processes.py": ("stores/workspace",),
+    "tests/upkeep/test_workspace.py": ("stores/workspace",),
+}
+# Names that begin with an underscore and that Python's own documentation tells of.
+DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_fields", "_getframe", "_make", "_replace"}
+
 Found = list[tuple[int, str]]
 Rule = Callable[[str], Found]
 
@@ -170,6 +188,19 @@ def sleeps(text: str) -> Found:
     return found
 
 
+def _private(text: str) -> list[ast.Attribute]:
+    """Where something reaches for a private member of anything but itself, its class, or what that inherits from."""
+    return [
+        node for node in parsed(text)
+        if isinstance(node, ast.Attribute) and re.match("_(?!_)", node.attr) and node.attr not in DOCUMENTED and ast.unparse(node.value) not in {"self", "cls", "super()"}
+    ]
+
+
+def intrusions(text: str) -> Found:
+    """A test that reaches for a private member: what it wants, everybody should be able to want; what only tests want has its place in tests/inside.py."""
+    return [(node.lineno, f"reaches for {ast.unparse(node)}") for node in _private(text)]
+
+
 def undocumented(text: str) -> Found:
     """A module with code says in its first line what it is."""
     module = parsed(text)[0]
@@ -265,6 +296,10 @@ def _moves_a_clock(path: Path) -> bool:
     return path.is_relative_to(ROOT / "tests") and str(path.relative_to(ROOT)) not in MAY_SLEEP
 
 
+def _stays_outside(path: Path) -> bool:
+    return path.is_relative_to(ROOT / "tests") and str(path.relative_to(ROOT)) not in INSIDE
+
+
 CODE_RULES: dict[Rule, Callable[[Path], bool]] = {
     late_imports: _in("src"),
     type_checking: _in("src"),
@@ -273,6 +308,7 @@ CODE_RULES: dict[Rule, Callable[[Path], bool]] = {
     impure: _in("src/holdfast/core"),
     undocumented: lambda _path: True,
     sleeps: _moves_a_clock,
+    intrusions: _stays_outside,
 }
 FILE_RULES: dict[str, Rule] = {"leftovers": leftovers, "machine_paths": machine_paths, "registry_hosts": registry_hosts}
 
@@ -291,6 +327,16 @@ def test_every_file_keeps(rule: Rule) -> None:
 def test_what_may_sleep_does() -> None:
     idle = [name for name in MAY_SLEEP if not (ROOT / name).is_file() or not sleeps((ROOT / name).read_text("utf-8"))]
     assert not idle, f"these do not sleep any more, take them out of MAY_SLEEP: {idle}"
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_reaches_inside_reaches_only_where_it_may(name: str) -> None:
+    places = [ROOT / "src" / "holdfast" / place for place in INSIDE[name]]
+    text = "\n".join(p.read_text("utf-8") for place in places for p in (sorted(place.rglob("*.py")) or [place.with_suffix(".py")]))
+    reached = _private((ROOT / name).read_text("utf-8"))
+    assert reached, "it reaches for nothing any more, take it out of INSIDE"
+    strange = [f"{name}:{node.lineno}: {ast.unparse(node)}" for node in reached if not re.search(rf"\b{node.attr}\b", text)]
+    assert not strange, f"not in {' or '.join(INSIDE[name])}: {strange}"
 
 
 def test_links_lead_somewhere() -> None:
@@ -411,6 +457,8 @@ BAD: list[tuple[Rule, str]] = [
     (sleeps, "import time\ntime.sleep(1)\n"),
     (sleeps, "async def f():\n    await asyncio.sleep(0.1)\n"),
     (sleeps, "from asyncio import sleep\n"),
+    (intrusions, "rt._services.grace = 1\n"),
+    (intrusions, "def f(self):\n    return self.store._runs\n"),
     (undocumented, "import os\n"),
     (impure, "import apsw\n"),
     (impure, "from holdfast.ports import Store\n"),
@@ -431,6 +479,7 @@ GOOD: list[tuple[Rule, str]] = [
     (swallowed, "try:\n    f()\nexcept OSError:\n    pass\n"),
     (swallowed, "try:\n    f()\nexcept Exception as e:\n    keep(e)\n"),
     (sleeps, "async def f():\n    await asyncio.sleep(0)\n    await clock.sleep(5)\n"),
+    (intrusions, "class A(B):\n    def f(self):\n        return self._a, super()._f(), self.__class__, self.pair._replace(a=1)\n"),
     (machine_paths, "src/holdfast/workers/worker.py, ./work, a/home/b, /workers\n"),
     (lambda text: dead_links(ROOT / "README.md", text), "# A b\n\nsee [it](#a-b), [us](README.md), [them](https://example.com/x)\n"),
     (readme_faults, "\n".join(["# Holdfast", "", "```sh", *COMMANDS, "```", ""])),
