@@ -7,9 +7,11 @@ a runtime decides for itself, such as how many tasks of a step run at once, so t
 from __future__ import annotations
 
 import apsw
+import pytest
 from msgspec.structs import replace
 
-from holdfast import Runtime
+from holdfast import Runtime, machine
+from holdfast.core import canon
 from holdfast.engine.look.threads import Threads
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.workers.sweeper import Sweeper
@@ -52,6 +54,16 @@ async def sweep(rt: Runtime) -> bool:
 def threads_of(rt: Runtime) -> Threads:
     """The ends of threads that a runtime has in hand. How many these are is seen by nobody, only felt, in memory."""
     return rt._services.threads
+
+
+def forget_types(patch: pytest.MonkeyPatch) -> None:
+    """Reads values as a process does that has registered none of the caller's types. Nothing takes a type back, for who would read what is stored?"""
+    patch.setattr(canon, "_by_tag", {})
+
+
+def begin_process(patch: pytest.MonkeyPatch) -> None:
+    """Goes on as a process that has opened no store yet, as far as its garbage is concerned, which is gone through once."""
+    patch.setattr(machine, "_swept", False)
 
 
 # -- stores -----------------------------------------------------------------------------------------

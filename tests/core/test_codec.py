@@ -128,6 +128,23 @@ def test_older_shapes_are_upgraded_in_order(upcasters: Callable[..., None]) -> N
         codec.open_row(row)
 
 
+def _row(format: int, fields: list[Any]) -> Row:
+    data = msgspec.msgpack.encode([format, 1, 1, "system", [fields], None, []])
+    return Row(1, data, canon.chain(b"", data))
+
+
+def test_an_older_payload_is_upgraded_and_a_newer_major_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T-54, §1.8: versions 1.0, 1.9 and 2.0. In 1.0 ``run.queued`` had the blocking run first."""
+    monkeypatch.setattr(codec, "_upcasters", {})
+    monkeypatch.setattr(codec, "FORMAT", 109)
+    codec.upcast(2, 105, lambda fields: [fields[1], fields[0]])
+    old = codec.open_row(_row(100, [2, "run-1", "lane busy"]), b"").events[0].fact
+    new = codec.open_row(_row(109, [2, "lane busy", "run-1"]), b"").events[0].fact
+    assert old == new == ev.RunQueued("lane busy", blocked_by="run-1")
+    with pytest.raises(UnsupportedFormat, match=r"2\.0.*1\.9"):
+        codec.open_row(_row(200, [2, "lane busy", "run-1"]), b"")
+
+
 def test_a_newer_minor_may_have_kinds_and_fields_we_do_not_know() -> None:
     """T-13, §1.8."""
     row = Row(3, msgspec.msgpack.encode([101, 0, 0, "a", [[150, "x", 2], [300, 1], [62, "hi", "", "", "new field"]], None, []]), b"")

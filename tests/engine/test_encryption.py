@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Protocol, get_args
 
 import psycopg
 import pytest
@@ -442,7 +442,7 @@ OTHERS = {"Rested", "Executor", "Saver", "Clock", "Transport", "ToolRunner", "Re
 
 def shown() -> dict[str, set[str]]:
     """All that the ports of stores, and the stores themselves, show, by who shows it."""
-    kinds = {n: c for n, c in vars(ports).items() if isinstance(c, type) and c.__module__ == ports.__name__ and getattr(c, "_is_protocol", False)}
+    kinds = {n: c for n, c in vars(ports).items() if isinstance(c, type) and c.__module__ == ports.__name__ and Protocol in c.__bases__}
     assert kinds.keys() >= OTHERS
     stores = (MemoryStore, SqliteStore, WorkspaceStore, PostgresStore)
     classes = {n: c for n, c in kinds.items() if n not in OTHERS} | {c.__name__: c for c in stores}

@@ -7,14 +7,12 @@ import datetime as dt
 from collections import Counter
 from typing import Annotated, Any
 
-import msgspec
 import pytest
 
 from holdfast import Context, Graph, Runtime, Send, State, append, flow, merge, thread, window
-from holdfast.core import codec
 from holdfast.core import events as ev
 from holdfast.core.commit import Commit, Tip
-from holdfast.core.errors import FingerprintMismatch, InvalidInput, NodeMissing, RequestConflict, StoreFull, UnsupportedFormat
+from holdfast.core.errors import FingerprintMismatch, InvalidInput, NodeMissing, RequestConflict, StoreFull
 from holdfast.core.progress import Progress
 from holdfast.core.status import Condition, Status
 from holdfast.stores.memory import MemoryStore
@@ -337,23 +335,6 @@ async def test_a_worker_leaves_alone_what_it_has_no_code_for() -> None:
     async with world.runtime(g) as rt:
         await rt.worker(until_idle=True)
         assert (await rt.get(rid)).status is Status.WAITING_FOR_HUMAN
-
-
-def _row(format: int, fields: list[Any]) -> codec.Row:
-    data = msgspec.msgpack.encode([format, 1, 1, "system", [fields], None, []])
-    return codec.Row(1, data, codec.canon.chain(b"", data))
-
-
-def test_an_older_payload_is_upgraded_and_a_newer_major_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T-54, §1.8: versions 1.0, 1.9 and 2.0. In 1.0 ``run.queued`` had the blocking run first."""
-    monkeypatch.setattr(codec, "_upcasters", {})
-    monkeypatch.setattr(codec, "FORMAT", 109)
-    codec.upcast(2, 105, lambda fields: [fields[1], fields[0]])
-    old = codec.open_row(_row(100, [2, "run-1", "lane busy"]), b"").events[0].fact
-    new = codec.open_row(_row(109, [2, "lane busy", "run-1"]), b"").events[0].fact
-    assert old == new == ev.RunQueued("lane busy", blocked_by="run-1")
-    with pytest.raises(UnsupportedFormat, match=r"2\.0.*1\.9"):
-        codec.open_row(_row(200, [2, "lane busy", "run-1"]), b"")
 
 
 # -- requests and threads ---------------------------------------------------------------------------

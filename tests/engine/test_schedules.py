@@ -15,7 +15,6 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import Context, Graph, Runtime, State, UsageError, calendar, flow, register
-from holdfast.core import canon
 from holdfast.core.errors import Conflict, InvalidInput, ScheduleNotFound, SkillUnknown, UnknownOption
 from holdfast.core.schedules import Schedule
 from holdfast.handle import EventView, when
@@ -27,7 +26,7 @@ from holdfast.testing.crash import Plan, at_write, never
 from holdfast.testing.world import Host
 from holdfast.workers import sweeper, worker
 from holdfast.workers.worker import Report
-from tests.inside import sweep
+from tests.inside import forget_types, sweep
 
 MINUTE = dt.timedelta(minutes=1)
 HOUR = dt.timedelta(hours=1)
@@ -185,7 +184,7 @@ async def test_listed_without_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Runtime("memory:", skills=[graph]) as rt:
         made = await rt.schedule(graph, {"to": Place("Ulm")}, every=HOUR)
         assert made.inputs == {"to": Place("Ulm")}
-        monkeypatch.setattr(canon, "_by_tag", {})
+        forget_types(monkeypatch)
         assert (await rt.schedules())[0].inputs == {"to": {"city": "Ulm"}}
 
 

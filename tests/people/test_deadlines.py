@@ -15,7 +15,6 @@ from holdfast import Context, Graph, Runtime, State, append, flow
 from holdfast.core.commands import FireTimeout
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import DecisionConflict
-from holdfast.engine.drive.driver import Driver
 from holdfast.machine import SystemClock
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.testing import violations
@@ -191,18 +190,22 @@ async def test_a_late_answer_is_told(tmp_path: Path) -> None:
         assert (await rt.get(run.run_id)).state.said == ["timeout None"]
 
 
-async def test_a_sweep_that_fails_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+class Broken(MemoryStore):
+    """Breaks where a timeout is injected."""
+
+    async def put(self, item: InboxItem) -> InboxItem:
+        if isinstance(item.command, FireTimeout):
+            raise RuntimeError("the sweep is broken")
+        return await super().put(item)
+
+
+async def test_a_sweep_that_fails_ends_the_worker() -> None:
     """X-14: an exception where timeouts are injected is no silence: it is reported, the run is set aside with its reason, and the
     question stays open."""
     graph, clock = asking(on_timeout="deliver"), Clock()
-
-    async def broken(self: Driver) -> None:
-        raise RuntimeError("the sweep is broken")
-
-    async with Runtime(MemoryStore(now=clock.now), skills=[graph], clock=clock) as rt:
+    async with Runtime(Broken(now=clock.now), skills=[graph], clock=clock) as rt:
         run = await rt.invoke(graph)
         clock.forward(1)
-        monkeypatch.setattr(Driver, "_time_out", broken)
         reports: list[Any] = []
         await rt.worker(until_idle=True, on_report=reports.append)
         assert [type(r.error) for r in reports] == [RuntimeError]

@@ -15,11 +15,12 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 from psycopg.errors import InvalidSqlStatementName, OperationalError, UniqueViolation
+from tests.inside import begin_process
 from tests.postgres.pooler import PGBOUNCER, pooled
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import shared
 
-from holdfast import Context, Graph, Runtime, State, machine
+from holdfast import Context, Graph, Runtime, State
 from holdfast.core import events as ev
 from holdfast.core import intents
 from holdfast.core.commit import Settlement
@@ -250,7 +251,7 @@ async def test_a_store_that_is_closed_lets_those_go_who_are_not_answered() -> No
 async def test_what_was_loaded_is_gone_through_for_garbage_once_before_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the midst of a short run that would take longer than the run."""
     times: list[None] = []
-    monkeypatch.setattr(machine, "_swept", False)
+    begin_process(monkeypatch)
     monkeypatch.setattr(gc, "collect", lambda *_: times.append(None))
     async with Runtime("memory:"):
         assert not times, "where a command opens a file and ends, it would only cost"
