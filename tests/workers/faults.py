@@ -340,9 +340,12 @@ class Freezes(Round):
         order.write_text(fault)
         until = time.monotonic() + 3
         while not frozen.exists():
-            if time.monotonic() > until or worker.gone.is_set():
-                order.unlink(missing_ok=True)
-                raise Missed("it did not come by")
+            if worker.gone.is_set():
+                raise Missed("it was gone before it came by")
+            if time.monotonic() > until and order.exists():
+                with contextlib.suppress(FileNotFoundError):  # it has read its order just now, and is about to stand still: it is waited for, or nobody would wake it
+                    order.unlink()
+                    raise Missed("it did not come by")
             await asyncio.sleep(0.005)
         self.struck.add(worker.pid)
         await asyncio.sleep(LEASE * (1.1 + self.dice.random() * 0.5))
