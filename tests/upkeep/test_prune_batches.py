@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from holdfast.core.lease import RELEASE
 from holdfast.engine.keep.check import Checker
 from holdfast.stores import SqliteStore
 from holdfast.stores.sqlite import keeping, upkeep
+from holdfast.stores.sqlite.connection import Q, connect
 from holdfast.testing.conformance import TTL, Script
 from holdfast.testing.conformance_blobs import bulk, recording
 from holdfast.testing.conformance_outbox import intent
@@ -450,3 +453,16 @@ async def test_a_large_result_that_is_named_meanwhile_stays(tmp_path: Path, monk
     assert await one.verify() == []
     await one.close()
     await other.close()
+
+
+@pytest.mark.parametrize("statement", ["step_run", "run_update", "ends_run", "end_run", "run_insert"])
+async def test_no_write_of_a_runs_row_builds_a_list_for_the_indexes_of_prunes(tmp_path: Path, statement: str) -> None:
+    """A condition with a list of statuses made SQLite build that list, and look through it, each time a row was written."""
+    store = SqliteStore(tmp_path / "a.db")
+    await store.open()
+    await store.close()
+    with contextlib.closing(connect(str(tmp_path / "a.db"))) as db:
+        text = str(getattr(Q, statement))
+        values = [None] * max([int(n) for n in re.findall(r"\?(\d+)", text)] or [text.count("?")])
+        steps = [str(row[1]) for row in db.execute(f"EXPLAIN {text}", values)]
+    assert "MakeRecord" in steps and "OpenEphemeral" not in steps

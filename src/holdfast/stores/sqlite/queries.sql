@@ -29,13 +29,13 @@ WHERE id = ? AND fence = ? AND tip = ? AND (SELECT hash FROM log WHERE log.id = 
 UPDATE run SET seq = ?1, since = ?2, version = ?3, step = ?4, head = ?5, owner = NULL, due = NULL, holds = 0, status = ?6, doc = ifnull(?7, doc), ended = ?12, tip = ?13,
                seal = standing(run_id, fence, NULL, NULL, 0, turn)
 WHERE id = ?8 AND fence = ?9 AND tip = ?10 AND (SELECT hash FROM log WHERE log.id = tip) = ?11 AND owner IS NOT NULL
-  AND status NOT IN ('completed', 'failed', 'canceled') AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
+  AND status <> 'completed' AND status <> 'failed' AND status <> 'canceled' AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
 -- name: end_run
 -- The same of a run alone, whose log row is the newest.
 UPDATE run SET seq = ?1, since = ?2, version = ?3, step = ?4, head = ?5, owner = NULL, due = NULL, holds = 0, status = ?6, doc = ifnull(?7, doc), ended = ?12,
                tip = last_insert_rowid(), seal = standing(run_id, fence, NULL, NULL, 0, turn)
 WHERE id = ?8 AND fence = ?9 AND tip = ?10 AND (SELECT hash FROM log WHERE log.id = tip) = ?11 AND owner IS NOT NULL
-  AND status NOT IN ('completed', 'failed', 'canceled') AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
+  AND status <> 'completed' AND status <> 'failed' AND status <> 'canceled' AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
 -- name: last_log
 SELECT ifnull(max(id), 0) FROM log;
 -- name: birth_look
@@ -178,7 +178,7 @@ SELECT key, command, put_at, iif(ifnull(placed, id) = id, taken, -1) FROM inbox 
 -- name: inbox_wake
 -- A run at rest becomes claimable in the transaction that put something into its inbox (§10.16), unless it is interrupted (§10.6).
 UPDATE run SET due = min(ifnull(due, ?1), ?1), seal = standing(run_id, fence, owner, min(ifnull(due, ?1), ?1), holds, turn)
-WHERE id = ?2 AND owner IS NULL AND status NOT IN ('completed', 'failed', 'canceled') AND NOT (due IS NULL AND status IN ('running', 'replaying'));
+WHERE id = ?2 AND owner IS NULL AND status <> 'completed' AND status <> 'failed' AND status <> 'canceled' AND NOT (due IS NULL AND status IN ('running', 'replaying'));
 -- name: inbox_untaken
 SELECT key, command, put_at, iif(ifnull(placed, id) = id, taken, -1) FROM inbox WHERE run = ? AND taken IS NULL ORDER BY id;
 -- name: inbox_all
@@ -577,7 +577,7 @@ SELECT ended, id, lineage_root FROM run INDEXED BY run_ended WHERE ended < ?1 AN
 -- name: ended_unknown
 -- Runs that have ended, of which no column says when.
 SELECT id, lineage_root FROM run INDEXED BY run_end_unknown
-WHERE ended IS NULL AND status IN ('completed', 'failed', 'canceled') AND id > ?1 ORDER BY id LIMIT ?2;
+WHERE ended IS NULL AND (status = 'completed' OR status = 'failed' OR status = 'canceled') AND id > ?1 ORDER BY id LIMIT ?2;
 -- name: family
 -- The runs of lineages, and of what goes or stays together with them: lineages of parents and children, and those that carry a thread on from one of theirs.
 WITH RECURSIVE family (root) AS (

@@ -37,7 +37,7 @@ _FILTERS = {
     "owner": "owner = ?",
     "before": "run_id < ?",
 }
-_OPEN = "status NOT IN ('completed', 'failed', 'canceled')"  # in the words of an index
+_OPEN = "status <> 'completed' AND status <> 'failed' AND status <> 'canceled'"  # in the words of an index
 _LIST = "SELECT run_id, doc, status, version, step, head, fence, owner, due FROM run"
 _DUE = f"holds = 0 AND due IS NOT NULL AND due <= ? AND turn <= ifnull((SELECT turn FROM run WHERE run_id = ?), {apply.LAST_TURN})"
 
