@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from holdfast.core.checkpoint import INPUT_TASK, TaskResult, empty
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.errors import LeaseLost
 from holdfast.core.progress import Progress
+from holdfast.engine.base.begun import Rest
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.conformance import TTL, Script
@@ -145,6 +147,38 @@ async def test_a_commit_is_handed_to_the_store_in_the_turn_in_which_it_is_asked_
         found = await store.load("r1")
         assert found is not None and found.tip == journal.tip
     await store.close()
+
+
+async def test_what_is_left_of_a_coroutine_ends_with_it() -> None:
+    """Thrown away, it closes the coroutine, in the context in which that has gone on, also where the coroutine was closed before; and it hands on what it gives,
+    and what is thrown into it."""
+    where, context = ContextVar("where", default="outside"), copy_context()
+    told: list[str] = []
+
+    async def work() -> str:
+        where.set("inside")
+        try:
+            await asyncio.Event().wait()
+        except TimeoutError:
+            return where.get()
+        finally:
+            told.append(where.get())
+        return "never"
+
+    for closed_before in (False, True):
+        coroutine = work()
+        steps = Rest(coroutine, context.run(coroutine.send, None), context).__await__()
+        next(steps)
+        if closed_before:
+            context.run(coroutine.close)
+        steps.close()
+        assert coroutine.cr_frame is None and told.pop() == "inside" and not told
+    coroutine = work()
+    steps = Rest(coroutine, context.run(coroutine.send, None), context).__await__()
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.throw(TimeoutError())
+    assert end.value.value == "inside" and where.get() == "outside"
 
 
 def test_without_a_run_nothing_falls_due() -> None:

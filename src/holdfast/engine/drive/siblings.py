@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from holdfast.engine.base import failures
+from holdfast.engine.base.begun import Rest
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Siblings(Generic[P, T]):
                     waiting = context.run(doing.send, None)
                     for _ in range(min(len(queue), self._room) - self._free):
                         self._start()
-                    value = await _rest(context, doing, waiting)
+                    value = await Rest(doing, waiting, context)
             except StopIteration as end:
                 value = end.value
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -101,24 +101,6 @@ class Siblings(Generic[P, T]):
             if not self._ended:
                 told()
             self._ended.append((piece, value, error))
-
-
-@types.coroutine
-def _rest(context: contextvars.Context, doing: Coroutine[Any, Any, T], waiting: Any) -> Generator[Any, Any, T]:
-    """What is left of a piece that has begun to wait, in its own context."""
-    while True:
-        try:
-            yield waiting
-        except BaseException as e:  # it belongs where the piece waits
-            step: Callable[[Any], Any] = doing.throw
-            given: Any = e
-        else:
-            step, given = doing.send, None
-        try:
-            waiting = context.run(step, given)
-        except StopIteration as end:
-            value: T = end.value
-            return value
 
 
 __all__ = ["Siblings"]
