@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import Context, Graph, Runtime, State, append, thread
 from holdfast.core.codec import Row
-from holdfast.core.errors import ChainBroken
+from holdfast.core.errors import ChainBroken, LaneBlocked
 from holdfast.core.progress import Progress
 from holdfast.engine.look.looker import Wanted
 from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, open_url
@@ -280,3 +280,30 @@ async def test_a_run_that_is_driven_to_a_question_is_loaded_once(tmp_path: Path,
         assert rested.record == read.record and rested.state == read.state and rested.lease == read.lease
         done = await rt.approve(run.run_id)
         assert (done.status, done.state.n) == ("completed", 4)
+
+
+async def test_a_run_in_a_session_of_its_own_is_resumed_without_a_look_at_its_lane(tmp_path: Path, other_store: OtherStore) -> None:
+    """Nothing was before it when it was submitted. What was submitted after it to its session may have gone first, where it begins later: then the claim is
+    refused, who is in the way is looked up, and nothing is written."""
+    graph = Graph("asks", Count)
+
+    @graph.node("asks", start=True)
+    async def asks(state: Count, ctx: Context) -> dict[str, Any]:
+        await ctx.approve("Go on?")
+        return {"n": state.n + 1}
+
+    store = Told(open_url(other_store(f"sqlite:///{tmp_path}/a.db")))
+    async with Runtime(store, skills=[graph]) as rt:
+        alone = await rt.submit(graph, {})
+        store.since()
+        await rt.resume(alone.run_id)
+        assert store.since()["runs"] == 0
+        later = await rt.submit(graph, {}, delay=60.0)
+        after = await rt.submit(graph, {}, session_key=later.run_id)
+        assert (await rt.resume(after.run_id)).status == "waiting_for_human"
+        told = await rt.events(later.run_id)
+        with pytest.raises(LaneBlocked) as caught:
+            await rt.resume(later.run_id)
+        assert caught.value.blocked_by == after.run_id and await rt.events(later.run_id) == told
+        await rt.approve(after.run_id)
+        assert (await rt.resume(later.run_id)).status == "waiting_for_human"

@@ -125,7 +125,7 @@ def prepare(commit: Commit) -> Prepared:
     since, size = len(sealed.row.data) + after.since + SIGNAL_EXTRA_BYTES * signals, after.whole
     if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
         since, size = since + commit.behind.since, size + commit.behind.whole
-    whole = None
+    whole = None  # nearly always, which the floor alone says
     saved = commit.stands if commit.checkpoint is None else commit.checkpoint if since > WHOLE_FLOOR and whole_due(since, size) and _has_advanced(commit) else None
     if saved is not None:
         whole = codec.encode_whole(saved, sealed.row.hash)

@@ -485,7 +485,7 @@ class MemoryStore(Small):
         return tip
 
     def _apply(self, p: Prepared) -> Tip:
-        c, now, run_id = p.commit, p.commit.at, p.commit.run.run_id  # it was decided at this moment of the same clock, without a pause since
+        c, now, run_id = p.commit, p.commit.at, p.commit.run.run_id  # when it was decided, by the same clock
         old = self._runs.get(run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
         found = None if old is None else self._find(old, taking=isinstance(c.lease, Take | Touch))

@@ -67,6 +67,7 @@ QUESTIONS = {
 }
 
 OWNER_DEAD = "owner_dead"
+LOST = "the lease may have been lost"
 
 # Owners of this process that were closed: they act no more, which no other proof would say (§2.9).
 closed_owners: set[str] = set()
@@ -714,7 +715,7 @@ class Performance:
             async def act(*args: Any) -> Any:
                 gate()
                 if not await self.services.holds():
-                    raise _late()
+                    raise NotBegun(LOST, late=True)
                 gate()
                 return await fn(*args)
 
@@ -725,7 +726,7 @@ class Performance:
             try:
                 gate()
                 if not self.services.confirm():
-                    raise _late()
+                    raise NotBegun(LOST, late=True)
                 gate()
                 return fn(*args)
             finally:
@@ -859,7 +860,7 @@ class Performance:
                 break
         self._too_late(f"{self.name} was not begun: {why}")
 
-    def _too_late(self, why: str = "the lease may have been lost: no effect is begun") -> NoReturn:
+    def _too_late(self, why: str = f"{LOST}: no effect is begun") -> NoReturn:
         """Nothing that comes of this driving is an outcome any more."""
         self.journal.stop(LeaseLost(why))
         raise LeaseLost(why)
@@ -882,10 +883,6 @@ class Performance:
 
     def _fact(self, kind: type[ev.EffectFact], effect: Effect, detail: str = "") -> ev.EffectFact:
         return kind(effect.effect_id, effect.key, self.attempt.step, self.attempt.key, self.path, detail)
-
-
-def _late() -> NotBegun:
-    return NotBegun("the lease may have been lost", late=True)
 
 
 async def _wait_to_end(act: asyncio.Task[Any]) -> bool:
