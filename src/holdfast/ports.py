@@ -675,7 +675,8 @@ class Untaken(Protocol):
         limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> Claims | Loaded:
         """``Runs.claim``; but where that would take one run, which has never been begun and which no limit concerns, nothing is taken and this run
-        is given.
+        is given. So is the one run of which there was news since all that is due was last looked for, a moment ago; what has fallen due since then without any
+        news is found by the next look.
 
         A commit with ``Take`` under the next fence takes it. It is refused as a ``Conflict`` where the run, its inbox, its lane or the stored limits
         are not as they were found: whoever is refused claims.

@@ -110,7 +110,18 @@ async def look_for_a_run_that_is_due(store: PostgresStore, name: str) -> AsyncIt
     """As an idle worker does: what it finds is taken by its first commit."""
     await store.claim("w", (), None, limit=5)  # what was left the time before
     await Script(store, name).submit()
+    await store.claim_or_load("w", ("other",), None, limit=5)  # from here on it knows of no run that is due
     yield
+    assert isinstance(await store.claim_or_load("w", (), None, limit=5), Loaded)
+
+
+@costs(trips=2, statements=2, syncs=1, wal=1_480)
+async def birth_of_which_a_worker_hears(store: PostgresStore, name: str) -> AsyncIterator[None]:
+    """The run is looked up by its name when the worker hears of it, and is there when it asks."""
+    await store.claim("w", (), None, limit=5)
+    await store.claim_or_load("w", (), None, limit=5)
+    yield
+    await Script(store, name).submit()
     assert isinstance(await store.claim_or_load("w", (), None, limit=5), Loaded)
 
 

@@ -55,6 +55,7 @@ STEPS = 512
 WRITERS = 2  # groups under way at once
 HALVED = 32  # from so many commits on, half a crowd is sent while the other half is still computed
 TRIES = 4
+LONGEST_NAME = 200  # of a run that others are told of by its name
 Statement = tuple[str, Any]
 RACED = (sql.UniqueViolation, sql.DivisionByZero)  # what nobody could see before: the look is repeated, and then it is seen
 
@@ -202,8 +203,8 @@ class Committer:
     """The way in for commits. ``keys``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them;
     ``knows_all``: whether these are all that it holds.
     ``given`` is a clock that tests move; ``judge`` says why an owner is lost, by its name, boot and what is
-    left of its lease; ``tell`` is called with the kinds of news when others may have something to do, and whether they were told of it by the
-    transaction itself: what tells them, if anything, is given by ``with_it``."""
+    left of its lease; ``tell`` is called with the kinds of news when others may have something to do, whether they were told of it by the
+    transaction itself, and which run is due where it is one alone: what tells them, if anything, is given by ``with_it``."""
 
     def __init__(
         self,
@@ -212,8 +213,8 @@ class Committer:
         patience: float,
         given: Callable[[], int | None],
         judge: Callable[[str, str | None, int | None], str | None],
-        tell: Callable[[int, bool], None],
-        with_it: Callable[[int], Statement | None],
+        tell: Callable[[int, bool, str | None], None],
+        with_it: Callable[[int, str | None], Statement | None],
     ) -> None:
         self.keys: dict[str, Key] = {}
         self.fences: dict[str, int] = {}
@@ -535,7 +536,8 @@ class Committer:
             asked += [(Q.lock_keys, {"bucket": Numbers(buckets), "id": Numbers(keys)}), _write(MOVES, rows, self._given())]
         if born:
             asked.append(_write(BIRTHS, [_birth(w.prepared) for w in born], self._given()))
-        spoken = self._with_it(_news([w.prepared for w in (*taken, *moved.values(), *born)])) if asked else None
+        told = [w.prepared for w in (*taken, *moved.values(), *born)]
+        spoken = self._with_it(_news(told), _name_due(told)) if asked else None
         return _Plain(born, moved, taken, asked if spoken is None else [*asked, spoken], spoken is not None)
 
     def _answer_at_once(self, batch: Sequence[_Waiting], asked: _Plain, found: Sequence[Rows]) -> list[_Waiting]:
@@ -595,7 +597,7 @@ class Committer:
                 self.keys.pop(c.run.run_id, None)
                 _fail(w, outcome)
         if any(_concerns_others(p) for p in written):
-            self._tell(_news(written), told)
+            self._tell(_news(written), told, _name_due(written))
 
     async def _transaction(self, db: Connection, batch: Sequence[_Waiting]) -> list[Tip | HoldfastError]:
         seen = await self._look(db, [w.prepared for w in batch])
@@ -858,6 +860,13 @@ def _news(written: Iterable[Prepared]) -> int:
         news |= apply.news_of(p, apply.owner_after(p.commit, "") is not None)
         moved = moved or _concerns_others(p)
     return news if moved else 0
+
+
+def _name_due(written: Sequence[Prepared]) -> str | None:
+    """The run that became due by these commits, where they are one birth, and its name is short enough for a notification."""
+    if len(written) != 1 or not _begins(written[0]) or apply.owner_after(written[0].commit, None) is not None:
+        return None
+    return written[0].run_id if len(written[0].run_id) <= LONGEST_NAME else None
 
 
 def _birth(p: Prepared) -> tuple[Any, ...]:

@@ -41,39 +41,49 @@ class Few:
             self._many_until = self._clock() + SECONDS
 
 
+class Born(msgspec.Struct, frozen=True):
+    """A run as its birth left it: its row as ``run_get`` has it, its lease, its tip and its log row."""
+
+    row: tuple[Any, ...]
+    lease: Lease
+    tip: Tip
+    log: Row
+
+    def load(self, run: Run) -> Loaded | None:
+        """The run, if it does stand so."""
+        loaded = Loaded(run, self.tip, self.lease, None, (self.log,), (), ())
+        return loaded if apply.is_unbegun(loaded) else None
+
+
 class Look(msgspec.Struct, frozen=True):
     """What a look has found. ``due``: runs that a claim would take, counted as far as two; ``orphans``: whether an owner that is gone has any;
-    ``bounded``: whether a limit may hold runs back, or several tenants wait; ``workers``: how many live, counted as far as one too many; ``known``: the names and boots of those on this machine, and the claimer's. With one run that has
-    never been begun: its row as ``run_get`` has it, its lease, its tip and its log row."""
+    ``bounded``: whether a limit may hold runs back, or several tenants wait; ``workers``: how many live, counted as far as one too many; ``known``: the names and
+    boots of those on this machine, and the claimer's; ``born``: the one run, where it has never been begun."""
 
     due: int
     orphans: bool
     bounded: bool
     workers: int
     known: Sequence[tuple[str, str]]
-    row: tuple[Any, ...] | None = None
-    lease: Lease = Lease(0)
-    tip: Tip = Tip(0, b"", 0)
-    log: Row = Row(0, b"", b"")
+    born: Born | None = None
 
     @property
     def nothing(self) -> bool:
         """Whether a claim would find nothing."""
         return not self.due and not self.orphans and not self.bounded
 
-    def load(self, run: Run) -> Loaded | None:
-        """The run, if it stands as its birth left it."""
-        loaded = Loaded(run, self.tip, self.lease, None, (self.log,), (), ())
-        return loaded if apply.is_unbegun(loaded) else None
-
 
 def look(found: Sequence[Any]) -> Look:
     """Reads the row of the statement ``lone``."""
-    due, orphans, bounded, workers, known, run_id, doc, status, version, step, head, fence, due_at, seq, digest, n, since, whole, data = found
-    if run_id is None or workers > MOST_WORKERS:
-        return Look(due, orphans, bounded, workers, known)
-    row = (run_id, doc, status, version, step, head)
-    return Look(due, orphans, bounded, workers, known, row, Lease(fence, due=due_at), Tip(seq, digest, n, since, whole), Row(seq, data, digest))
+    due, orphans, bounded, workers, known, run_id, *_ = found
+    born = None if run_id is None or workers > MOST_WORKERS else read_born(found[5:])
+    return Look(due, orphans, bounded, workers, known, born)
+
+
+def read_born(found: Sequence[Any]) -> Born:
+    """Reads what these statements say of a run."""
+    run_id, doc, status, version, step, head, fence, due, seq, digest, n, since, whole, data = found
+    return Born((run_id, doc, status, version, step, head), Lease(fence, due=due), Tip(seq, digest, n, since, whole), Row(seq, data, digest))
 
 
 def read_ended(run: Run, lease: Lease, found: Sequence[Sequence[Any]], known: Tip | None) -> Loaded | tuple[Run, Lease]:
@@ -85,4 +95,4 @@ def read_ended(run: Run, lease: Lease, found: Sequence[Sequence[Any]], known: Ti
     return Loaded(run, Tip(seq, digest, n, since, whole), lease, None, tuple([Row(*row[16:]) for row in found]), (), ())
 
 
-__all__ = ["MOST_WORKERS", "Few", "Look", "look", "read_ended"]
+__all__ = ["MOST_WORKERS", "Born", "Few", "Look", "look", "read_born", "read_ended"]

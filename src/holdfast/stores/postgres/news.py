@@ -32,16 +32,20 @@ ACTIVE_FOR = 1.0
 QUIET = 0.020
 HEARTBEAT = 5.0
 CHANNEL = "holdfast_news"
-OTHER = int(News.OTHER)
+OTHER, DUE = int(News.OTHER), int(News.DUE)
 
 
 class Hearing:
-    """The waiters of one store, and the tasks that look out for them. Everything belongs to the loop that opened the store."""
+    """The waiters of one store, and the tasks that look out for them. Everything belongs to the loop that opened the store. ``due`` is called when something has
+    become due, with the name of the run where it was said."""
 
-    def __init__(self, place: Place, look: Callable[[], Awaitable[int]], crowded: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, place: Place, look: Callable[[], Awaitable[int]], crowded: Callable[[], bool] = lambda: False, due: Callable[[str | None], None] = lambda run_id: None
+    ) -> None:
         self._place = place
         self._look = look
         self._crowded = crowded
+        self._due = due
         self._changes = Changes()
         self._pool: Connections | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,23 +84,29 @@ class Hearing:
         if here:  # a question that was broken off closes its connection, which takes a moment
             await asyncio.wait(here, timeout=LAST_ANSWER)
 
-    def tell(self, news: int = int(ANYTHING), told: bool = False) -> None:
+    def tell(self, news: int = int(ANYTHING), told: bool = False, born: str | None = None) -> None:
         """Something of these kinds was written here: those who wait here are woken, others are told once it is quiet, unless they were ``told`` by the
-        transaction itself. What is of no kind they poll for."""
+        transaction itself. What is of no kind they poll for. ``born``: this run is due, and nothing else."""
         self._moved_at = time.monotonic()
-        self._changes.tell(news)
+        self._wake(news, born)
         if self._place.listen is not None and self._pool is not None and not told:
             self._owed |= news & ~OTHER
             if self._owed and not self._is_saying():
                 self._saying = asyncio.ensure_future(self._say(self._pool))
 
-    def with_it(self, news: int) -> Statement | None:
+    def _wake(self, news: int, born: str | None = None) -> None:
+        """Wakes those who wait here."""
+        if news & DUE:
+            self._due(born)
+        self._changes.tell(news)
+
+    def with_it(self, news: int, born: str | None = None) -> Statement | None:
         """What goes with the transaction that writes something of these kinds, so that others hear of it at once; None where they were told something just now, and are told of it later."""
         kinds = news & ~OTHER
         if self._place.listen is None or self._pool is None or not kinds or self._is_saying() or (now := time.monotonic()) < self._quiet_until:
             return None
         self._quiet_until = now + QUIET
-        return "SELECT pg_notify(%s, %s)", (CHANNEL, f"{kinds} {self._name}")
+        return "SELECT pg_notify(%s, %s)", (CHANNEL, f"{kinds} {self._name}" if born is None else f"{kinds} {self._name} {born}")
 
     def _is_saying(self) -> bool:
         """Whether others are about to be told of what is owed to them."""
@@ -117,10 +127,11 @@ class Hearing:
 
     def _hear(self, payload: str) -> None:
         """Wakes those whom a notification concerns; all of them where it is not one of ours."""
-        kinds, _, name = payload.partition(" ")
+        kinds, _, more = payload.partition(" ")
+        name, _, born = more.partition(" ")
         if name != self._name:  # what was written here was told here
             self._moved_at = time.monotonic()
-            self._changes.tell(int(kinds) & int(ANYTHING) if kinds.isdecimal() and len(kinds) < 4 else int(ANYTHING))
+            self._wake(int(kinds) & int(ANYTHING) if kinds.isdecimal() and len(kinds) < 4 else int(ANYTHING), born or None)
 
     async def wait(self, timeout: float, about: News) -> News:
         """Returns at once if anything of it changed since this task's last return, else at the next change or the timeout; gives what changed."""
@@ -161,13 +172,13 @@ class Hearing:
             except (psycopg.Error, OSError, HoldfastError):
                 await asyncio.sleep(0.2 * (0.5 + random.random()))
                 last = None
-                self._changes.tell()  # whoever waits looks for itself, and meets the error
+                self._wake(int(ANYTHING))  # whoever waits looks for itself, and meets the error
                 continue
             moved = number != last and last is not None
             last, owed = number, owed or moved
             if owed and (not self._heard or began - all_told >= HEARD_POLL):
                 all_told, owed = began, False
-                self._changes.tell()
+                self._wake(int(ANYTHING))
             elif moved:
                 self._changes.tell(OTHER)
 
@@ -193,7 +204,7 @@ class Hearing:
             try:
                 await db.ask((f"LISTEN {CHANNEL}", None))
                 wait, self._heard = 0.1, True
-                self._changes.tell()  # of what was written before it listened nobody told
+                self._wake(int(ANYTHING))  # of what was written before it listened nobody told
                 while True:
                     await db.hear(self._hear, HEARTBEAT)
                     async with asyncio.timeout(HEARTBEAT), self._asking:

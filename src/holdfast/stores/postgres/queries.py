@@ -49,6 +49,7 @@ _OF_ROOTS = (
 )
 _FILLED = {
     **{f"{{{of}_of_roots}}": _OF_ROOTS.format(of) for of in "mrs"},
+    "{born}": "r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.due, t.seq, t.hash, t.n, t.since, t.whole, t.data",
     "{lines}": _LINES,
     "{known}": _KNOWN,
     "{at_once}": _AT_ONCE,
@@ -91,7 +92,7 @@ TAKES = Columns(Q.takes, {
 })
 # Statements that each worker asks over each of its connections.
 OFTEN = (
-    Q.planned_once, Q.claim, Q.claimers, Q.lone, Q.step, Q.steps, Q.lock_keys, Q.lock_runs,
+    Q.planned_once, Q.claim, Q.claimers, Q.lone, Q.named, Q.step, Q.steps, Q.lock_keys, Q.lock_runs,
     *(columns.for_one for columns in (BIRTHS, MOVES, TAKES)), BIRTHS.for_many, MOVES.for_many,
 )
 

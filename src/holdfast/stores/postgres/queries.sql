@@ -140,11 +140,7 @@ WITH g AS MATERIALIZED (
 ), may AS MATERIALIZED (
   SELECT g.*, f.id, CASE g.due WHEN -4611686018427387904 THEN {at_once} ELSE g.due END AS due_at FROM g CROSS JOIN LATERAL (
     SELECT r.id FROM holdfast.run r WHERE r.bucket = g.bucket AND r.run_id = g.run_id AND r.fence = g.fence - 1 AND r.owner IS NULL AND r.status = 'pending' AND NOT r.behind
-      AND (r.holds OR (NOT EXISTS (
-          SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
-        ) AND NOT EXISTS (
-          SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-            AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0))) OFFSET 0) f
+      AND {part_lane} OFFSET 0) f
   WHERE g.owner = ANY(ARRAY(SELECT owner FROM known)) AND NOT EXISTS (SELECT 1 FROM holdfast.rule)
     AND NOT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = g.bucket AND i.run = f.id AND i.taken IS NULL OFFSET 0)
     AND EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = f.id AND l.n = g.n AND l.hash = g.after OFFSET 0)
@@ -542,11 +538,7 @@ kind AS MATERIALIZED (
       AND r.owner IS NULL AND NOT r.behind
       AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
       AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
-      AND (r.holds OR (NOT EXISTS (
-          SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
-        ) AND NOT EXISTS (
-          SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-            AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0)))
+      AND {part_lane}
     ORDER BY r.due, r.turn LIMIT %(limit)s::bigint
 -- name: claim
 -- The runs of owners that are proven dead or whose lease has run out, then what is due. Priorities are walked from the highest down, so
@@ -594,14 +586,30 @@ WITH RECURSIVE {part_lines}, {part_due}) d
     ARRAY(SELECT ARRAY[w.owner, w.boot] FROM holdfast.worker w WHERE w.boot = %(boot)s OR w.owner = %(owner)s ORDER BY w.owner LIMIT 10000) AS known
 )
 SELECT c.n, c.orphans, c.bounded, c.workers, c.known, l.* FROM c LEFT JOIN LATERAL (
-  SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.due, t.seq, t.hash, t.n, t.since, t.whole, t.data
-  FROM due JOIN holdfast.run r ON r.bucket = due.bucket AND r.id = due.id JOIN holdfast.log t ON t.bucket = due.bucket AND t.run = due.id AND t.n = 1
-  WHERE c.n = 1 AND NOT c.orphans AND r.status = 'pending'
-    AND NOT EXISTS (SELECT 1 FROM holdfast.log m WHERE m.bucket = due.bucket AND m.run = due.id AND m.n = 2 OFFSET 0)
-    AND NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = due.bucket AND w.run = due.id OFFSET 0)
-    AND NOT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = due.bucket AND i.run = due.id AND i.taken IS NULL OFFSET 0)
+  SELECT {born} FROM due JOIN holdfast.run r ON r.bucket = due.bucket AND r.id = due.id JOIN holdfast.log t ON t.bucket = r.bucket AND t.run = r.id AND t.n = 1
+  WHERE c.n = 1 AND NOT c.orphans AND {part_unbegun}) l ON true;
+-- name: part_lane
+-- Nobody holds a run's lane, and nobody is due in it before the run. OFFSET 0 keeps each EXISTS a look-up.
+(r.holds OR (NOT EXISTS (
+          SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
+        ) AND NOT EXISTS (
+          SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
+            AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0)))
+-- name: part_unbegun
+-- A run stands as its birth left it.
+r.status = 'pending' AND NOT EXISTS (SELECT 1 FROM holdfast.log m WHERE m.bucket = r.bucket AND m.run = r.id AND m.n = 2 OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = r.bucket AND w.run = r.id OFFSET 0)
+    AND NOT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL OFFSET 0)
     AND NOT EXISTS (SELECT 1 FROM holdfast.vouch v WHERE v.run = r.run_id AND v.kind = 'inbox' AND v.mark IS NULL OFFSET 0)
-    AND NOT EXISTS (SELECT 1 FROM holdfast.chunk k WHERE k.run_id = r.run_id OFFSET 0)) l ON true;
+    AND NOT EXISTS (SELECT 1 FROM holdfast.chunk k WHERE k.run_id = r.run_id OFFSET 0)
+-- name: named
+-- The run that this process was told of, where it stands as its birth left it, and a claim would take it. That it has no owner is said so that the index of what
+-- is due is not looked into.
+SELECT {born} FROM holdfast.run r JOIN holdfast.log t ON t.bucket = r.bucket AND t.run = r.id AND t.n = 1
+WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND coalesce(r.owner, '') = '' AND NOT r.behind AND r.due <= {now}
+  AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[])) AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+  AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
+  AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND {part_lane} AND {part_unbegun};
 -- name: ground
 -- The first line of what is due, and the oldest of what is due there at once and at a time: below them lie only what was due before, and it
 -- stays in the index as long as somebody holds a snapshot. Nobody is locked.

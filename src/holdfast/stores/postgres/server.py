@@ -54,6 +54,7 @@ from holdfast.stores.postgres.connection import (
     too_many,
 )
 from holdfast.stores.postgres.ground import Ground
+from holdfast.stores.postgres.hints import Hints
 from holdfast.stores.postgres.moving import Moving
 from holdfast.stores.postgres.news import Hearing
 from holdfast.stores.postgres.queries import MIGRATIONS, Q
@@ -97,7 +98,8 @@ class Server:
         self._dead: tuple[str, ...] = ()
         self._pool: Connections | None = None
         self._committer: Committer | None = None
-        self._news = Hearing(self._place, self._look_for_news, lambda: self._pool is not None and self._pool.crowded)
+        self._hints = Hints(clock)
+        self._news = Hearing(self._place, self._look_for_news, lambda: self._pool is not None and self._pool.crowded, self._hints.tell)
         self._renewing: psycopg.Connection[tuple[Any, ...]] | None = None
         self._renewal = threading.Lock()
         self._home: asyncio.AbstractEventLoop | None = None

@@ -31,7 +31,7 @@ from holdfast.stores.postgres.sending import Sending
 
 class PostgresStore(Claiming, People, Sending, Keeping):
     """A store in one PostgreSQL database, in a schema of its own. ``now`` replaces its clock, so that tests can move time; ``patience``
-    is for how many seconds a verb outlasts an outage; ``clock`` counts the seconds for which a connection keeps its plans."""
+    is for how many seconds a verb outlasts an outage; ``clock`` counts the seconds for which a connection keeps its plans, and those since somebody looked for all that is due."""
 
     takes_statements = True
     has_server: bool = True
