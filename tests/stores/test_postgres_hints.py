@@ -180,8 +180,9 @@ async def test_a_run_that_is_not_to_be_given_is_not(two: Two, asked: list[str], 
     if why == "taken":
         await two.here.claim("v", (), None, limit=1, run_id="r1")
     found = await two.look()
-    if why == "taken":  # it was looked up before: its first commit will be refused
-        assert isinstance(found, Loaded) and await two.there.claim("w", ("default",), None, limit=5) == []
+    if why == "taken":  # where it was looked up before, its first commit will be refused
+        assert isinstance(found, Loaded) or found == Claims()
+        assert await two.there.claim("w", ("default",), None, limit=5) == []
     elif why == "a command":  # of which this store may have heard by now
         assert isinstance(found, Loaded) or [c.run_id for c in found] == ["r1"]
         assert isinstance(found, Claims) or [c.run_id for c in await two.there.claim("w", ("default",), None, limit=5)] == ["r1"]

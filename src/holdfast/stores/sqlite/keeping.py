@@ -7,7 +7,7 @@ import contextlib
 import datetime as dt
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import apsw
 import msgspec
@@ -30,6 +30,7 @@ from holdfast.stores.sqlite.connection import Q, connect, map_errors, readable, 
 from holdfast.stores.sqlite.reading import Reading, log_forward
 
 MAX_PROBLEMS = 100
+PAGE = 500  # rows that are read at once where all are
 LINEAGES = 100  # found at once, and pruned in one transaction at most
 AHEAD = 32  # looked at before a transaction is begun, so that none is begun for what stays
 HELD = 0.002  # seconds after which a transaction of a prune takes no more lineages: a step that waits for it shall hardly be noticed
@@ -50,10 +51,10 @@ class Keeping(Reading):
     def _inspect(self) -> list[Problem]:
         try:
             with map_errors(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db:
+                words = [str(r[0]) for r in db.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})")]
+                found = [_integrity(self.path, w) for w in words if w != "ok"] + _chains(db)
                 with reading(db):
-                    words = [str(r[0]) for r in db.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})")]
-                    bad = [_integrity(self.path, w) for w in words if w != "ok"]
-                    found = bad + _chains(db) + [record_problem(e) for e in besides.damage_of_store(db)]
+                    found += [record_problem(e) for e in besides.damage_of_store(db)]
                 with writing(db):
                     return found  # whoever holds the write lock for seconds is named, with the process id
         except HoldfastError as e:
@@ -332,29 +333,64 @@ def set_aside(path: str, source: str) -> str:
 
 
 def _chains(db: apsw.Connection) -> list[Problem]:
-    """Walks the whole log once: every row must follow its run's previous one, and every run must end at its tip."""
-    ends: dict[int, tuple[int, bytes]] = {}
-    broken: dict[int, str] = {}
-    last = 0
-    while page := rows(db, Q.chain_page, (last,)):
-        for number, run, seq, prev, digest, data in page:
-            before, previous = ends.get(run, (0, b""))
-            if prev != before or canon.chain(previous, data) != digest:
-                broken.setdefault(run, f"the commit that ends with event {seq} does not match its hash")
-            ends[run] = (number, digest)
-        if page[-1][0] <= last:
-            break  # the table itself is damaged, which SQLite's own check has said
-        last = page[-1][0]
+    """Walks the whole log, in pages that are a read each: as long as one read lasts, what is committed meanwhile stays in the file beside the database. What is
+    found to be wrong is looked at again in one read: rows of runs that are pruned meanwhile may leave their numbers to others."""
+    if not _walk(db, reading):
+        return []
+    with reading(db):
+        return _walk(db, lambda _: contextlib.nullcontext())
+
+
+def _walk(db: apsw.Connection, each: Callable[[apsw.Connection], contextlib.AbstractContextManager[None]]) -> list[Problem]:
+    """Every row must follow its run's previous one, and every run must end at its tip. ``each`` is entered for each page."""
+    log = _Log()
+    more = True
+    while more:
+        with each(db):
+            more = log.walk(db)
     problems: list[Problem] = []
-    key, before = 0, -1
-    while key > before and (tips := rows(db, Q.tips_page, (key,))):
+    key, before, more = 0, -1, True
+    while more and key > before:
         before = key
+        with each(db):
+            while log.walk(db):  # what was committed meanwhile: the rows of runs are those of now
+                pass
+            tips = rows(db, Q.tips_page, (key, PAGE))
+        more = len(tips) == PAGE
         for key, run_id, tip, seq in tips:
-            if ends.get(key, (0, b""))[0] != tip:
-                broken.setdefault(key, f"the run's row says that the log ends at event {seq}, but it does not")
-            if key in broken and len(problems) < MAX_PROBLEMS:
-                problems.append(Problem("event_chain_broken", "error", broken[key], "restore a backup", run_id))
+            why = log.find_broken(key, tip, seq)
+            if why is not None and len(problems) < MAX_PROBLEMS:
+                problems.append(Problem("event_chain_broken", "error", why, "restore a backup", run_id))
     return problems
+
+
+class _Log:
+    """How far the log has been walked: where each run ends in it, and what does not follow."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._stuck = False
+        self._ends: dict[int, tuple[int, bytes]] = {}
+        self._broken: dict[int, str] = {}
+
+    def walk(self, db: apsw.Connection) -> bool:
+        """One page of it. Whether there may be another: where the table itself is damaged there is none, which SQLite's own check has said."""
+        page = [] if self._stuck else rows(db, Q.chain_page, (self._last, PAGE))
+        for number, run, seq, prev, digest, data in page:
+            before, previous = self._ends.get(run, (0, b""))
+            if prev != before or canon.chain(previous, data) != digest:
+                self._broken.setdefault(run, f"the commit that ends with event {seq} does not match its hash")
+            self._ends[run] = (number, digest)
+        if not page:
+            return False
+        self._stuck, self._last = page[-1][0] <= self._last, page[-1][0]
+        return not self._stuck and len(page) == PAGE
+
+    def find_broken(self, run: int, tip: int, seq: int) -> str | None:
+        """What is wrong with a run whose row says that the log ends there."""
+        if self._ends.get(run, (0, b""))[0] != tip:
+            self._broken.setdefault(run, f"the run's row says that the log ends at event {seq}, but it does not")
+        return self._broken.get(run)
 
 
 __all__ = ["Keeping", "check_backup", "set_aside"]

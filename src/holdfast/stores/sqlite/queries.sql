@@ -522,9 +522,9 @@ DELETE FROM worker;
 -- name: vouch_forget_workers
 DELETE FROM vouch WHERE run = '' AND kind = 'worker';
 -- name: chain_page
-SELECT l.id, l.run, l.seq, l.prev, l.hash, l.data FROM log l WHERE l.id > ? ORDER BY l.id LIMIT 500;
+SELECT l.id, l.run, l.seq, l.prev, l.hash, l.data FROM log l WHERE l.id > ? ORDER BY l.id LIMIT ?;
 -- name: tips_page
-SELECT r.id, r.run_id, r.tip, r.seq FROM run r WHERE r.id > ? ORDER BY r.id LIMIT 500;
+SELECT r.id, r.run_id, r.tip, r.seq FROM run r WHERE r.id > ? ORDER BY r.id LIMIT ?;
 
 -- Upkeep --------------------------------------------------------------------------------------------
 
