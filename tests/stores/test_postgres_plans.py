@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -12,6 +13,7 @@ from holdfast.core.status import Status
 from holdfast.ports import RunFilter
 from holdfast.stores import PostgresStore
 from holdfast.stores.postgres import connection
+from holdfast.stores.postgres.queries import MOVES, TAKES, Q
 from holdfast.stores.postgres.wire import Connection
 from holdfast.testing.conformance import TTL, Script
 
@@ -44,6 +46,26 @@ async def test_a_claim_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = [row for rows, _ in found for row in rows]
     assert plans and all(custom == 0 and generic >= 5 for custom, generic in plans), plans
     assert all(left == [(0,)] for _, left in found)
+
+
+@pytest.mark.parametrize("partitions", [0, 4])
+async def test_a_row_that_was_locked_is_written_by_its_place(partitions: int) -> None:
+    """And not found a second time by its name, which costs more, in some collations several times as much."""
+    database = f"places_{partitions}"
+    store = PostgresStore(shared().fresh(database) + (f"&partitions={partitions}" if partitions else ""))
+    await store.open()
+    await Script(store, "r1").submit()
+    await store.close()
+    with shared().admin(database) as db:
+        copied(db, MANY)
+        db.execute("ANALYZE holdfast.run")
+        db.execute("SET enable_seqscan = off")
+        db.execute("SET enable_bitmapscan = off")
+        for text, updates in ((Q.claim, 2), (MOVES.for_many, 1), (MOVES.for_one, 1), (TAKES.for_many, 1), (TAKES.for_one, 1)):
+            names: dict[str, int] = {}
+            numbered = re.sub(r"%\((\w+)\)[sb]", lambda m: f"${names.setdefault(m[1], len(names) + 1)}", text)  # noqa: B023
+            plan = "\n".join(str(line) for (line,) in db.execute(f"EXPLAIN (GENERIC_PLAN) {numbered}".encode()).fetchall())
+            assert len(re.findall("TID Cond: .*place = ctid", plan)) >= updates, plan  # a partition that is empty may be looked into by its index
 
 
 def copied(db: Psycopg[tuple[object, ...]], count: int) -> None:

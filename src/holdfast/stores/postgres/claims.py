@@ -21,7 +21,7 @@ from holdfast.stores.crowds import AMONG, CROWD, FEW, LANES, LINES, MARKED, Line
 from holdfast.stores.postgres import besides, lone
 from holdfast.stores.postgres import limits as bounds
 from holdfast.stores.postgres.arrays import Names
-from holdfast.stores.postgres.commits import Committer, Key, Statement
+from holdfast.stores.postgres.commits import Committer, Statement
 from holdfast.stores.postgres.connection import Connection, many, rows_of
 from holdfast.stores.postgres.hints import Answer
 from holdfast.stores.postgres.owners import Owners
@@ -50,7 +50,7 @@ class Claiming(Owners, Reading):
         if run_id is not None:
             named = run_id
 
-            async def by_name(db: Connection, sent: int) -> list[tuple[Key, Claim]]:
+            async def by_name(db: Connection, sent: int) -> list[Claim]:
                 return (await self._answers_lost(db, owner) if sent else []) or await self._claim_one(db, owner, named, limits)
 
             return _note_driven(committer, await self._do(by_name, whole=True))
@@ -143,7 +143,7 @@ class Claiming(Owners, Reading):
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         return tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
 
-    async def _claim(self, db: Connection, sent: int, values: Mapping[str, Any]) -> tuple[list[tuple[Key, Claim]], tuple[str, ...], bool]:
+    async def _claim(self, db: Connection, sent: int, values: Mapping[str, Any]) -> tuple[list[Claim], tuple[str, ...], bool]:
         """What is due, where nothing has to be counted: one round trip, which is a transaction of its own, and writes nothing where it finds nothing.
         Gives too which owners are proven dead, and whether a limit may hold runs back, or several tenants wait: then it takes none."""
         owner = values["owner"]
@@ -175,7 +175,7 @@ class Claiming(Owners, Reading):
 
     async def _claim_beside(
         self, db: Connection, sent: int, values: Mapping[str, Any], declared: Mapping[str, Limit], *, bounded: bool
-    ) -> tuple[list[tuple[Key, Claim]], int | None]:
+    ) -> tuple[list[Claim], int | None]:
         """The runs of owners that have been found dead just now, or what limits leave."""
         if sent and (found := await self._answers_lost(db, values["owner"])):
             return found, None
@@ -190,10 +190,10 @@ class Claiming(Owners, Reading):
             rows, again = await self._choose(db, values, declared)
         return self._read_claims(rows), again
 
-    def _read_claims(self, rows: list[tuple[Any, ...]]) -> list[tuple[Key, Claim]]:
+    def _read_claims(self, rows: list[tuple[Any, ...]]) -> list[Claim]:
         at = self.now()
-        rows.sort(key=lambda r: (-r[6], due_since(r[7], at), r[8]))
-        return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in rows]
+        rows.sort(key=lambda r: (-r[4], due_since(r[5], at), r[6]))
+        return [Claim(run, fence, previous, cause or "") for run, fence, previous, cause, *_ in rows]
 
     async def _choose(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> tuple[list[tuple[Any, ...]], int | None]:
         """The claim where a limit may hold runs back, or several tenants wait: what is in use is counted, and who may go is chosen (§10.11)."""
@@ -205,16 +205,16 @@ class Claiming(Owners, Reading):
         may = [line for line in lines if use.in_the_way(line[0], line[2]) is None]
         asked = {**values, "in_queues": [q for q, _, _ in may], "in_priorities": [p for _, p, _ in may], "in_tenants": [t for _, _, t in may]}
         orphans, due = await many(db, [(Q.due_orphans, values), (Q.due_in, asked)])
-        waiting = {(b, id): (Due((b, id), queue, tenant, priority, due_since(due_at, now), turn), previous, cause)
-                   for b, id, _, queue, tenant, priority, due_at, turn, previous, cause in (*orphans, *due)}
+        waiting = {run: (Due(run, queue, tenant, priority, due_since(due_at, now), turn), previous, cause)
+                   for run, queue, tenant, priority, due_at, turn, previous, cause in (*orphans, *due)}
         got = choose([d for d, _, _ in waiting.values()], use, room)
         if not got.keys:
             return [], got.again
         if not await rows_of(db, Q.see_takers, {"owners": [owner]}):
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         await bounds.keep_buckets(db, got.buckets)
-        lost = [waiting[key][1:] for key in got.keys]
-        taking = {"b": [b for b, _ in got.keys], "id": [id for _, id in got.keys], "previous": [p for p, _ in lost], "cause": [c for _, c in lost]}
+        lost = [waiting[run][1:] for run in got.keys]
+        taking = {"b": [ids.bucket_number(run) for run in got.keys], "run": list(got.keys), "previous": [p for p, _ in lost], "cause": [c for _, c in lost]}
         return await rows_of(db, Q.take_chosen, {**at, "owner": owner, **taking}), got.again
 
     async def _tidy(self, db: Connection, owner: str, dead: Sequence[str]) -> None:
@@ -224,18 +224,17 @@ class Claiming(Owners, Reading):
         for (gone,) in await rows_of(db, Q.workers_delete, ([name for (name,) in idle if name not in named],)):
             self._proofs().forget(gone)
 
-    async def _claim_one(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> list[tuple[Key, Claim]]:
+    async def _claim_one(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> list[Claim]:
         """A transaction of two round trips, and one more where the run's lane has to be looked at, or what limits it."""
-        taken = await self._may_take(db, owner, run_id, declared)
-        if taken is None:
+        claim = await self._may_take(db, owner, run_id, declared)
+        if claim is None:
             await db.rollback()
             return []
-        key, claim = taken
-        taking = {"owner": owner, "previous": claim.previous_owner, "cause": claim.cause or None, "b": key.bucket, "id": key.id, "now": self._clock()}
+        taking = {"owner": owner, "previous": claim.previous_owner, "cause": claim.cause or None, "b": ids.bucket_number(run_id), "run": run_id, "now": self._clock()}
         await many(db, [(Q.take, taking), (Q.commit, None)])
-        return [taken]
+        return [claim]
 
-    async def _may_take(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> tuple[Key, Claim] | None:
+    async def _may_take(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> Claim | None:
         """Begins a transaction, and says how a run that was asked for by name may be claimed in it."""
         at = self._clock()
         _, _, stored, known, found, see = await many(
@@ -253,7 +252,7 @@ class Claiming(Owners, Reading):
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         if not found:
             raise await self._tell_missing(db, run_id)
-        bucket, id, fence, previous, holds, turn, status, tenant, session, lane, queue = found[0]
+        fence, previous, holds, turn, status, tenant, session, lane, queue = found[0]
         its, left = see[0]
         lost = None if previous is None else self._why_lost(previous, its, left)
         if not apply.takeable(Found(fence, previous, lost is None, 0, b"", holds, turn, status), owner):
@@ -271,13 +270,13 @@ class Claiming(Owners, Reading):
                 return None
             use.take(queue, tenant)
             await bounds.keep_buckets(db, use.buckets)
-        return Key(bucket, id), apply.take(run_id, fence, previous, owner, lost)
+        return apply.take(run_id, fence, previous, owner, lost)
 
-    async def _answers_lost(self, db: Connection, owner: str) -> list[tuple[Key, Claim]]:
+    async def _answers_lost(self, db: Connection, owner: str) -> list[Claim]:
         """What an owner holds and has never been told of: claims whose answer was lost."""
         told = self._commits().fences
         held = await rows_of(db, Q.held, (owner,))
-        return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause in held if told.get(run) != fence]
+        return [Claim(run, fence, previous, cause or "") for run, fence, previous, cause in held if told.get(run) != fence]
 
     async def rules(self) -> list[Rule]:
         return bounds.read_sound(*await self._ask((Q.rules, None), (Q.vouch_of_run, (OWN, "limit"))))
@@ -317,11 +316,11 @@ class Claiming(Owners, Reading):
         self._news.tell(News.DUE)
 
 
-def _note_driven(committer: Committer, taken: Sequence[tuple[Key, Claim]]) -> Claims:
+def _note_driven(committer: Committer, taken: Sequence[Claim]) -> Claims:
     """What was claimed through this store, as its caller is told of it."""
-    for key, claim in taken:
-        committer.drives(claim.run_id, key, claim.fence)
-    return Claims([claim for _, claim in taken])
+    for claim in taken:
+        committer.drives(claim.run_id, claim.fence)
+    return Claims(taken)
 
 
 __all__ = ["Claiming"]

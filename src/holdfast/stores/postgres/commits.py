@@ -20,7 +20,7 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -60,13 +60,6 @@ Statement = tuple[str, Any]
 RACED = (sql.UniqueViolation, sql.DivisionByZero)  # what nobody could see before: the look is repeated, and then it is seen
 
 
-class Key(msgspec.Struct, frozen=True, gc=False):
-    """Where a run's rows lie."""
-
-    bucket: int
-    id: int
-
-
 class _Stepping(msgspec.Struct, gc=False):
     """A plain step nobody has answered yet. ``sent``: it has been sent before, and the answer was lost."""
 
@@ -101,7 +94,6 @@ class Seen(msgspec.Struct):
 
     now: int
     incarnation: int
-    keys: dict[str, Key]
     found: dict[str, Found]
     unread_runs: set[str]
     followed: set[str]
@@ -124,7 +116,7 @@ class Seen(msgspec.Struct):
         return RunNotFound(f"there is no run {run_id}")
 
     def there(self, run_id: str) -> bool:
-        return run_id in self.keys or run_id in self.predecessors
+        return run_id in self.found or run_id in self.predecessors
 
     def blocker(self, run: Run, turn: int) -> str | None:
         holder, first, at = self.lanes[run.run_id]
@@ -166,7 +158,7 @@ class _Rows:
         self.moved: list[tuple[Any, ...]] = []
 
     def statements(self) -> list[Statement]:
-        """One for each kind, births last, which gives their names and keys. A lone row has plain parameters, of many each column is an array."""
+        """One for each kind. A lone row has plain parameters, of many each column is an array."""
         asked: list[Statement] = []
         if len(self.moved) == 1:
             (row,) = self.moved
@@ -182,11 +174,11 @@ class _Rows:
 
 
 class _Plain(msgspec.Struct, frozen=True):
-    """Commits that write nothing beside, and what writes them: births, those that move a run, by the keys of these, and those that take one. ``told``: others
+    """Commits that write nothing beside, and what writes them: births, those that move a run, and those that take one. ``told``: others
     are told of it by the transaction itself."""
 
     born: Sequence[_Waiting]
-    moved: Mapping[int, _Waiting]
+    moved: Sequence[_Waiting]
     taken: Sequence[_Waiting]
     statements: Sequence[Statement]
     told: bool
@@ -194,13 +186,13 @@ class _Plain(msgspec.Struct, frozen=True):
     def take_left(self, batch: list[_Waiting], error: BaseException) -> list[_Waiting]:
         """All of them, after this error: what was sent may have been written."""
         if passing(error) and not isinstance(error, UNPREPARED):
-            for w in (*self.born, *self.moved.values(), *self.taken):
+            for w in (*self.born, *self.moved, *self.taken):
                 w.sent = True
         return batch
 
 
 class Committer:
-    """The way in for commits. ``keys``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them;
+    """The way in for commits. ``driven``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them;
     ``knows_all``: whether these are all that it holds.
     ``given`` is a clock that tests move; ``judge`` says why an owner is lost, by its name, boot and what is
     left of its lease; ``tell`` is called with the kinds of news when others may have something to do, whether they were told of it by the
@@ -216,7 +208,7 @@ class Committer:
         tell: Callable[[int, bool, str | None], None],
         with_it: Callable[[int, str | None], Statement | None],
     ) -> None:
-        self.keys: dict[str, Key] = {}
+        self.driven: set[str] = set()
         self.fences: dict[str, int] = {}
         self.knows_all = True
         self._pool = pool
@@ -255,14 +247,15 @@ class Committer:
             self._arm()
         return await future
 
-    def drives(self, run_id: str, key: Key, fence: int) -> None:
+    def drives(self, run_id: str, fence: int) -> None:
         """A run was claimed through this store: the caller has been told so."""
-        self.keys[run_id], self.fences[run_id] = key, fence
+        self.driven.add(run_id)
+        self.fences[run_id] = fence
 
     def forget(self) -> None:
         """Runs were handed back: what is still held is learnt anew, so that from now on not all that is driven here is known."""
         self.knows_all = False
-        self.keys.clear()
+        self.driven.clear()
         self.fences.clear()
 
     async def close(self) -> None:
@@ -323,11 +316,8 @@ class Committer:
     def _step_at_once(self, batch: list[_Stepping]) -> bool:
         """Sends steps in this turn of the loop and answers them in that in which the server has answered, where a connection is at rest: a task and
         its turns would be a good part of what one step takes. Gives whether it did."""
-        if meters.METERS or (held := self._pool.take()) is None:
-            return False
-        asked, names = self._steps_of([w.step for w in batch])
-        if asked is None:
-            self._pool.give_back(held)
+        steps = self._pick_driven([w.step for w in batch])
+        if not steps or meters.METERS or (held := self._pool.take()) is None:
             return False
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
@@ -340,7 +330,7 @@ class Committer:
                 if error is not None:
                     raise error
                 (answer,) = exchange.answers()
-                left = _answer_written(batch, _read_written(held[1], answer, names))
+                left = _answer_written(batch, _read_written(held[1], answer, steps))
             except Exception as e:  # nobody awaits this: whoever waits for these steps is told
                 self._send(len(batch), self._step_again(batch, held, e))
             else:
@@ -355,7 +345,7 @@ class Committer:
             over(TimeoutError())
 
         try:
-            exchange = held[1].begin((asked,), over)
+            exchange = held[1].begin((_ask_for_steps(steps),), over)
         except (psycopg.Error, OSError) as e:
             self._send(len(batch), self._step_again(batch, held, e))
             return True
@@ -391,24 +381,14 @@ class Committer:
         if left := [w for w in batch if not w.future.done()]:
             await self._look_into(left)
 
-    async def _step(self, db: Connection, steps: Sequence[Step]) -> set[str]:
-        """Gives the runs whose step was written."""
-        asked, names = self._steps_of(steps)
-        if asked is None:
-            return set()
-        return _read_written(db, await db.answer(asked), names)
+    async def _step(self, db: Connection, steps: Sequence[Step]) -> set[bytes]:
+        """Gives the hashes of the steps that were written."""
+        driven = self._pick_driven(steps)
+        return _read_written(db, await db.answer(_ask_for_steps(driven)), driven) if driven else set()
 
-    def _steps_of(self, steps: Sequence[Step]) -> tuple[Statement | None, dict[int, str]]:
-        """The statement that writes those whose runs are driven here, under this fence, and whose log ends where the step says; and their names."""
-        names: dict[int, str] = {}
-        rows: list[tuple[Any, ...]] = []
-        for s in steps:
-            if (key := self.keys.get(s.run_id)) is not None:
-                names[key.id] = s.run_id
-                rows.append((key.bucket, key.id, s.fence, s.seq, s.since, s.after.whole, s.version, s.step, s.head, s.hash, s.data, s.after.row, s.after.hash))
-        if len(rows) > 1:
-            return (Q.steps, _columns(_STEPPED, sorted(rows))), names
-        return ((Q.step, rows[0]) if rows else None), names
+    def _pick_driven(self, steps: Sequence[Step]) -> list[Step]:
+        """Those whose runs are driven here."""
+        return [s for s in steps if s.run_id in self.driven]
 
     async def _look_into(self, batch: Sequence[_Stepping]) -> None:
         """Writes steps of runs that were not known to be driven here, and settles those whose answer was lost; the others are told why not."""
@@ -427,7 +407,7 @@ class Committer:
             if isinstance(outcome, Tip):
                 _answer(w, outcome)
             else:
-                self.keys.pop(w.step.run_id, None)
+                self.driven.discard(w.step.run_id)
                 _fail(w, outcome)
 
     async def _settle_steps(self, db: Connection, batch: Sequence[_Stepping], again: bool) -> list[Tip | HoldfastError]:
@@ -437,7 +417,7 @@ class Committer:
         }
         _, _, locked, ends = await many(db, [(Q.begin, None), (Q.bounded, None), (Q.lock_runs, asked), (Q.see_runs, {**asked, "now": self._given()})])
         tips = {run: (n or 0, digest or b"", after) for run, n, digest, after, *_ in ends}
-        found = {run: (bucket, id, fence, owner) for run, bucket, id, fence, owner, *_ in locked}
+        found = {run: (fence, owner) for run, fence, owner, *_ in locked}
         outcomes: dict[str, Tip | HoldfastError] = {}
         steps: list[Step] = []
         for w in batch:
@@ -445,9 +425,9 @@ class Committer:
             if s.run_id not in found:
                 outcomes[s.run_id] = RunNotFound(f"there is no run {s.run_id}")
                 continue
-            bucket, id, fence, owner = found[s.run_id]
+            fence, owner = found[s.run_id]
             n, digest, after = tips[s.run_id]
-            self.keys[s.run_id] = Key(bucket, id)
+            self.driven.add(s.run_id)
             error = apply.step_refused(s, Found(fence, owner, False, n, digest))
             if error is None:
                 steps.append(s)
@@ -459,7 +439,7 @@ class Committer:
         await db.ask((Q.commit, None))
         for s in steps:
             stale = VersionConflict(f"the log of {s.run_id} has new events since it was read", hint="load it again")
-            outcomes[s.run_id] = s.tip(s.after.row + 1) if s.run_id in written else stale
+            outcomes[s.run_id] = s.tip(s.after.row + 1) if s.hash in written else stale
         return [outcomes[w.step.run_id] for w in batch]
 
     # -- the general way ----------------------------------------------------------------------------
@@ -523,41 +503,33 @@ class Committer:
     def _plain(self, batch: Sequence[_Waiting]) -> _Plain:
         """What writes those that write nothing beside, in one round trip."""
         born = [w for w in batch if _begins(w.prepared)]
-        moved = {key.id: w for w in batch if (key := self.keys.get(w.prepared.run_id)) is not None and _moves(w.prepared)}
+        moved = [w for w in batch if w.prepared.run_id in self.driven and _moves(w.prepared)]
         taken = [w for w in batch if _takes(w.prepared)]
         asked: list[Statement] = []
-        if taken:
-            rows = [_take(w.prepared) for w in taken]
-            buckets, names, *_ = zip(*rows, strict=True)
-            asked += [(Q.lock_runs, {"b": Numbers(buckets), "run": Texts(names)}), _write(TAKES, rows, self._given())]
-        if moved:
-            rows = [_move(w.prepared, self.keys[w.prepared.run_id]) for w in moved.values()]
-            buckets, keys, *_ = zip(*rows, strict=True)
-            asked += [(Q.lock_keys, {"bucket": Numbers(buckets), "id": Numbers(keys)}), _write(MOVES, rows, self._given())]
+        for columns, rows in ((TAKES, [_take(w.prepared) for w in taken]), (MOVES, [_move(w.prepared) for w in moved])):
+            if rows:
+                buckets, names, *_ = zip(*rows, strict=True)
+                asked += [(Q.lock_rows, {"bucket": Numbers(buckets), "run": Texts(names)}), _write(columns, rows, self._given())]
         if born:
             asked.append(_write(BIRTHS, [_birth(w.prepared) for w in born], self._given()))
-        told = [w.prepared for w in (*taken, *moved.values(), *born)]
+        told = [w.prepared for w in (*taken, *moved, *born)]
         spoken = self._with_it(_news(told), _name_due(told)) if asked else None
         return _Plain(born, moved, taken, asked if spoken is None else [*asked, spoken], spoken is not None)
 
     def _answer_at_once(self, batch: Sequence[_Waiting], asked: _Plain, found: Sequence[Rows]) -> list[_Waiting]:
-        """Answers those that were written, by the keys under which they were sent: what is known of runs here may have been forgotten meanwhile. Gives those that
+        """Answers those that were written, as they were sent: what is known of runs here may have been forgotten meanwhile. Gives those that
         were not, and all others: why not is found the general way."""
         given = iter(found)
-        keys: dict[str, int] = dict(_second(given)) if asked.taken else {}
-        there = {id for (id,) in _second(given)} if asked.moved else set()
-        keys.update(next(given) if asked.born else ())
-        done = [w for id, w in asked.moved.items() if id in there]
+        written: set[str] = set()
+        for rows in (*[_second(given) for sent in (asked.taken, asked.moved) if sent], next(given) if asked.born else ()):
+            written.update(run_id for (run_id,) in rows)
+        done = [w for w in (*asked.taken, *asked.moved, *asked.born) if w.prepared.run_id in written]
         for w in done:
             if apply.owner_after(w.prepared.commit, "") is None:
-                self.keys.pop(w.prepared.run_id, None)
-        for w in (*asked.taken, *asked.born):
-            if (id := keys.get(w.prepared.run_id)) is not None:
-                done.append(w)
-                if isinstance(w.prepared.commit.lease, Take):
-                    self.keys[w.prepared.run_id] = Key(ids.bucket_number(w.prepared.run_id), id)
+                self.driven.discard(w.prepared.run_id)
+            elif isinstance(w.prepared.commit.lease, Take):
+                self.driven.add(w.prepared.run_id)
         self._conclude(done, [w.prepared.tip(_number(w.prepared.commit)) for w in done], told=asked.told)
-        written = {w.prepared.run_id for w in done}
         return [w for w in batch if w.prepared.run_id not in written]
 
     async def _settle(self, batch: list[_Waiting]) -> None:
@@ -594,7 +566,7 @@ class Committer:
                 _answer(w, outcome)
                 written.append(w.prepared)
             else:
-                self.keys.pop(c.run.run_id, None)
+                self.driven.discard(c.run.run_id)
                 _fail(w, outcome)
         if any(_concerns_others(p) for p in written):
             self._tell(_news(written), told, _name_due(written))
@@ -605,7 +577,7 @@ class Committer:
         rows = _Rows()
         beside: list[Statement] = []
         application: list[commit.Statement] = []
-        begun: list[str] = []  # births that keep their owner
+        kept: set[str] = set()  # runs that have an owner after it
         left: list[Run] = []  # whose lane is free for those who stand behind
         for w in batch:
             p = w.prepared
@@ -617,25 +589,20 @@ class Committer:
             if isinstance(ruling, HoldfastError):
                 outcomes.append(ruling)
                 continue
-            if run_id not in seen.keys and ruling.owner is not None:
-                begun.append(run_id)
             if not ruling.holds and run_id in seen.followed:
                 left.append(c.run)
             beside += self._write_beside(p, ruling, seen, rows)
             application += c.statements
             outcomes.append(p.tip(_number(c)))
-            if run_id in seen.keys and ruling.owner is not None:
-                self.keys[run_id] = seen.keys[run_id]
+            if ruling.owner is None:
+                self.driven.discard(run_id)
             else:
-                self.keys.pop(run_id, None)
+                kept.add(run_id)
         await _application(db, application)
-        writes = rows.statements()
         if left:
             beside.append((Q.behind_next, {"tenant": [r.tenant_id for r in left], "session": [r.session_key for r in left], "lane": [r.lane for r in left]}))
-        answers = await many(db, [*writes, *beside, (Q.commit, None)])
-        born: dict[str, int] = dict(answers[len(writes) - 1]) if rows.born else {}
-        for run_id in begun:
-            self.keys[run_id] = Key(ids.bucket_number(run_id), born[run_id])
+        await many(db, [*rows.statements(), *beside, (Q.commit, None)])
+        self.driven |= kept
         return outcomes
 
     async def _look(self, db: Connection, prepared: Sequence[Prepared]) -> Seen:
@@ -698,7 +665,6 @@ class Committer:
         seen = Seen(
             now=now,
             incarnation=incarnation,
-            keys={},
             found={},
             unread_runs=set(),
             followed=set(),
@@ -720,8 +686,7 @@ class Committer:
         for key, effect_id in more[4]:
             seen.effects.setdefault(key, set()).add(effect_id)
         ends = {run: rest for run, *rest in answers[3]}
-        for run, bucket, id, fence, owner, holds, turn, status in answers[2]:
-            seen.keys[run] = Key(bucket, id)
+        for run, fence, owner, holds, turn, status in answers[2]:
             n, digest, after, boot, left, unread, followed, untaken, vouched = ends.get(run, (0, b"", None, None, None, False, False, (), ()))
             live = owner is not None and self._judge(owner, boot, left) is None
             seen.found[run] = Found(fence, owner, live, n or 0, digest or b"", holds, turn, status)
@@ -750,21 +715,21 @@ class Committer:
     def _write_beside(self, p: Prepared, ruling: Ruling, seen: Seen, rows: _Rows) -> Iterator[Statement]:
         """What a commit writes beside its log row and its run's, which go into ``rows``: they are there before anything else is written."""
         c, run, log = p.commit, p.commit.run, p.sealed.row
-        key = seen.keys.get(run.run_id)
+        bucket = ids.bucket_number(run.run_id)
         end = _log_values(p)
         ended = run.finished_at if run.terminal else None
-        if key is None:
+        if run.run_id not in seen.found:
             found_by = (run.tenant_id, run.skill_id, run.shape, run.thread_id, run.session_key, run.lane, run.queue)
             doc = p.sealed.doc or codec.encode_run(run)
-            place = (ids.bucket_number(run.run_id), run.run_id, c.fence, ruling.owner, ruling.due, ruling.holds, run.status.value)
+            place = (bucket, run.run_id, c.fence, ruling.owner, ruling.due, ruling.holds, run.status.value)
             rows.born.append((*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, doc, *end))
         else:
             stands = (ruling.turn or None, c.fence, ruling.owner, ruling.due, ruling.holds)
-            rows.moved.append((*stands, run.status.value, run.priority, run.shape, ended, p.sealed.doc, key.bucket, key.id, _number(c), *end))
+            rows.moved.append((*stands, run.status.value, run.priority, run.shape, ended, p.sealed.doc, bucket, run.run_id, _number(c), *end))
             if c.took:
-                yield Q.inbox_take, {"seq": log.seq, "b": key.bucket, "run": key.id, "keys": list(c.took), "count": len(c.took), "name": run.run_id}
+                yield Q.inbox_take, {"seq": log.seq, "b": bucket, "run": run.run_id, "keys": list(c.took), "count": len(c.took)}
         if p.whole is not None:
-            yield Q.whole_insert, (log.seq, _number(c), p.whole, ids.bucket_number(run.run_id), run.run_id)
+            yield Q.whole_insert, (log.seq, _number(c), p.whole, bucket, run.run_id)
         for predecessor in c.behind.runs if c.behind is not None else ():
             yield Q.carry_insert, (predecessor, run.run_id)
         if p.closed:
@@ -828,9 +793,9 @@ def _param(value: Any) -> Any:
 
 # What the columns of the statements for many rows hold.
 _LOGGED = (Numbers, Numbers, Numbers, Numbers, Texts, Texts, Blobs, Blobs)
-_STEPPED = (Numbers, Numbers, Numbers, *_LOGGED, Numbers, Blobs)
+_STEPPED = (Numbers, Texts, Numbers, *_LOGGED, Numbers, Blobs)
 _BORN = (Numbers, Texts, Numbers, Texts, Numbers, Numbers, *[Texts] * 8, Numbers, Texts, Texts, Numbers, Blobs, *_LOGGED)
-_MOVED = (Numbers, Numbers, Texts, Numbers, Numbers, Texts, Numbers, Texts, Numbers, Blobs, Numbers, Numbers, Numbers, *_LOGGED)
+_MOVED = (Numbers, Numbers, Texts, Numbers, Numbers, Texts, Numbers, Texts, Numbers, Blobs, Numbers, Texts, Numbers, *_LOGGED)
 
 
 def _write(columns: Columns, rows: Sequence[tuple[Any, ...]], now: int | None) -> Statement:
@@ -889,7 +854,7 @@ def _moves(p: Prepared) -> bool:
     return isinstance(c.lease, Keep | Release)
 
 
-def _move(p: Prepared, key: Key) -> tuple[Any, ...]:
+def _move(p: Prepared) -> tuple[Any, ...]:
     """What becomes of a run's row, with its log row and the one that it follows: when it is due as its inbox is empty or not, and whether it holds its lane as it held
     it before or not."""
     c, run = p.commit, p.commit.run
@@ -897,7 +862,7 @@ def _move(p: Prepared, key: Key) -> tuple[Any, ...]:
     owner = apply.owner_after(c, "")
     due, unread = apply.due_after(c, owner, 0, lambda: False), apply.due_after(c, owner, 0, lambda: True)
     return (
-        key.bucket, key.id, c.fence, owner is not None, due, unread, apply.holds_after(c, True), apply.holds_after(c, False), run.status.value, run.priority, run.shape,
+        ids.bucket_number(run.run_id), run.run_id, c.fence, owner is not None, due, unread, apply.holds_after(c, True), apply.holds_after(c, False), run.status.value, run.priority, run.shape,
         run.finished_at if run.terminal else None, p.sealed.doc, c.after.row, c.after.hash, *_log_values(p),
     )
 
@@ -999,18 +964,27 @@ def _meter(size: int, began: float, _: asyncio.Task[None]) -> None:
     meters.group(size, time.perf_counter() - began)
 
 
-def _read_written(db: Connection, answer: PGresult, names: dict[int, str]) -> set[str]:
-    """The runs whose step was written: all there are where the statement was that for one."""
+def _ask_for_steps(steps: Sequence[Step]) -> Statement:
+    """The statement that writes those that are under the fence of their run, and follow where its log ends."""
+    rows = [
+        (ids.bucket_number(s.run_id), s.run_id, s.fence, s.seq, s.since, s.after.whole, s.version, s.step, s.head, s.hash, s.data, s.after.row, s.after.hash)
+        for s in steps
+    ]
+    return (Q.steps, _columns(_STEPPED, rows)) if len(rows) > 1 else (Q.step, rows[0])
+
+
+def _read_written(db: Connection, answer: PGresult, steps: Sequence[Step]) -> set[bytes]:
+    """The hashes of those that were written: all there are where the statement was that for one."""
     if not answer.nfields:
-        return set(names.values()) if answer.command_tuples else set()
-    return {names[run] for (run,) in db.rows(answer)}
+        return {s.hash for s in steps} if answer.command_tuples else set()
+    return {digest for (digest,) in db.rows(answer)}
 
 
-def _answer_written(batch: Sequence[_Stepping], written: set[str]) -> list[_Stepping]:
+def _answer_written(batch: Sequence[_Stepping], written: set[bytes]) -> list[_Stepping]:
     """Answers the steps that were written, and gives those that were not."""
     left = []
     for w in batch:
-        if w.step.run_id in written:
+        if w.step.hash in written:
             _answer(w, w.step.tip(w.step.after.row + 1))
         elif not w.future.done():
             left.append(w)
@@ -1053,4 +1027,4 @@ def emitting(e: Emitted, at: int | None) -> Iterator[Statement]:
         yield Q.chunk_gone, {"now": at, "run": e.run_id, "turns": list(e.replaced)}
 
 
-__all__ = ["RACED", "TRIES", "Committer", "Key", "Statement", "emitting", "keep_blob", "put_values"]
+__all__ = ["RACED", "TRIES", "Committer", "Statement", "emitting", "keep_blob", "put_values"]

@@ -19,11 +19,11 @@ from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.batches import Batch, prune_in_batches
 from holdfast.stores.postgres import besides, upkeep
-from holdfast.stores.postgres.commits import Key
 from holdfast.stores.postgres.connection import Connection, many
 from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.reading import Reading, log_row
 from holdfast.stores.postgres.server import vouch_anew
+from holdfast.stores.postgres.upkeep import Key
 
 MAX_PROBLEMS = 100
 _LINEAGES = 100  # pruned in one transaction
@@ -96,16 +96,19 @@ class Keeping(Reading):
         return sorted([*here, *lost]) if lost else here
 
     async def _where(self, run_id: str) -> Key | None:
-        """Where a run's rows lie, also where only its log is left."""
-        found, orphans = await self._ask((Q.run_raw, (ids.bucket_number(run_id), run_id)), (Q.log_orphans, None))
-        return Key(*found[0][:2]) if found else upkeep.orphans(orphans).get(run_id)
+        """Where a run's log lies, also where only that is left."""
+        (found,) = await self._ask((Q.run_raw, (ids.bucket_number(run_id), run_id)))
+        return Key(*found[0][:2]) if found else await self._find_orphan(run_id)
+
+    async def _find_orphan(self, run_id: str) -> Key | None:
+        """Where the log of a run lies whose row is gone: every log is gone through."""
+        (found,) = await self._ask((Q.log_orphans, None))
+        return upkeep.orphans(found).get(run_id)
 
     async def evidence(self, run_id: str) -> Evidence | None:
         bucket = ids.bucket_number(run_id)
-        raws, found, orphans = await self._ask(
-            (Q.run_raw, (bucket, run_id)), (Q.run_get, {"b": bucket, "run": run_id, "now": self._clock()}), (Q.log_orphans, None)
-        )
-        key = Key(*raws[0][:2]) if raws else upkeep.orphans(orphans).get(run_id)
+        raws, found = await self._ask((Q.run_raw, (bucket, run_id)), (Q.run_get, {"b": bucket, "run": run_id, "now": self._clock()}))
+        key = Key(*raws[0][:2]) if raws else await self._find_orphan(run_id)
         if key is None:
             return None
         tips, needs, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}), *besides.ask_kept_of_run(run_id, bucket))

@@ -83,7 +83,7 @@ BIRTHS = Columns(Q.births, {
     "doc": Blobs, **_HOT,
 })
 MOVES = Columns(Q.moves, {
-    "bucket": Numbers, "id": Numbers, "fence": Numbers, "keeps": Numbers, "due": Numbers, "due_unread": Numbers, "holds": Numbers, "holds_anew": Numbers, "status": Texts,
+    "bucket": Numbers, "run": Texts, "fence": Numbers, "keeps": Numbers, "due": Numbers, "due_unread": Numbers, "holds": Numbers, "holds_anew": Numbers, "status": Texts,
     "priority": Numbers, "fingerprint": Texts, "ended": Numbers, "doc": Blobs, "n": Numbers, "after": Blobs, **_HOT,
 })
 TAKES = Columns(Q.takes, {
@@ -92,7 +92,7 @@ TAKES = Columns(Q.takes, {
 })
 # Statements that each worker asks over each of its connections.
 OFTEN = (
-    Q.planned_once, Q.claim, Q.claimers, Q.lone, Q.named, Q.step, Q.steps, Q.lock_keys, Q.lock_runs,
+    Q.planned_once, Q.claim, Q.claimers, Q.lone, Q.named, Q.step, Q.steps, Q.lock_rows, Q.lock_runs,
     *(columns.for_one for columns in (BIRTHS, MOVES, TAKES)), BIRTHS.for_many, MOVES.for_many,
 )
 

@@ -2,6 +2,8 @@
 -- Run rows are locked in the order of their ids, before anything else; a statement after that sees what others have committed.
 -- Rows that are given as arrays are taken for a single row by the planner where it is told of something that is always true, `b + 0 = b`: each is
 -- then looked up by its key, however small the tables are, and the plan for any number of rows is as good as one for this number, so that the server keeps it.
+-- A run is found by its name, in the only index that all runs are in; the bucket beside it says in which partition it lies. A row that was locked before may
+-- be written by its place in its partition, `ctid`: as long as it is locked, it lies there.
 
 -- name: begin
 BEGIN;
@@ -30,33 +32,32 @@ COMMIT;
 -- lets only one row follow another; the hash says that it is the very row. That it has an owner is said so that its index is not looked into:
 -- there is all that was ever owned, as long as somebody holds a snapshot.
 WITH held AS MATERIALIZED (
-  SELECT bucket, id FROM holdfast.run WHERE bucket = %s AND id = %s AND fence = %s AND coalesce(owner, '') <> '' FOR SHARE
+  SELECT bucket, id FROM holdfast.run WHERE bucket = %s AND run_id = %s AND fence = %s AND coalesce(owner, '') <> '' FOR SHARE
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT held.bucket, held.id, before.n + 1, %s, %s, %s, %s, %s, %s, %b, %b
 FROM held JOIN holdfast.log before ON before.bucket = held.bucket AND before.run = held.id AND before.n = %s AND before.hash = %b
 ON CONFLICT DO NOTHING;
 -- name: steps
--- Steps of many runs. Gives the runs whose step was written; what became of the others, and why, is looked into.
+-- Steps of many runs. Gives the hashes of those that were written; what became of the others, and why, is looked into.
 -- OFFSET 0 keeps the row before a look-up by the whole key: as a join it was one by bucket and run, which read all the log that a run has.
 WITH given AS MATERIALIZED (
-  SELECT * FROM unnest(%b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[],
+  SELECT * FROM unnest(%b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[],
     %b::bytea[], %b::bytea[], %b::bigint[], %b::bytea[]) AS t (b, run, fence, seq, since, whole, version, step, head, hash, data, n, after)
 ), held AS MATERIALIZED (
-  SELECT r.bucket, r.id FROM given g JOIN holdfast.run r ON r.bucket = g.b AND r.id = g.run
+  SELECT r.bucket, r.id, g.* FROM given g JOIN holdfast.run r ON r.bucket = g.b AND r.run_id = g.run
   WHERE r.fence = g.fence AND coalesce(r.owner, '') <> '' ORDER BY r.bucket, r.id FOR SHARE OF r
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-SELECT g.b, g.run, g.n + 1, g.seq, g.since, g.whole, g.version, g.step, g.head, g.hash, g.data
-FROM given g JOIN held ON held.bucket = g.b AND held.id = g.run
-CROSS JOIN LATERAL (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.b AND l.run = g.run AND l.n = g.n AND l.hash = g.after OFFSET 0) before
+SELECT h.bucket, h.id, h.n + 1, h.seq, h.since, h.whole, h.version, h.step, h.head, h.hash, h.data FROM held h
+CROSS JOIN LATERAL (SELECT 1 FROM holdfast.log l WHERE l.bucket = h.bucket AND l.run = h.id AND l.n = h.n AND l.hash = h.after OFFSET 0) before
 ON CONFLICT DO NOTHING
-RETURNING run;
+RETURNING hash;
 
 -- Commits that write nothing beside -------------------------------------------------------------------
 
 -- name: births
--- Runs that begin at once or wait to: one statement, one round trip. Gives the names and keys of those that were written. Not written is one
+-- Runs that begin at once or wait to: one statement, one round trip. Gives the names of those that were written. Not written is one
 -- that is there already, of another generation of the store, whose taker nobody knows, or that begins in a lane which is not free: why, is looked into.
 WITH n AS MATERIALIZED (
   SELECT *, nextval('holdfast.number') AS turn FROM unnest(%(bucket)b::bigint[], %(run)b::text[], %(fence)b::bigint[], %(owner)b::text[], %(due)b::bigint[],
@@ -87,48 +88,49 @@ WITH n AS MATERIALIZED (
   INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
   SELECT r.bucket, r.id, 1, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.run_id = n.run_id
 )
-SELECT run_id, id FROM r;
--- name: lock_keys
+SELECT run_id FROM r;
+-- name: lock_rows
 -- What a statement after this one sees of these runs stays as it is.
-SELECT FROM unnest(%(bucket)b::bigint[], %(id)b::bigint[]) AS x (b, id) JOIN holdfast.run r ON r.bucket = x.b AND r.id = x.id
+SELECT FROM unnest(%(bucket)b::bigint[], %(run)b::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- name: moves
 -- Commits of runs that were locked in this transaction, under the fence and after the row that each names. When a run is due and whether it holds its lane
 -- depends on how it stands: each has a value for either case. Not written is the end of a run with anything left in its inbox, and whoever lets go of a lane in
--- which somebody is marked as standing behind. Gives the keys of those that were written; what became of the others, and why, is looked into. That a run has an
+-- which somebody is marked as standing behind. Gives the names of those that were written; what became of the others, and why, is looked into. That a run has an
 -- owner is said as in `step`.
 WITH g AS MATERIALIZED (
-  SELECT * FROM unnest(%(bucket)b::bigint[], %(id)b::bigint[], %(fence)b::bigint[], %(keeps)b::bigint[], %(due)b::bigint[], %(due_unread)b::bigint[], %(holds)b::bigint[],
+  SELECT * FROM unnest(%(bucket)b::bigint[], %(run)b::text[], %(fence)b::bigint[], %(keeps)b::bigint[], %(due)b::bigint[], %(due_unread)b::bigint[], %(holds)b::bigint[],
     %(holds_anew)b::bigint[], %(status)b::text[], %(priority)b::bigint[], %(fingerprint)b::text[], %(ended)b::bigint[], %(doc)b::bytea[], %(n)b::bigint[], %(after)b::bytea[],
     %(seq)b::bigint[], %(since)b::bigint[], %(whole)b::bigint[], %(version)b::bigint[], %(step)b::text[], %(head)b::text[], %(hash)b::bytea[], %(data)b::bytea[])
-    AS t (bucket, id, fence, keeps, due, due_unread, holds, holds_anew, status, priority, fingerprint, ended, doc, n, after, seq, since, whole, version, step, head, hash, data)
+    AS t (bucket, run_id, fence, keeps, due, due_unread, holds, holds_anew, status, priority, fingerprint, ended, doc, n, after, seq, since, whole, version, step, head, hash, data)
   WHERE bucket + 0 = bucket
 ), may AS MATERIALIZED (
-  SELECT g.*, CASE WHEN g.keeps <> 0 THEN f.owner END AS owner, f.held, CASE f.due WHEN -4611686018427387904 THEN {at_once} ELSE f.due END AS due_at
+  SELECT g.*, f.place, CASE WHEN g.keeps <> 0 THEN f.owner END AS owner, f.held, CASE f.due WHEN -4611686018427387904 THEN {at_once} ELSE f.due END AS due_at
   FROM g CROSS JOIN LATERAL (
-    SELECT r.owner, h.held, CASE WHEN i.unread THEN g.due_unread ELSE g.due END AS due FROM holdfast.run r
-    CROSS JOIN LATERAL (SELECT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = g.bucket AND i.run = g.id AND i.taken IS NULL OFFSET 0) AS unread) i
+    SELECT r.ctid AS place, r.owner, h.held, CASE WHEN i.unread THEN g.due_unread ELSE g.due END AS due FROM holdfast.run r
+    CROSS JOIN LATERAL (SELECT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL OFFSET 0) AS unread) i
     CROSS JOIN LATERAL (SELECT CASE WHEN r.holds THEN g.holds <> 0 ELSE g.holds_anew <> 0 END AS held) h
-    WHERE r.bucket = g.bucket AND r.id = g.id AND r.fence = g.fence AND coalesce(r.owner, '') <> '' AND r.status NOT IN ('completed', 'failed', 'canceled')
+    WHERE r.bucket = g.bucket AND r.run_id = g.run_id AND r.fence = g.fence AND coalesce(r.owner, '') <> '' AND r.status NOT IN ('completed', 'failed', 'canceled')
       AND NOT (i.unread AND g.status IN ('completed', 'failed', 'canceled'))
-      AND (h.held OR NOT EXISTS (SELECT 1 FROM holdfast.run b WHERE b.tenant_id = r.tenant_id AND b.session_key = r.session_key AND b.lane = r.lane AND b.behind OFFSET 0)) OFFSET 0) f
-  WHERE EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = g.id AND l.n = g.n AND l.hash = g.after OFFSET 0)
-    AND NOT EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = g.id AND l.n = g.n + 1 OFFSET 0)
+      AND (h.held OR NOT EXISTS (SELECT 1 FROM holdfast.run b WHERE b.tenant_id = r.tenant_id AND b.session_key = r.session_key AND b.lane = r.lane AND b.behind OFFSET 0))
+      AND EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id AND l.n = g.n AND l.hash = g.after OFFSET 0)
+      AND NOT EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id AND l.n = g.n + 1 OFFSET 0) OFFSET 0) f
 ), moved AS (
   UPDATE holdfast.run r SET owner = may.owner, due = may.due_at, holds = may.held, behind = false, status = may.status, priority = may.priority,
     fingerprint = may.fingerprint, ended = may.ended, doc = coalesce(may.doc, r.doc), previous = NULL, cause = NULL,
     seal = holdfast.standing(r.run_id, r.fence, may.owner, may.due_at, may.held, r.turn)
-  FROM may WHERE r.bucket = may.bucket AND r.id = may.id RETURNING r.bucket, r.id
+  FROM may WHERE r.bucket = may.bucket AND r.run_id = may.run_id AND r.ctid = may.place
+  RETURNING r.run_id, r.bucket, r.id, may.n + 1 AS n, may.seq, may.since, may.whole, may.version, may.step, may.head, may.hash, may.data
 ), l AS (
   INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-  SELECT m.bucket, m.id, may.n + 1, may.seq, may.since, may.whole, may.version, may.step, may.head, may.hash, may.data FROM moved m JOIN may ON may.bucket = m.bucket AND may.id = m.id
+  SELECT bucket, id, n, seq, since, whole, version, step, head, hash, data FROM moved
 )
-SELECT id FROM moved;
+SELECT run_id FROM moved;
 
 -- name: takes
 -- First commits of runs that were found due and stand in the place of their claims: locked in this transaction, one fence below the one that each names, and after
 -- the row that it names. Not written is one that somebody holds, whose inbox has anything in it, whose lane is not free, whose taker nobody knows, or beside
--- which a limit is stored. Gives the names and keys of those that were written; what became of the others, and why, is looked into.
+-- which a limit is stored. Gives the names of those that were written; what became of the others, and why, is looked into.
 WITH g AS MATERIALIZED (
   SELECT * FROM unnest(%(bucket)b::bigint[], %(run)b::text[], %(fence)b::bigint[], %(owner)b::text[], %(due)b::bigint[], %(status)b::text[], %(priority)b::bigint[],
     %(fingerprint)b::text[], %(doc)b::bytea[], %(n)b::bigint[], %(after)b::bytea[],
@@ -138,8 +140,8 @@ WITH g AS MATERIALIZED (
 ), known AS MATERIALIZED (
   SELECT owner FROM holdfast.worker WHERE owner = ANY(ARRAY(SELECT DISTINCT owner FROM g)) FOR KEY SHARE
 ), may AS MATERIALIZED (
-  SELECT g.*, f.id, CASE g.due WHEN -4611686018427387904 THEN {at_once} ELSE g.due END AS due_at FROM g CROSS JOIN LATERAL (
-    SELECT r.id FROM holdfast.run r WHERE r.bucket = g.bucket AND r.run_id = g.run_id AND r.fence = g.fence - 1 AND r.owner IS NULL AND r.status = 'pending' AND NOT r.behind
+  SELECT g.*, f.id, f.place, CASE g.due WHEN -4611686018427387904 THEN {at_once} ELSE g.due END AS due_at FROM g CROSS JOIN LATERAL (
+    SELECT r.id, r.ctid AS place FROM holdfast.run r WHERE r.bucket = g.bucket AND r.run_id = g.run_id AND r.fence = g.fence - 1 AND r.owner IS NULL AND r.status = 'pending' AND NOT r.behind
       AND {part_lane} OFFSET 0) f
   WHERE g.owner = ANY(ARRAY(SELECT owner FROM known)) AND NOT EXISTS (SELECT 1 FROM holdfast.rule)
     AND NOT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = g.bucket AND i.run = f.id AND i.taken IS NULL OFFSET 0)
@@ -149,17 +151,18 @@ WITH g AS MATERIALIZED (
   UPDATE holdfast.run r SET fence = may.fence, owner = may.owner, due = may.due_at, holds = true, status = may.status, priority = may.priority,
     fingerprint = may.fingerprint, doc = coalesce(may.doc, r.doc), previous = NULL, cause = NULL,
     seal = holdfast.standing(r.run_id, may.fence, may.owner, may.due_at, true, r.turn)
-  FROM may WHERE r.bucket = may.bucket AND r.id = may.id RETURNING r.bucket, r.id, r.run_id
+  FROM may WHERE r.bucket = may.bucket AND r.run_id = may.run_id AND r.ctid = may.place
+  RETURNING r.run_id, r.bucket, r.id, may.n + 1 AS n, may.seq, may.since, may.whole, may.version, may.step, may.head, may.hash, may.data
 ), l AS (
   INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-  SELECT t.bucket, t.id, may.n + 1, may.seq, may.since, may.whole, may.version, may.step, may.head, may.hash, may.data FROM taken t JOIN may ON may.bucket = t.bucket AND may.id = t.id
+  SELECT bucket, id, n, seq, since, whole, version, step, head, hash, data FROM taken
 )
-SELECT run_id, id FROM taken;
+SELECT run_id FROM taken;
 
 -- Any other commit: what it needs to know ------------------------------------------------------------
 
 -- name: lock_runs
-SELECT r.run_id, r.bucket, r.id, r.fence, r.owner, r.holds, r.turn, r.status
+SELECT r.run_id, r.fence, r.owner, r.holds, r.turn, r.status
 FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- name: see_runs
@@ -228,17 +231,14 @@ SELECT schedule_id, tenant_id, CASE WHEN placed = id THEN due ELSE -1 END, data 
 -- Any other commit: what it writes -------------------------------------------------------------------
 
 -- name: run_insert
--- Gives the run's name and its key.
 WITH n AS MATERIALIZED (SELECT nextval('holdfast.number') AS turn), r AS (
   INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
     priority, parent_run_id, lineage_root, ended, doc, seal)
   SELECT %s, %s, %s, %s, %s, %s, n.turn, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %b, holdfast.standing(%s, %s, %s, %s, %s, n.turn) FROM n
-  RETURNING bucket, id, run_id
-), l AS (
-  INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-  SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %b, %b FROM r
+  RETURNING bucket, id
 )
-SELECT run_id, id FROM r;
+INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %b, %b FROM r;
 -- name: runs_insert
 -- Many at once, numbered in the order in which they are given.
 WITH n AS MATERIALIZED (
@@ -254,41 +254,39 @@ WITH n AS MATERIALIZED (
   SELECT bucket, run_id, fence, owner, due, holds <> 0, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
     priority, parent_run_id, lineage_root, ended, doc, holdfast.standing(run_id, fence, owner, due, holds <> 0, turn) FROM n
   RETURNING bucket, id, run_id
-), l AS (
-  INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-  SELECT r.bucket, r.id, 1, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.run_id = n.run_id
 )
-SELECT run_id, id FROM r;
+INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+SELECT r.bucket, r.id, 1, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.run_id = n.run_id;
 -- name: run_update
 -- The row was locked in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is, a null turn the place.
 WITH n AS MATERIALIZED (SELECT coalesce(%s::bigint, nextval('holdfast.number')) AS turn), r AS (
   UPDATE holdfast.run SET fence = %s, owner = %s, due = %s, holds = %s, behind = false, turn = n.turn, status = %s, priority = %s,
-    fingerprint = %s, ended = %s, doc = coalesce(%b, doc), previous = NULL, cause = NULL, seal = holdfast.standing(run_id, %s, %s, %s, %s, n.turn) FROM n WHERE bucket = %s AND id = %s
+    fingerprint = %s, ended = %s, doc = coalesce(%b, doc), previous = NULL, cause = NULL, seal = holdfast.standing(run_id, %s, %s, %s, %s, n.turn) FROM n WHERE bucket = %s AND run_id = %s
   RETURNING bucket, id
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-SELECT bucket, id, %s, %s, %s, %s, %s, %s, %s, %b, %b FROM r RETURNING run;
+SELECT bucket, id, %s, %s, %s, %s, %s, %s, %s, %b, %b FROM r;
 -- name: runs_update
 -- Many at once.
 WITH n AS MATERIALIZED (
   SELECT coalesce(t.place, nextval('holdfast.number')) AS turn, t.* FROM unnest(%b::bigint[], %b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::text[],
-    %b::bigint[], %b::text[], %b::bigint[], %b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[],
+    %b::bigint[], %b::text[], %b::bigint[], %b::bytea[], %b::bigint[], %b::text[], %b::bigint[],
     %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::bytea[], %b::bytea[])
-    AS t (place, fence, owner, due, holds, status, priority, fingerprint, ended, doc, bucket, id, n, seq, since, whole, version, step, head, hash, data)
+    AS t (place, fence, owner, due, holds, status, priority, fingerprint, ended, doc, bucket, run_id, n, seq, since, whole, version, step, head, hash, data)
   WHERE t.bucket + 0 = t.bucket
 ), r AS (
   UPDATE holdfast.run r SET fence = n.fence, owner = n.owner, due = n.due, holds = n.holds <> 0, behind = false, turn = n.turn, status = n.status, priority = n.priority,
     fingerprint = n.fingerprint, ended = n.ended, doc = coalesce(n.doc, r.doc), previous = NULL, cause = NULL,
-    seal = holdfast.standing(r.run_id, n.fence, n.owner, n.due, n.holds <> 0, n.turn) FROM n WHERE r.bucket = n.bucket AND r.id = n.id
-  RETURNING r.bucket, r.id
+    seal = holdfast.standing(r.run_id, n.fence, n.owner, n.due, n.holds <> 0, n.turn) FROM n WHERE r.bucket = n.bucket AND r.run_id = n.run_id
+  RETURNING r.bucket, r.id, n.n, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-SELECT r.bucket, r.id, n.n, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.bucket = n.bucket AND r.id = n.id;
+SELECT bucket, id, n, seq, since, whole, version, step, head, hash, data FROM r;
 -- name: behind_next
 -- In lanes that somebody lets go of: the first that stands behind does so no longer. One that is being written to is passed over; it is found when the lanes are gone through.
-UPDATE holdfast.run SET behind = false WHERE (bucket, id) IN (
-  SELECT b.bucket, b.id FROM unnest(%(tenant)s::text[], %(session)s::text[], %(lane)s::text[]) AS x (tenant, session, lane) CROSS JOIN LATERAL (
-    SELECT r.bucket, r.id FROM holdfast.run r WHERE r.tenant_id = x.tenant AND r.session_key = x.session AND r.lane = x.lane AND r.behind
+UPDATE holdfast.run SET behind = false WHERE (bucket, run_id) IN (
+  SELECT b.bucket, b.run_id FROM unnest(%(tenant)s::text[], %(session)s::text[], %(lane)s::text[]) AS x (tenant, session, lane) CROSS JOIN LATERAL (
+    SELECT r.bucket, r.run_id FROM holdfast.run r WHERE r.tenant_id = x.tenant AND r.session_key = x.session AND r.lane = x.lane AND r.behind
     ORDER BY r.turn LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) b);
 -- name: whole_insert
 INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, %s, %s, %b FROM holdfast.run WHERE bucket = %s AND run_id = %s;
@@ -297,9 +295,10 @@ INSERT INTO holdfast.carry (source, run) VALUES (%s, %s) ON CONFLICT DO NOTHING;
 -- name: inbox_take
 -- All of them, or an error that breaks the transaction.
 WITH took AS (
-  UPDATE holdfast.inbox SET taken = %(seq)s WHERE bucket = %(b)s AND run = %(run)s AND key = ANY(%(keys)s::text[]) AND taken IS NULL RETURNING 1
+  UPDATE holdfast.inbox SET taken = %(seq)s WHERE (bucket, run) = (SELECT bucket, id FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s)
+    AND key = ANY(%(keys)s::text[]) AND taken IS NULL RETURNING 1
 ), marked AS (
-  UPDATE holdfast.vouch SET mark = %(seq)s WHERE run = %(name)s AND kind = 'inbox' AND id = ANY(%(keys)s::text[]) AND mark IS NULL
+  UPDATE holdfast.vouch SET mark = %(seq)s WHERE run = %(run)s AND kind = 'inbox' AND id = ANY(%(keys)s::text[]) AND mark IS NULL
 )
 SELECT 1 / (count(*) = %(count)s)::int FROM took;
 -- name: claim_insert
@@ -453,23 +452,24 @@ DELETE FROM holdfast.shelf WHERE name = %(name)s AND key >= %(first)s AND key < 
 -- Inbox ---------------------------------------------------------------------------------------------
 
 -- name: lock_run
-SELECT bucket, id, owner, status FROM holdfast.run WHERE bucket = %s AND run_id = %s FOR NO KEY UPDATE;
+SELECT owner, status FROM holdfast.run WHERE bucket = %s AND run_id = %s FOR NO KEY UPDATE;
 -- name: put
 -- A run at rest becomes claimable in the transaction that put something into its inbox, unless it is interrupted. Its row was locked before:
 -- a rest that is being committed is over, and is seen. Gives the item that was there already, if any, with what vouches for it; or a
 -- row of nothing, where one was there and is lost: then nothing is put in its place. The run is found first, in a query of its own, here and
--- wherever its inbox is read: a join with it would begin with the inboxes of the whole bucket where the statistics know nothing of them.
+-- wherever its inbox is read: a join with it would begin with the inboxes of the whole bucket where the statistics know nothing of them. That the run
+-- has no owner is said so that its name is not looked for in the index of what nobody drives, by status: all of it would be read.
 WITH put AS (
   INSERT INTO holdfast.inbox (bucket, run, key, put_at, command)
   SELECT bucket, id, %(key)s, %(at)s, %(command)b FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s
     AND NOT EXISTS (SELECT 1 FROM holdfast.vouch WHERE run = %(run)s AND kind = 'inbox' AND id = %(key)s)
-  ON CONFLICT DO NOTHING RETURNING bucket, run
+  ON CONFLICT DO NOTHING RETURNING 1
 ), vouched AS (
   INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT %(run)s, 'inbox', %(key)s, %(seal)b, '', NULL FROM put ON CONFLICT DO NOTHING
 ), woken AS (
   UPDATE holdfast.run r SET due = least(r.due, n.once), seal = holdfast.standing(r.run_id, r.fence, r.owner, least(r.due, n.once), r.holds, r.turn)
-  FROM put, (SELECT {at_once} AS once) n
-  WHERE r.bucket = put.bucket AND r.id = put.run AND r.owner IS NULL AND r.status NOT IN ('completed', 'failed', 'canceled')
+  FROM (SELECT {at_once} AS once) n
+  WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND EXISTS (SELECT 1 FROM put) AND coalesce(r.owner, '') = '' AND r.status NOT IN ('completed', 'failed', 'canceled')
     AND NOT (r.due IS NULL AND r.status IN ('running', 'replaying')) RETURNING 1
 )
 SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END, v.seal, v.mark FROM holdfast.inbox i
@@ -531,8 +531,8 @@ kind AS MATERIALIZED (
 ), due AS MATERIALIZED (
   SELECT c.* FROM (SELECT queue, priority, tenant_id FROM level WHERE EXISTS (SELECT 1 FROM simple)
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[])) ORDER BY priority DESC) l
-  CROSS JOIN LATERAL (SELECT d.bucket, d.id FROM kind k CROSS JOIN LATERAL (
-    SELECT r.bucket, r.id, r.due, r.turn FROM holdfast.run r
+  CROSS JOIN LATERAL (SELECT d.bucket, d.run_id, d.place, d.id FROM kind k CROSS JOIN LATERAL (
+    SELECT r.bucket, r.run_id, r.ctid AS place, r.id, r.due, r.turn FROM holdfast.run r
     WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due <= k.until
       AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text) AND k.known < k.until THEN greatest(k.after, k.known) ELSE k.after END
       AND r.owner IS NULL AND NOT r.behind
@@ -543,12 +543,13 @@ kind AS MATERIALIZED (
 -- name: claim
 -- The runs of owners that are proven dead or whose lease has run out, then what is due. Priorities are walked from the highest down, so
 -- that what is due within each is one range of the index for each kind (`due_ranges` in stores/apply); whoever waits longest goes first.
--- A run whose lane is held, or has somebody due before it, is left; one that is being claimed by another is passed over.
+-- A run whose lane is held, or has somebody due before it, is left; one that is being claimed by another is passed over, and so is one that was written to
+-- since the statement began: it lies at another place than is seen of it.
 -- The claimer's own row is locked, so that nobody lets go of it meanwhile, once there is something to take: a claim that finds nothing writes nothing.
 -- The runs of each owner that is gone are looked for by its name: as a join with all of them it could read the whole table, where nobody is gone.
 WITH RECURSIVE {part_lines}, orphans AS MATERIALIZED (
-  SELECT o.bucket, o.id, gone.owner, gone.cause FROM gone CROSS JOIN LATERAL (
-    SELECT r.bucket, r.id, r.priority, r.due, r.turn FROM holdfast.run r
+  SELECT o.bucket, o.run_id, o.place, gone.owner, gone.cause FROM gone CROSS JOIN LATERAL (
+    SELECT r.bucket, r.run_id, r.ctid AS place, r.priority, r.due, r.turn FROM holdfast.run r
     WHERE r.owner = gone.owner AND EXISTS (SELECT 1 FROM simple) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
       AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
       AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
@@ -562,16 +563,16 @@ WITH RECURSIVE {part_lines}, orphans AS MATERIALIZED (
 ), taken_over AS (
   UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(r.due, n.once),
     previous = o.owner, cause = o.cause, seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, least(r.due, n.once), true, r.turn, o.owner, o.cause)
-  FROM orphans o, (SELECT {at_once} AS once) n WHERE r.bucket = o.bucket AND r.id = o.id AND EXISTS (SELECT 1 FROM me)
-  RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
+  FROM orphans o, (SELECT {at_once} AS once) n WHERE r.bucket = o.bucket AND r.run_id = o.run_id AND r.ctid = o.place AND EXISTS (SELECT 1 FROM me)
+  RETURNING r.run_id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
 ), taken AS (
   UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, previous = NULL, cause = NULL,
     seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, r.due, true, r.turn) FROM due
-  WHERE r.bucket = due.bucket AND r.id = due.id AND EXISTS (SELECT 1 FROM me)
-  RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
+  WHERE r.bucket = due.bucket AND r.run_id = due.run_id AND r.ctid = due.place AND EXISTS (SELECT 1 FROM me)
+  RETURNING r.run_id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
 )
 SELECT * FROM taken_over UNION ALL SELECT * FROM taken
-UNION ALL SELECT NULL, 0::smallint, 0, 0, NULL, NULL, 0, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM simple);
+UNION ALL SELECT NULL, 0, NULL, NULL, 0, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM simple);
 -- name: lone
 -- What `claim` would take, as far as two runs, and nothing is locked: how many they are, whether an owner that is gone has any, whether `claim` takes none
 -- itself, how many workers live, and `claimers`. Where it is one run alone, which stands as its birth left it: the run, with its log row.
@@ -586,7 +587,7 @@ WITH RECURSIVE {part_lines}, {part_due}) d
     ARRAY(SELECT ARRAY[w.owner, w.boot] FROM holdfast.worker w WHERE w.boot = %(boot)s OR w.owner = %(owner)s ORDER BY w.owner LIMIT 10000) AS known
 )
 SELECT c.n, c.orphans, c.bounded, c.workers, c.known, l.* FROM c LEFT JOIN LATERAL (
-  SELECT {born} FROM due JOIN holdfast.run r ON r.bucket = due.bucket AND r.id = due.id JOIN holdfast.log t ON t.bucket = r.bucket AND t.run = r.id AND t.n = 1
+  SELECT {born} FROM due JOIN holdfast.run r ON r.bucket = due.bucket AND r.run_id = due.run_id JOIN holdfast.log t ON t.bucket = r.bucket AND t.run = r.id AND t.n = 1
   WHERE c.n = 1 AND NOT c.orphans AND {part_unbegun}) l ON true;
 -- name: part_lane
 -- Nobody holds a run's lane, and nobody is due in it before the run. OFFSET 0 keeps each EXISTS a look-up.
@@ -644,22 +645,22 @@ WITH RECURSIVE lane AS (
     WHERE r.behind AND (r.tenant_id, r.session_key, r.lane) > (l.tenant_id, l.session_key, l.lane) ORDER BY r.tenant_id, r.session_key, r.lane LIMIT 1) f
   WHERE l.n < %(lanes)s::bigint
 ), gone AS (
-  UPDATE holdfast.run SET behind = false WHERE (bucket, id) IN (
-    SELECT b.bucket, b.id FROM lane l CROSS JOIN LATERAL (
-      SELECT r.bucket, r.id FROM holdfast.run r WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.behind
+  UPDATE holdfast.run SET behind = false WHERE (bucket, run_id) IN (
+    SELECT b.bucket, b.run_id FROM lane l CROSS JOIN LATERAL (
+      SELECT r.bucket, r.run_id FROM holdfast.run r WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.behind
       ORDER BY r.turn LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) b
     WHERE NOT EXISTS (SELECT 1 FROM holdfast.run h WHERE h.tenant_id = l.tenant_id AND h.session_key = l.session_key AND h.lane = l.lane AND h.holds OFFSET 0))
 ), holder AS (
-  UPDATE holdfast.run SET behind = false WHERE (bucket, id) IN (
-    SELECT h.bucket, h.id FROM lane l CROSS JOIN LATERAL (
-      SELECT r.bucket, r.id, r.behind FROM holdfast.run r WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.holds
+  UPDATE holdfast.run SET behind = false WHERE (bucket, run_id) IN (
+    SELECT h.bucket, h.run_id FROM lane l CROSS JOIN LATERAL (
+      SELECT r.bucket, r.run_id, r.behind FROM holdfast.run r WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.holds
       LIMIT 1) h WHERE h.behind)
 )
 SELECT tenant_id, session_key, lane FROM lane ORDER BY n DESC LIMIT 1;
 -- name: behind_set
 -- Marks runs of a line that are due. The holders of their lanes are locked in share mode: whoever lets go of one sees who was marked. Nobody is waited for.
 WITH among AS MATERIALIZED (
-  SELECT r.bucket, r.id, r.tenant_id, r.session_key, r.lane FROM holdfast.run r
+  SELECT r.bucket, r.run_id, r.tenant_id, r.session_key, r.lane FROM holdfast.run r
   WHERE r.queue = %(queue)s AND r.priority = %(priority)s AND r.tenant_id = %(tenant)s AND r.due IS NOT NULL AND r.due <= {now} AND r.owner IS NULL AND NOT r.behind
   ORDER BY r.due, r.turn LIMIT %(among)s::bigint
 ), held AS MATERIALIZED (
@@ -668,11 +669,11 @@ WITH among AS MATERIALIZED (
     WHERE r.tenant_id = l.tenant_id AND r.session_key = l.session_key AND r.lane = l.lane AND r.holds AND (r.owner IS NOT NULL OR r.due IS NULL OR r.due > {now})
     LIMIT 1 FOR SHARE SKIP LOCKED) h
 ), few AS MATERIALIZED (
-  SELECT r.bucket, r.id FROM held h JOIN among a ON a.tenant_id = h.tenant_id AND a.session_key = h.session_key AND a.lane = h.lane
-  JOIN holdfast.run r ON r.bucket = a.bucket AND r.id = a.id
-  WHERE NOT r.holds AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind LIMIT %(marked)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
+  SELECT r.bucket, r.run_id FROM held h JOIN among a ON a.tenant_id = h.tenant_id AND a.session_key = h.session_key AND a.lane = h.lane
+  JOIN holdfast.run r ON r.bucket = a.bucket AND r.run_id = a.run_id
+  WHERE NOT r.holds AND r.due IS NOT NULL AND coalesce(r.owner, '') = '' AND NOT r.behind LIMIT %(marked)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
 )
-UPDATE holdfast.run r SET behind = true FROM few WHERE r.bucket = few.bucket AND r.id = few.id RETURNING 1;
+UPDATE holdfast.run r SET behind = true FROM few WHERE r.bucket = few.bucket AND r.run_id = few.run_id RETURNING 1;
 -- name: limits_lock
 -- Whoever judges by what is in use does so alone; the lock ends with the transaction.
 SELECT pg_advisory_xact_lock(4854);
@@ -681,7 +682,7 @@ SELECT pg_advisory_xact_lock(4854);
 WITH RECURSIVE {lines} SELECT queue, priority, tenant_id FROM line WHERE %(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[]);
 -- name: due_orphans
 -- The runs of owners that are proven dead or whose lease has run out.
-SELECT r.bucket, r.id, r.run_id, r.queue, r.tenant_id, r.priority, coalesce(r.due, 0), r.turn, r.owner,
+SELECT r.run_id, r.queue, r.tenant_id, r.priority, coalesce(r.due, 0), r.turn, r.owner,
   CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END
 FROM holdfast.worker w JOIN holdfast.run r ON r.owner = w.owner
 WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
@@ -696,7 +697,7 @@ WITH kind AS MATERIALIZED (
 )
 SELECT c.* FROM unnest(%(in_queues)s::text[], %(in_priorities)s::integer[], %(in_tenants)s::text[]) l (queue, priority, tenant_id)
 CROSS JOIN kind k CROSS JOIN LATERAL (
-  SELECT r.bucket, r.id, r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn, NULL::text, NULL::text FROM holdfast.run r
+  SELECT r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn, NULL::text, NULL::text FROM holdfast.run r
   WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due > k.after AND r.due <= k.until
     AND r.owner IS NULL AND NOT r.behind AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
     AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
@@ -709,23 +710,23 @@ CROSS JOIN kind k CROSS JOIN LATERAL (
 -- name: take_chosen
 UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(r.due, n.once), previous = c.previous, cause = c.cause,
   seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, least(r.due, n.once), true, r.turn, c.previous, c.cause)
-FROM unnest(%(b)s::smallint[], %(id)s::bigint[], %(previous)s::text[], %(cause)s::text[]) c (bucket, id, previous, cause), (SELECT {at_once} AS once) n
-WHERE r.bucket = c.bucket AND r.id = c.id
-RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn;
+FROM unnest(%(b)s::smallint[], %(run)s::text[], %(previous)s::text[], %(cause)s::text[]) c (bucket, run_id, previous, cause), (SELECT {at_once} AS once) n
+WHERE r.bucket = c.bucket AND r.run_id = c.run_id
+RETURNING r.run_id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn;
 -- name: claimers
 SELECT owner, boot FROM holdfast.worker WHERE boot = %(boot)s OR owner = %(owner)s ORDER BY owner LIMIT 10000;
 -- name: claim_one
-SELECT r.bucket, r.id, r.fence, r.owner, r.holds, r.turn, r.status, r.tenant_id, r.session_key, r.lane, r.queue FROM holdfast.run r
+SELECT r.fence, r.owner, r.holds, r.turn, r.status, r.tenant_id, r.session_key, r.lane, r.queue FROM holdfast.run r
 WHERE r.bucket = %s AND r.run_id = %s FOR NO KEY UPDATE;
 -- name: see_owner
 SELECT w.boot, {expiry} - {now} FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
 -- name: take
 UPDATE holdfast.run SET owner = %(owner)s, fence = fence + 1, holds = true, behind = false, due = least(due, n.once), previous = %(previous)s, cause = %(cause)s,
   seal = holdfast.standing(run_id, fence + 1, %(owner)s, least(due, n.once), true, turn, %(previous)s, %(cause)s) FROM (SELECT {at_once} AS once) n
-WHERE bucket = %(b)s AND id = %(id)s;
+WHERE bucket = %(b)s AND run_id = %(run)s;
 -- name: held
 -- What an owner holds: a claim whose answer was lost is found again. Where what the row says of it was altered, nothing is known but that there was one before.
-SELECT run_id, bucket, id, fence, CASE WHEN t.sound THEN previous ELSE '' END, CASE WHEN t.sound THEN cause ELSE 'expired' END
+SELECT run_id, fence, CASE WHEN t.sound THEN previous ELSE '' END, CASE WHEN t.sound THEN cause ELSE 'expired' END
 FROM holdfast.run r, LATERAL (SELECT r.seal = holdfast.standing(r.run_id, r.fence, r.owner, r.due, r.holds, r.turn, r.previous, r.cause) AS sound) t
 WHERE owner = %s ORDER BY bucket, id LIMIT 10000;
 
@@ -830,8 +831,8 @@ SELECT name FROM gone;
 -- name: wake_line
 -- Who has waited longest for a limit is due at once.
 UPDATE holdfast.run u SET due = n.once, seal = holdfast.standing(u.run_id, u.fence, u.owner, n.once, u.holds, u.turn)
-FROM (SELECT {at_once} AS once) n WHERE (u.bucket, u.id) IN (
-  SELECT r.bucket, r.id FROM holdfast.call c JOIN holdfast.run r ON r.run_id = c.run_id
+FROM (SELECT {at_once} AS once) n WHERE (u.bucket, u.run_id) IN (
+  SELECT r.bucket, r.run_id FROM holdfast.call c JOIN holdfast.run r ON r.run_id = c.run_id
   WHERE c.name = %(name)s AND c.owner IS NULL AND r.owner IS NULL AND r.due > {now} ORDER BY c.since LIMIT %(n)s FOR NO KEY UPDATE OF r SKIP LOCKED);
 -- name: queue_lock
 SELECT pg_advisory_xact_lock(4855, hashtext(%(queue)s || chr(31) || %(tenant)s));
@@ -1132,7 +1133,7 @@ FROM (SELECT coalesce(%s::bigint, nextval('holdfast.number')) AS turn) n;
 -- name: next_number
 SELECT nextval('holdfast.number');
 -- name: run_delete
-DELETE FROM holdfast.run WHERE bucket = %s AND id = %s;
+DELETE FROM holdfast.run WHERE bucket = %s AND run_id = %s;
 -- name: lane_holder
 SELECT run_id FROM holdfast.run WHERE tenant_id = %s AND session_key = %s AND lane = %s AND holds AND run_id <> %s LIMIT 1;
 -- name: inbox_unread

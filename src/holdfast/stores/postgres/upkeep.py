@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from holdfast.core import codec, ids, vouch
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, Tip
@@ -23,7 +25,7 @@ from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
 from holdfast.stores.evidence import COPIED, as_loaded, copy_of, end_of, end_problems, plain, row_problems, stands
 from holdfast.stores.postgres import besides
-from holdfast.stores.postgres.commits import Key, Statement, keep_blob
+from holdfast.stores.postgres.commits import Statement, keep_blob
 from holdfast.stores.postgres.connection import Connection, many
 from holdfast.stores.postgres.outbox import put_intents
 from holdfast.stores.postgres.queries import Q
@@ -31,6 +33,13 @@ from holdfast.stores.postgres.queries import Q
 COLUMNS = ("bucket", "id", "run_id", "fence", "owner", "due", "holds", "turn", "status", *COPIED, "ended", "doc", "seal", "previous", "cause")
 APART_US = 1_000_000
 OLD_SNAPSHOT_SECONDS = 300
+
+
+class Key(msgspec.Struct, frozen=True, gc=False):
+    """Where a run's log lies, also where its row is gone."""
+
+    bucket: int
+    id: int
 
 
 # -- looking ----------------------------------------------------------------------------------------
@@ -115,7 +124,7 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
             (Q.lane_holder, (run.tenant_id, run.session_key, run.lane, run.run_id)),
         ],
     )
-    there = None if not locked else (locked[0][2], locked[0][3], locked[0][4], locked[0][5], locked[0][6])
+    there = None if not locked else locked[0][:5]
     shown = None if "doc" not in evidence.raw else (seen["fence"], seen["owner"], seen["holds"], seen["turn"], seen["status"])
     if there != shown or not ends or ends[0][1] != tip.hash:
         raise VersionConflict(f"{run.run_id} has changed since it was read", hint="read it again")
@@ -130,7 +139,7 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
         writes.append((Q.log_append, (key.bucket, key.id, n, log.seq, since, tip.whole, *end)))
     stood, moved = Stands(held["owner"], held["due"], bool(held["holds"])), held["status"] != run.status.value
     left = apply.rebuilt(commits[-1], stood, moved, now, unread=bool(unread[0][0]), taken=bool(holder))
-    writes.append((Q.run_delete, (key.bucket, key.id)))
+    writes.append((Q.run_delete, (key.bucket, run.run_id)))
     writes.append(_row(run, key.id, fence=fence, owner=left.owner, due=left.due, holds=left.holds, turn=held["turn"]))
     if evidence.needs is not None:
         writes += [(Q.carry_insert, (predecessor, run.run_id)) for predecessor in sorted(evidence.needs.predecessors)]
