@@ -45,14 +45,20 @@ def watch_sqlite() -> None:
 
 
 def watch_apsw() -> None:
+    """Commits are told by SQLite: a statement that is a transaction of its own says no COMMIT."""
     apsw = importlib.import_module("apsw")
 
+    def commit() -> bool:
+        counted["commits"] += 1
+        return False
+
     def hook(db: Any) -> None:
-        def trace(_: Any, sql: str, __: Any) -> bool:
-            statement(sql)
+        def trace(_: Any, __: str, ___: Any) -> bool:
+            counted["statements"] += 1
             return True
 
         db.exec_trace = trace
+        db.set_commit_hook(commit)
 
     apsw.connection_hooks.append(hook)
 

@@ -34,6 +34,31 @@ def counting_statements(counts: Callable[[str], bool] = _every) -> Iterator[Coun
         apsw.connection_hooks.remove(hook)
 
 
+class Commits:
+    """How many transactions have written something: a statement that is a transaction of its own says no COMMIT."""
+
+    count = 0
+
+
+@contextmanager
+def counting_commits() -> Iterator[Commits]:
+    """The commits of any connection opened meanwhile."""
+    found = Commits()
+
+    def committed() -> bool:
+        found.count += 1
+        return False
+
+    def hook(db: apsw.Connection) -> None:
+        db.set_commit_hook(committed)
+
+    apsw.connection_hooks.append(hook)
+    try:
+        yield found
+    finally:
+        apsw.connection_hooks.remove(hook)
+
+
 @contextmanager
 def counting_compilations() -> Iterator[Counter[str]]:
     """The tables that statements of any connection opened meanwhile read, once for each time such a statement is compiled: compiled anew each time it
@@ -79,4 +104,4 @@ def counting_work() -> Iterator[Work]:
         apsw.connection_hooks.remove(hook)
 
 
-__all__ = ["Work", "counting_compilations", "counting_statements", "counting_work"]
+__all__ = ["Commits", "Work", "counting_commits", "counting_compilations", "counting_statements", "counting_work"]

@@ -22,6 +22,7 @@ from holdfast.core import events as ev
 from holdfast.core.errors import (
     EventUnreadable,
     HoldfastError,
+    InboxUnread,
     IncarnationChanged,
     LeaseLost,
     LogRolledBack,
@@ -35,7 +36,7 @@ from holdfast.core.errors import (
     UnsupportedFormat,
     UsageError,
 )
-from holdfast.core.lease import COUNTER_BITS, Alive, Take
+from holdfast.core.lease import COUNTER_BITS, RELEASE, Alive, Take
 from holdfast.core.limits import Limit, Rule
 from holdfast.stores import MemoryStore, SqliteStore, open_url
 from holdfast.stores.sqlite import connection as connection_module
@@ -650,8 +651,8 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # -- how much a step does ---------------------------------------------------------------------------
 
 
-def test_a_lone_step_is_four_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Targets: BEGIN, the log row, the compare-and-set, COMMIT; no thread, no future."""
+def test_a_lone_step_is_one_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trigger writes the log row and compares and sets the run's; it is a transaction of its own; no thread, no future."""
     monkeypatch.setattr(writer_module, "SLOW", float("inf"))  # a busy machine's commits are no slow disk's
 
     async def body() -> None:
@@ -659,10 +660,19 @@ def test_a_lone_step_is_four_statements(tmp_path: Path, monkeypatch: pytest.Monk
         await store.register("w", TTL)
         script = await Script(store, "r1").begin("w")
         assert store._db is not None
+        await script.steps(1)  # the first makes the ways of a run alone
         seen: list[str] = []
+        commits = 0
+
+        def committed() -> bool:
+            nonlocal commits
+            commits += 1
+            return False
+
         store._db.set_profile(lambda sql, _: seen.append(sql.split()[0]))
+        store._db.set_commit_hook(committed)
         await script.steps(1)
-        assert seen == ["BEGIN", "INSERT", "UPDATE", "COMMIT"]
+        assert (seen, commits) == (["INSERT"], 1)
         seen.clear()
         other = Script(store, "r2", session_key="s2")
         await other.write(other.first(ev.RunStarted(), lease=Take("w")))
@@ -754,7 +764,61 @@ def test_who_has_waited_for_a_locked_database_waits_no_second_time(monkeypatch: 
     run(body)
 
 
-def test_the_first_step_after_a_claim_is_four_statements_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_step_learns_its_row_whoever_wrote_between(tmp_path: Path) -> None:
+    """Its row has the next free number, which the statement tells: another process may have written since this one last looked."""
+
+    async def body() -> None:
+        path = tmp_path / "s.db"
+        stores = [await opened(path), await opened(path)]
+        scripts = []
+        for n, store in enumerate(stores):
+            await store.register(f"w{n}", TTL)
+            scripts.append(await Script(store, f"r{n}").begin(f"w{n}"))
+        numbers = []
+        for _ in range(3):
+            for script in scripts:
+                numbers.append((await script.write(script.step())).row)
+        assert numbers == list(range(3, 9))
+        for script, store in zip(scripts, stores, strict=True):
+            await script.complete()
+            assert await store.verify() == []
+            await store.close()
+
+    run(body)
+
+
+def test_a_lone_step_or_end_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    """§10.2: the log row is undone with the compare-and-set that failed, the reason is said, and the store goes on."""
+
+    async def body() -> None:
+        store = await opened(tmp_path / "s.db")
+        await store.register("w", TTL)
+        script = await (await Script(store, "r1").begin("w")).steps(2)
+        assert store._db is not None
+
+        def rows() -> int:
+            assert store._db is not None
+            return int(store._db.execute("SELECT count(*) FROM log").fetchone()[0])  # type: ignore[index]
+
+        script.fence += 1  # somebody else's, as far as the store knows
+        with pytest.raises(LeaseLost):
+            await store.commit(script.step())
+        assert rows() == 3 and not store._db.in_transaction
+        script.fence -= 1
+        await store.put(signal_to("r1", "k", store.now()))
+        with pytest.raises(InboxUnread):
+            await store.commit(script.commit(ev.RunCompleted(), lease=RELEASE))
+        assert rows() == 3 and not store._db.in_transaction
+        loaded = await store.load("r1")
+        assert loaded is not None and loaded.run.version == script.run.version
+        await script.steps(1)
+        assert rows() == 4
+        await store.close()
+
+    run(body)
+
+
+def test_the_first_step_after_a_claim_is_one_statement_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store knows whom it has just claimed a run for: nothing is looked up again."""
     monkeypatch.setattr(writer_module, "SLOW", float("inf"))
 
@@ -772,7 +836,7 @@ def test_the_first_step_after_a_claim_is_four_statements_too(tmp_path: Path, mon
         seen: list[str] = []
         store._db.set_profile(lambda sql, _: seen.append(sql.split()[0]))
         await script.steps(1)
-        assert seen == ["BEGIN", "INSERT", "UPDATE", "COMMIT"]
+        assert seen == ["INSERT"]
         await store.close()
 
     run(body)

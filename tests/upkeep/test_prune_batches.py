@@ -455,13 +455,15 @@ async def test_a_large_result_that_is_named_meanwhile_stays(tmp_path: Path, monk
     await other.close()
 
 
-@pytest.mark.parametrize("statement", ["step_run", "run_update", "ends_run", "end_run", "run_insert"])
+@pytest.mark.parametrize("statement", ["lone_step", "steps_run", "run_update", "ends_run", "lone_end", "run_insert"])
 async def test_no_write_of_a_runs_row_builds_a_list_for_the_indexes_of_prunes(tmp_path: Path, statement: str) -> None:
     """A condition with a list of statuses made SQLite build that list, and look through it, each time a row was written."""
     store = SqliteStore(tmp_path / "a.db")
     await store.open()
     await store.close()
     with contextlib.closing(connect(str(tmp_path / "a.db"))) as db:
+        db.create_scalar_function("placed", lambda *values: values[0], 1)
+        db.execute(Q.lone_ways)
         text = str(getattr(Q, statement))
         values = [None] * max([int(n) for n in re.findall(r"\?(\d+)", text)] or [text.count("?")])
         steps = [str(row[1]) for row in db.execute(f"EXPLAIN {text}", values)]

@@ -193,7 +193,8 @@ class Anchor:
             if data[:8] != _begins(mark.incarnation):
                 return False
             for at, place in _places(mark):
-                if data[at : at + 12] < place[:12] or data[at : at + 4] != place[:4]:  # the incarnation and the number, compared as numbers are
+                there = data[at : at + 12]
+                if there < place[:12] or there[:4] != place[:4]:  # the incarnation and the number, compared as numbers are
                     os.pwrite(self._fd, place, at)
                     self._dirty = True
             return True

@@ -1,8 +1,8 @@
 """What a commit writes: the body of the write transaction (§1.6, §1.11).
 
-A step of a linear run is four statements: BEGIN, the log row, the compare-and-set of the run's hot columns, COMMIT.
-Steps of many runs share a transaction through ``executemany``. Whatever else a commit holds goes the general way, which
-reads the run's row first and so can say exactly why it refuses.
+A step of a run that is driven alone is one statement, whose trigger writes the log row and compares and sets the run's hot columns
+(``lone_ways`` among the statements). Steps of many runs share a transaction through ``executemany``. Whatever else a commit holds goes the
+general way, which reads the run's row first and so can say exactly why it refuses.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class Committer:
         self.wrote = 0
         self.took = 0.0
         self._cursor = db.cursor()
+        self._ready = False  # whether this connection has the ways of a run alone
+        self._placed = placed = [0]  # the number of the row that a run alone has written
         self._owners = owners
         self._now = now
         self._same = same
@@ -74,33 +76,36 @@ class Committer:
         self._log_hash = b""
         self._looked: dict[str, int] = {}  # what this transaction has found: owners that are known, and under "" the incarnation
 
+        def place(*values: Any) -> Any:
+            placed[0] = values[0]
+            return values[0]
+
+        db.create_scalar_function("placed", place, 1)
+
     # -- transactions -------------------------------------------------------------------------------
 
     def step(self, s: Step, key: int) -> Tip:
-        """A lone step: four statements, one sync.
+        """A lone step: one statement, one sync.
 
         Raises:
             Refused: the compare-and-set failed; nothing was written.
         """
         after = s.after
-        run = (s.seq, s.since, s.version, s.step, s.head, key, s.fence, after.row, after.hash)
-        return s.tip(self._lone((key, s.seq, after.row, s.hash, s.data), Q.step_run, run))
+        return s.tip(self._lone(Q.lone_step, s.hash, (key, s.seq, after.row, s.hash, s.data, s.since, s.version, s.step, s.head, s.fence, after.hash)))
 
-    def _lone(self, log: tuple[Any, ...], statement: str, run: tuple[Any, ...]) -> int:
-        """A log row and a compare-and-set of its run; gives the row's number."""
-        execute = self._cursor.execute
-        execute(Q.begin)
+    def _lone(self, statement: str, digest: bytes, values: tuple[Any, ...]) -> int:
+        """A log row and a compare-and-set of its run, which are a transaction of their own; gives the row's number."""
+        if not self._ready:
+            self.db.execute(Q.lone_ways)
+            self._ready = True
+        began = time.perf_counter()
         try:
-            execute(Q.step_log, log)
-            number = self.db.last_insert_rowid()
-            execute(statement, run)
-            if self.db.changes() != 1:
-                raise Refused
-            self._commit()
-        except BaseException:
-            abort(self.db)
-            raise
-        self.last = (number, log[3])
+            self._cursor.execute(statement, values)
+        except apsw.ConstraintError as e:
+            raise Refused from e
+        self.took = time.perf_counter() - began
+        number = self._placed[0]
+        self.last = (number, digest)
         return number
 
     def one(self, w: Write, key: int | None) -> Outcome:
@@ -110,11 +115,9 @@ class Committer:
             if key is not None and step is not None:
                 return self.step(step, key)
             if key is not None and isinstance(w, Prepared) and w.end:
-                log = w.sealed.row
-                assert w.commit.after is not None, "the commit that ends a run must follow an earlier commit of it"
-                return Applied(w.tip(self._lone((key, log.seq, w.commit.after.row, log.hash, log.data), Q.end_run, _end_row(w, key))), key, False)
+                return Applied(w.tip(self._lone(Q.lone_end, w.sealed.row.hash, _lone_end(w, key))), key, False)
             if isinstance(w, Prepared) and w.birth:
-                return self._transaction([w], {}, plainly=True)[0]
+                return self._transaction([w], {}, plainly=True, newest=0)[0]
         except Refused:
             pass  # the general way refuses it with the reason
         return self._transaction([w], {})[0]
@@ -123,11 +126,12 @@ class Committer:
         """Many commits of different runs in one transaction; any error undoes them all."""
         return self._transaction(batch, keys, plainly=True)
 
-    def _transaction(self, batch: Sequence[Write], keys: Mapping[str, int], *, plainly: bool = False) -> Sequence[Outcome]:
-        """``plainly``: plain births and ends take the short way, on which they may be refused without a reason."""
+    def _transaction(self, batch: Sequence[Write], keys: Mapping[str, int], *, plainly: bool = False, newest: int | None = None) -> Sequence[Outcome]:
+        """``plainly``: plain births and ends take the short way, on which they may be refused without a reason. ``newest``: 0 for a birth alone, which
+        asks for the log's newest row with all else that it needs to know; None: it is asked for at once."""
         self._cursor.execute(Q.begin)
         try:
-            self._log_id, self._looked = row(self.db, Q.last_log)[0], {}
+            self._log_id, self._looked = row(self.db, Q.last_log)[0] if newest is None else newest, {}
             done: list[Outcome | None] = [None] * len(batch)
             applied: Sequence[Outcome] = cast(list[Outcome], done)
             if self._steps(batch, keys, done) < len(batch):
@@ -176,7 +180,9 @@ class Committer:
             c, run = p.commit, p.commit.run
             owner: str = c.lease.owner  # type: ignore[union-attr]
             asked = None if c.follows is None else run.thread_id
-            last, incarnation, known, busy, *ended = row(self.db, Q.birth_look, (owner, run.tenant_id, run.session_key, run.lane, now, asked))
+            last, newest, incarnation, known, busy, *ended = row(self.db, Q.birth_look, (owner, run.tenant_id, run.session_key, run.lane, now, asked))
+            self._log_id = self._log_id or newest
+            number = number or newest
             ruling = apply.rule(p, None, incarnation=int(incarnation), taker=bool(known))
             if isinstance(ruling, HoldfastError) or busy or (asked is not None and thread_end(ended) != c.follows):
                 continue  # the general way says what is wrong
@@ -407,6 +413,14 @@ def _hot(p: Prepared, number: int, owner: str | None) -> tuple[Any, ...]:
     """What of a run's row every commit writes."""
     run = p.commit.run
     return (p.sealed.row.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, p.commit.fence, owner)
+
+
+def _lone_end(p: Prepared, key: int) -> tuple[Any, ...]:
+    """The plain end of a run alone."""
+    c, run, log, after = p.commit, p.commit.run, p.sealed.row, p.commit.after
+    assert after is not None, "the commit that ends a run must follow an earlier commit of it"
+    row = (key, log.seq, after.row, log.hash, log.data)
+    return (*row, p.since, run.version, run.current_step_id, run.checkpoint_head, run.status.value, p.sealed.doc, c.fence, after.hash, run.finished_at)
 
 
 def _end_row(p: Prepared, key: int) -> tuple[Any, ...]:

@@ -178,11 +178,14 @@ class File:
             self._same_log()
         if isinstance(self.suspect, StoreMoved):
             return self.suspect
-        number, digest = committer.last
-        grown = number > self._noted[0] or committer.wrote > self._noted[1]
-        self._noted = (max(number, self._noted[0]), max(committer.wrote, self._noted[1]))
+        (number, digest), wrote, (rows, writes) = committer.last, committer.wrote, self._noted
+        if number <= rows:
+            number = 0  # what does not grow stands in the anchor already
+        if wrote <= writes:
+            wrote = 0
+        self._noted = (number or rows, wrote or writes)
         try:  # what does not grow may be another store by now, restored from an older copy
-            followed = self._anchor.raise_to(Mark(self.incarnation, number, digest, committer.wrote)) if grown else self._anchor.of(self.incarnation)
+            followed = self._anchor.raise_to(Mark(self.incarnation, number, digest, wrote)) if number or wrote else self._anchor.of(self.incarnation)
         except OSError as e:
             self._note_unsynced(e)
             return None

@@ -1,4 +1,5 @@
--- Every statement the store runs, by name. One transaction is BEGIN IMMEDIATE, some of these, COMMIT.
+-- Every statement the store runs, by name. One transaction is BEGIN IMMEDIATE, some of these, COMMIT; a step or an end of a run
+-- alone is one statement and a transaction of its own.
 
 -- name: begin
 BEGIN IMMEDIATE;
@@ -12,16 +13,40 @@ BEGIN;
 
 -- A step --------------------------------------------------------------------------------------------
 
+-- name: lone_ways
+-- A plain step, and a plain end, of a run alone is one statement and its transaction: an INSERT into one of these views, which keep nothing. What the
+-- triggers do is what `steps_log` with `steps_run` or `ends_run` do for many; the log's next free id is by construction the newest, and `placed`
+-- tells it to the connection. They are made for a connection and end with it, so that nothing of them is in the file.
+CREATE TEMP VIEW IF NOT EXISTS lone_step (run, seq, prev, hash, data, since, version, step, head, fence, followed) AS SELECT 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11;
+CREATE TEMP TRIGGER IF NOT EXISTS lone_step_written INSTEAD OF INSERT ON lone_step
+BEGIN
+  INSERT INTO log (run, seq, prev, hash, data) VALUES (new.run, new.seq, new.prev, new.hash, new.data);
+  UPDATE run SET seq = new.seq, tip = placed(last_insert_rowid()), since = new.since, version = new.version, step = new.step, head = new.head
+  WHERE id = new.run AND fence = new.fence AND tip = new.prev AND (SELECT hash FROM log WHERE log.id = tip) = new.followed AND owner IS NOT NULL;
+  SELECT raise(ABORT, 'refused') WHERE changes() <> 1;
+END;
+CREATE TEMP VIEW IF NOT EXISTS lone_end (run, seq, prev, hash, data, since, version, step, head, status, doc, fence, followed, ended)
+AS SELECT 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14;
+CREATE TEMP TRIGGER IF NOT EXISTS lone_end_written INSTEAD OF INSERT ON lone_end
+BEGIN
+  INSERT INTO log (run, seq, prev, hash, data) VALUES (new.run, new.seq, new.prev, new.hash, new.data);
+  UPDATE run SET seq = new.seq, since = new.since, version = new.version, step = new.step, head = new.head, owner = NULL, due = NULL, holds = 0, status = new.status,
+                 doc = ifnull(new.doc, doc), ended = new.ended, tip = placed(last_insert_rowid()), seal = standing(run_id, fence, NULL, NULL, 0, turn)
+  WHERE id = new.run AND fence = new.fence AND tip = new.prev AND (SELECT hash FROM log WHERE log.id = tip) = new.followed AND owner IS NOT NULL
+    AND status <> 'completed' AND status <> 'failed' AND status <> 'canceled' AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = new.run AND taken IS NULL);
+  SELECT raise(ABORT, 'refused') WHERE changes() <> 1;
+END;
+-- name: lone_step
+INSERT INTO lone_step VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: lone_end
+INSERT INTO lone_end VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: step_log
--- A lone step's row; the next free id is by construction the newest.
+-- A row whose number is the next free one.
 INSERT INTO log (run, seq, prev, hash, data) VALUES (?, ?, ?, ?, ?);
--- name: step_run
--- The compare-and-set of a lone step: id, fence, and the tip by its number and its hash must all match, and somebody must hold it.
-UPDATE run SET seq = ?, tip = last_insert_rowid(), since = ?, version = ?, step = ?, head = ?
-WHERE id = ? AND fence = ? AND tip = ? AND (SELECT hash FROM log WHERE log.id = tip) = ? AND owner IS NOT NULL;
 -- name: steps_log
 INSERT INTO log (id, run, seq, prev, hash, data) VALUES (?, ?, ?, ?, ?, ?);
 -- name: steps_run
+-- The compare-and-set of a step: id, fence, and the tip by its number and its hash must all match, and somebody must hold it.
 UPDATE run SET seq = ?, tip = ?, since = ?, version = ?, step = ?, head = ?
 WHERE id = ? AND fence = ? AND tip = ? AND (SELECT hash FROM log WHERE log.id = tip) = ? AND owner IS NOT NULL;
 -- name: ends_run
@@ -30,18 +55,12 @@ UPDATE run SET seq = ?1, since = ?2, version = ?3, step = ?4, head = ?5, owner =
                seal = standing(run_id, fence, NULL, NULL, 0, turn)
 WHERE id = ?8 AND fence = ?9 AND tip = ?10 AND (SELECT hash FROM log WHERE log.id = tip) = ?11 AND owner IS NOT NULL
   AND status <> 'completed' AND status <> 'failed' AND status <> 'canceled' AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
--- name: end_run
--- The same of a run alone, whose log row is the newest.
-UPDATE run SET seq = ?1, since = ?2, version = ?3, step = ?4, head = ?5, owner = NULL, due = NULL, holds = 0, status = ?6, doc = ifnull(?7, doc), ended = ?12,
-               tip = last_insert_rowid(), seal = standing(run_id, fence, NULL, NULL, 0, turn)
-WHERE id = ?8 AND fence = ?9 AND tip = ?10 AND (SELECT hash FROM log WHERE log.id = tip) = ?11 AND owner IS NOT NULL
-  AND status <> 'completed' AND status <> 'failed' AND status <> 'canceled' AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
 -- name: last_log
 SELECT ifnull(max(id), 0) FROM log;
 -- name: birth_look
--- What a birth needs to know: the last run's number, the store's incarnation, whether its taker is known, who holds its lane or is due in it, and how
+-- What a birth needs to know: the last run's number, the newest row's, the store's incarnation, whether its taker is known, who holds its lane or is due in it, and how
 -- its thread ends, where that is asked.
-SELECT (SELECT ifnull(max(id), 0) FROM run), (SELECT value FROM meta WHERE key = 'incarnation'), EXISTS (SELECT 1 FROM worker WHERE owner = ?1),
+SELECT (SELECT ifnull(max(id), 0) FROM run), (SELECT ifnull(max(id), 0) FROM log), (SELECT value FROM meta WHERE key = 'incarnation'), EXISTS (SELECT 1 FROM worker WHERE owner = ?1),
        EXISTS (SELECT 1 FROM run WHERE tenant_id = ?2 AND session_key = ?3 AND lane = ?4 AND holds = 1)
        OR EXISTS (SELECT 1 FROM run WHERE tenant_id = ?2 AND session_key = ?3 AND lane = ?4 AND due IS NOT NULL AND due <= ?5),
        ended.run_id, ended.version, ended.fence
