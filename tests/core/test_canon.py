@@ -602,17 +602,28 @@ ODD = ["", "text", "é", "a\0b", "\ud800", Named("a"), 5, -(2**63), 2**64 - 1, 2
 
 @pytest.mark.parametrize("value", [True, None, b"raw", 1.5, "text", 5])
 def test_each_kind_of_plain_value_is_packed_in_one_pass(value: typing.Any) -> None:
-    assert canon.pack_plain({"a": value, "b": value}, {"a": object, "b": type(value)}) == pack({"a": value, "b": value})
+    assert canon.pack_plain({"a": value, "b": value}, {"a": object, "b": type(value)}, {}) == pack({"a": value, "b": value})
+    assert canon.pack_plain({"a": [value], "b": [value, value], "c": []}, {}, {"a": object, "b": type(value), "c": int}) == pack({"a": [value], "b": [value, value], "c": []})
 
 
-@given(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.sampled_from(ODD), min_size=1), st.booleans())
+@pytest.mark.parametrize("value", ["é", "a\0b", 2**64, -(2**63) - 1, math.inf, dt.date(2026, 1, 2)])
+def test_what_is_seldom_is_left_to_the_long_way(value: typing.Any) -> None:
+    assert canon.pack_plain({"a": value}, {"a": object}, {}) is None
+    assert canon.pack_plain({"a": [value]}, {}, {"a": object}) is None and canon.pack_plain({"a": [1, value]}, {}, {"a": int}) is None
+
+
+ONE_OR_MANY = st.one_of(st.sampled_from(ODD), st.lists(st.sampled_from(ODD), max_size=3))
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "c"]), ONE_OR_MANY, min_size=1), st.booleans())
 def test_plain_values_are_packed_in_one_pass_as_in_two(value: dict[str, typing.Any], named: bool) -> None:
     """Issue «Speed»: what is packed in short is what would have been packed at length; what would have been refused is left to that."""
     kinds: dict[str, type | None] = {"a": object, "b": int, "c": None}
     given_ = {Named(k): v for k, v in value.items()} if named else value
-    short = canon.pack_plain(given_, kinds)
-    fits = not named and "c" not in value and type(value.get("b", 0)) is int
-    plain = all(type(v) in (str, int, bool, type(None), bytes, float) for v in value.values())
+    short = canon.pack_plain(given_, kinds, kinds)
+    held = [(k, v) for k, vs in value.items() for v in (vs if type(vs) is list else [vs])]
+    fits = not named and "c" not in value and all(k != "b" or type(v) is int for k, v in held)
+    plain = all(type(v) in (str, int, bool, type(None), bytes, float) for _, v in held)
     try:
         whole = pack(value)
     except Unserializable:
@@ -620,5 +631,6 @@ def test_plain_values_are_packed_in_one_pass_as_in_two(value: dict[str, typing.A
     assert (short is not None) <= fits
     if short is not None:
         assert whole is not None and short == whole and type(short[0]) is FrozenDict
+        assert [type(v) for v in short[0].values()] == [type(v) for v in whole[0].values()]
     elif fits and plain and whole is not None:
-        assert any((type(v) is int and v >= 2**64) or (type(v) is str and not v.isascii()) for v in value.values()), "only what is seldom goes the long way"
+        assert any((type(v) is int and v >= 2**64) or (type(v) is str and not v.isascii()) for _, v in held), "only what is seldom goes the long way"

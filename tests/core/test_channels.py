@@ -145,3 +145,11 @@ def test_what_is_not_known_to_be_held_by_nobody_is_copied() -> None:
     place = values["x"]
     ch.grow(values, "x", "append", 2, ch.must_copy)
     assert values["x"] == [1, 2] and place == [1]
+
+
+def test_channels_without_a_value_come_in_the_order_in_which_they_are_written() -> None:
+    """What a whole checkpoint's bytes rest on. What nobody wrote stays as it is."""
+    values: dict[str, Any] = {"z": 1}
+    kinds = {"m": "merge", "a": "append", "own": ch.CUSTOM, "none": "append"}
+    ch.take(values, kinds, [{"a": 1, "own": 9}, {"l": 2, "m": {"k": 1}}, {"a": [2, 3], "l": 4}])
+    assert list(values.items()) == [("z", 1), ("a", [1, 2, 3]), ("l", 4), ("m", {"k": 1})]

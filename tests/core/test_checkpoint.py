@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from holdfast.core import checkpoint
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Boundary, Source
+from holdfast.core.checkpoint import Boundary, Source, Task, TaskResult
 from holdfast.core.errors import ErrorValue
 from tests.core.build import numbered
 
@@ -60,3 +61,14 @@ def test_the_last_fact_that_can_vouches_for_a_checkpoint(facts: list[ev.Fact], s
     hash, found = checkpoint.vouch(parent, facts, b"delta", source)
     assert (hash, found) == (checkpoint.canon.chain(b"", b"delta"), place)
     assert checkpoint.find_voucher(parent, numbered(facts), b"delta") == (place + 1, hash)
+
+
+def test_the_facts_of_tasks_that_have_ended() -> None:
+    """Of a super-step's number, or of that in which a task began that waited; of what others told of before there are none."""
+    parent = msgspec.structs.replace(checkpoint.empty("r"), step=3, pending=(Task("late", began=2), Task("a")))
+    results = ["told", TaskResult("@signal~1"), TaskResult("a"), TaskResult("b~1", "degraded", attempt=2), TaskResult("b~2", "degraded"), TaskResult("late", "skipped: when")]
+    assert checkpoint.list_ends(parent, results) == [
+        ev.StepCompleted(4, "a"), ev.StepDegraded(4, "b~1", "degraded", attempt=2), ev.StepDegraded(4, "b~2", "degraded"), ev.StepSkipped(4, "late", "skipped: when"),
+    ]
+    held = msgspec.structs.replace(parent, held={2: {}})
+    assert checkpoint.list_ends(held, [TaskResult("late"), TaskResult("a")]) == [ev.StepCompleted(2, "late"), ev.StepCompleted(4, "a")]

@@ -13,16 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import Goto, Graph, Runtime, State, append, current, merge, window
+from holdfast import Context, Goto, Graph, Runtime, Send, State, append, current, merge, override, topic, window
 from holdfast.core.commit import Commit, Step, Tip
 from holdfast.core.errors import HoldfastError, LeaseLost, RunNotFound
 from holdfast.core.graph import any_of
+from holdfast.engine.drive.beginner import Beginner
+from holdfast.engine.drive.executor import execute
 from holdfast.ports import Loaded, RunFilter, Store, offers_steps
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.testing import Fault, VirtualClock
 from holdfast.testing.world import Host, World, crash_everywhere
+from tests.inside import lower
 
 # -- a store that tells what it was given, and what a reader finds after it --------------------------
 
@@ -233,12 +236,13 @@ async def rows_of(store: Told) -> dict[str, list[tuple[int, bytes, bytes]]]:
     return {run.run_id: [(r.seq, r.data, r.hash) for r in await store.rows(run.run_id)] for run, _ in await store.runs(RunFilter(limit=1_000))}
 
 
-def told(store: Told, graph: Graph[Board], disturbances: list[tuple[str, int]], clock: VirtualClock) -> tuple[Any, ...]:
-    """Drives one run of a graph and gives everything that was to be seen of it."""
+def told(store: Told, graph: Graph[Any], disturbances: list[tuple[str, int]], clock: VirtualClock, room: int = 64) -> tuple[Any, ...]:
+    """Drives one run of a graph and gives everything that was to be seen of it. ``room``: for so many tasks at once."""
     world = World(store, clock=clock)
 
     async def story() -> Any:
         host = await world.host(graph)
+        lower(host.rt, parallel=room)
         run = await host.do(host.rt.submit(graph, {}))
         beside = [host.start(disturb(host, what, at, run.run_id)) for what, at in disturbances]
         ended: Any = await host.do(host.rt.resume(run.run_id))
@@ -265,6 +269,134 @@ def test_fast_is_general(nodes: list[dict[str, Any]], disturbances: list[tuple[s
         held: list[tuple[Board, str]] = []
         seen.append((told(store, graph_of(nodes, held), disturbances, clock), store.after))
         assert all(repr(state) == was for state, was in held), "what a node was given never moves"
+    assert seen[0] == seen[1]
+
+
+# -- fan-outs ---------------------------------------------------------------------------------------
+
+
+class Wide(State):
+    a: int = 0
+    items: Annotated[list[int], append]
+    any: Annotated[list[Any], append]
+    table: Annotated[dict[str, int], merge]
+    recent: Annotated[list[int], window(2)]
+    now: Annotated[list[int], topic]
+    best: Annotated[int, max]
+    words: Annotated[tuple[str, ...], override] = ()
+
+
+WIDE = st.dictionaries(
+    st.sampled_from(["items", "any", "table", "recent", "now", "best", "words", "items", "any", "items", "nothing"]),
+    st.one_of(
+        st.integers(-3, 2**65), st.text(max_size=3), st.floats(allow_nan=True), st.none(), st.just("\ud800"), st.lists(st.integers(0, 2**64), max_size=3),
+        st.lists(st.text(max_size=2), max_size=2), st.dictionaries(st.text(max_size=2), st.integers(), max_size=2), st.lists(st.lists(st.integers(), max_size=2), max_size=2),
+    ),
+    max_size=2,
+)
+GROWS = st.fixed_dictionaries({"items": st.one_of(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=2)), "any": st.text(max_size=2)})
+PIECES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "node": st.sampled_from(["bare", "given", "given", "contract"]),
+            "act": st.sampled_from(["writes"] * 6 + ["payload", "payload", "none", "waits", "raises", "asks", "says", "steps", "goes", "sends", "late", "cancels", "own_cancel", "exits", "heavy", "once"]),
+            "writes": st.one_of(GROWS, GROWS, WIDE),
+        }
+    ),
+    max_size=7,
+)
+
+
+def fan_of(pieces: list[dict[str, Any]]) -> Graph[Wide]:
+    """A fan-out to nodes with and without a context, and what comes after it."""
+    graph: Graph[Wide] = Graph("wide", Wide, version="1", step_limit=12)
+    visits: Counter[int] = Counter()
+
+    async def act(number: int, state: Wide) -> Any:
+        piece = pieces[number]
+        visits[number] += 1
+        match piece["act"]:
+            case "none":
+                return None
+            case "payload":
+                found = current()
+                assert found is not None
+                return {"items": found.payload, "any": [len(state.items)]}
+            case "waits":
+                await passed((number + 1) / 1000)
+            case "raises":
+                raise ValueError("no")
+            case "once" if visits[number] == 1:
+                raise ValueError("not at once")
+            case "asks":
+                ctx = current()
+                assert ctx is not None
+                await ctx.wait("go", timeout=0.01 * (1 + number), on_timeout="deliver")
+            case "says":
+                ctx = current()
+                assert ctx is not None
+                ctx.report("degraded")
+            case "steps":
+                ctx = current()
+                assert ctx is not None
+                return {"items": await ctx.step(doubled, number)}
+            case "goes":
+                return Goto("more", piece["writes"])
+            case "sends":
+                return [Send("bare", number)]
+            case "late":
+                await passed(1000)
+            case "cancels":
+                raise asyncio.CancelledError
+            case "own_cancel":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            case "exits":
+                raise SystemExit(3)
+            case "heavy":
+                return {"any": "x" * 70_000}
+        return dict(piece["writes"])
+
+    @graph.node(start=True)
+    async def plan(state: Wide) -> Any:
+        return [Send(p["node"], number) for number, p in enumerate(pieces)]
+
+    async def bare(state: Wide) -> Any:
+        ctx = current()
+        assert ctx is not None
+        return await act(ctx.payload, state)
+
+    async def given_(state: Wide, ctx: Context) -> Any:
+        return await act(ctx.payload, state)
+
+    graph.node("bare", timeout=0.05, retry=2)(bare)
+    graph.node("given", timeout=0.05)(given_)
+    graph.node("contract", reads=["items"], writes=["items", "any"], timeout=0.05)(given_)
+
+    @graph.node(after=any_of("bare", "given", "contract"))
+    async def join(state: Wide) -> Any:
+        return {"a": len(state.items)}
+
+    @graph.node
+    async def more(state: Wide) -> Any:
+        return {"recent": state.a}
+
+    return graph
+
+
+@settings(max_examples=120, deadline=None)
+@given(PIECES, DISTURBANCES, st.integers(1, 64))
+def test_what_begins_tasks_together_is_general(pieces: list[dict[str, Any]], disturbances: list[tuple[str, int]], room: int) -> None:
+    """Issue «Speed»: tasks whose first part is run at once leave what they leave one by one through ``execute``."""
+    seen = []
+    for general in (False, True):
+        clock = VirtualClock()
+        store = Told(clock)
+        with pytest.MonkeyPatch.context() as patch:
+            if general:
+                patch.setattr(Beginner, "begin", lambda self, key, task, me: execute(self._services, self._journal, self._program, task))
+            seen.append((told(store, fan_of(pieces), disturbances, clock, room), store.after))
     assert seen[0] == seen[1]
 
 

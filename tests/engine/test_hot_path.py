@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Graph, Runtime, State, append, thread
+from holdfast import Context, Graph, Runtime, Send, State, append, thread
 from holdfast.engine.base import services
 from holdfast.ports import ANYTHING, News
 from holdfast.stores.changes import Changes
@@ -140,6 +140,51 @@ async def test_a_step_is_few_calls(tmp_path: Any) -> None:
         await rt.invoke(line(1), {})
         few, many = await calls(rt, STEPS), await calls(rt, 3 * STEPS)
     assert (many - few) / (2 * STEPS * RUNS) < 69
+
+
+class Fan(State):
+    out: Annotated[list[int], append]
+
+
+def fan_out(tasks: int) -> Graph[Fan]:
+    graph = Graph("fan", Fan, version="1")
+
+    @graph.node(start=True)
+    async def plan(state: Fan) -> Any:
+        return [Send("task", i) for i in range(tasks)]
+
+    @graph.node
+    async def task(state: Fan, ctx: Context) -> Any:
+        return {"out": [ctx.payload]}
+
+    return graph
+
+
+@CALLED
+async def test_a_task_of_a_fan_out_is_few_calls_and_two_encodings(tmp_path: Any) -> None:
+    """Issue «Speed»: what a task that never waits costs of Python: some 20 calls, and the encodings of what it was sent and of what it wrote."""
+    calls = encodings = 0
+
+    def count(_: Any, event: str, function: Any) -> None:
+        nonlocal calls, encodings
+        calls += event == "call"
+        encodings += event == "c_call" and function.__name__ == "encode" and type(function.__self__).__name__ == "Encoder"
+
+    async def counted(rt: Runtime, tasks: int) -> tuple[int, int]:
+        nonlocal calls, encodings
+        graph = fan_out(tasks)
+        await rt.invoke(graph, {})
+        calls = encodings = 0
+        sys.setprofile(count)
+        try:
+            await rt.invoke(graph, {})
+        finally:
+            sys.setprofile(None)
+        return calls, encodings
+
+    async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
+        few, many = await counted(rt, STEPS), await counted(rt, 3 * STEPS)
+    assert (many[0] - few[0]) / (2 * STEPS) < 24 and many[1] - few[1] == 2 * 2 * STEPS
 
 
 async def test_a_step_is_one_encoding_of_what_is_new(tmp_path: Any) -> None:

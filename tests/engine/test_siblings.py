@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from typing import Annotated, Any
 
 import pytest
@@ -14,6 +15,7 @@ from holdfast import Context, Graph, Runtime, Send, State, append, current
 from holdfast.core import canon
 from holdfast.core.channels import MISSING, reduce
 from holdfast.core.checkpoint import Delta, Source, TaskResult, advance, empty
+from holdfast.core.errors import ConcurrentScope
 from holdfast.engine.drive.siblings import Siblings
 from holdfast.stores import MemoryStore
 from tests.inside import lower
@@ -109,7 +111,7 @@ async def test_they_begin_to_wait_together() -> None:
     """Not one in each turn of the loop: a turn may be long where much goes on."""
     turns, began = 0, []
 
-    async def one(piece: int) -> int:
+    async def one(piece: int, _: asyncio.Task[Any]) -> int:
         began.append(turns)
         await asyncio.sleep(0)
         return piece
@@ -129,7 +131,7 @@ async def test_they_begin_to_wait_together() -> None:
 async def test_what_is_cancelled_has_ended_and_no_more_begins() -> None:
     began, ended = [], []
 
-    async def one(piece: int) -> None:
+    async def one(piece: int, _: asyncio.Task[Any]) -> None:
         began.append(piece)
         try:
             await asyncio.Event().wait()
@@ -152,7 +154,7 @@ async def test_each_is_told_with_what_it_raised() -> None:
     class Out(BaseException):
         pass
 
-    async def one(piece: int) -> int:
+    async def one(piece: int, _: asyncio.Task[Any]) -> int:
         if piece == 1:
             raise Out
         if piece == 2:
@@ -191,6 +193,49 @@ async def test_a_node_that_is_given_the_state_alone_may_be_done_again() -> None:
         await rt.decide(run.run_id, "continue")
         run = await rt.resume(run.run_id)
         assert run.state is not None and run.state.out == ["shorter"] and told == [None, None, "shorter", "shorter"]
+
+
+async def test_all_tasks_of_one_node_are_given_one_snapshot() -> None:
+    """§4.2: what nodes see is shared, and nobody can change it."""
+    seen = []
+
+    async def task(state: Fan, ctx: Context) -> Any:
+        seen.append(state)
+        return {"out": [ctx.payload]}
+
+    await run_of(fan_out(task, 5))
+    assert len({id(state) for state in seen}) == 1
+
+
+async def test_a_context_that_outlives_its_node_writes_nothing() -> None:
+    """What a node left running asks for its attempt only when the node has ended."""
+    kept: list[Context] = []
+
+    async def task(state: Fan, ctx: Context) -> Any:
+        kept.append(ctx)
+        return {"out": [ctx.payload]}
+
+    assert await run_of(fan_out(task, 3)) == [0, 1, 2]
+    assert [ctx.payload for ctx in kept] == [0, 1, 2] and [ctx.attempt for ctx in kept] == [1, 1, 1]
+    with pytest.raises(ConcurrentScope):
+        kept[0].random()
+
+
+async def test_threads_of_a_node_that_ask_at_once_get_one_attempt() -> None:
+    found = []
+
+    async def task(state: Fan, ctx: Context) -> Any:
+        gate = threading.Barrier(4)
+
+        def ask() -> None:
+            gate.wait(10)
+            ctx.report("degraded")
+            found.append(ctx.attempt_id)
+
+        await asyncio.gather(*[asyncio.to_thread(ask) for _ in range(4)])
+        return {"out": [ctx.payload]}
+
+    assert await run_of(fan_out(task, 2)) == [0, 1] and len(found) == 8 and len(set(found)) == 2
 
 
 # -- many writes to one channel -----------------------------------------------------------------------

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from holdfast import END, Context, Graph, Runtime, State
+from holdfast import END, Context, Graph, Runtime, Send, State, register
 from holdfast.core import canon
 from holdfast.engine.base import begun, loopwatch
 from holdfast.engine.calls import functions
 from holdfast.engine.calls.context import whose
-from holdfast.engine.drive import driver, executor, fused
+from holdfast.engine.drive import beginner, driver, executor, fused
 from holdfast.stores import MemoryStore
 from holdfast.testing.clock import VirtualClock, run_virtual
 from tests.faults.test_zoo import healthy
@@ -233,6 +233,39 @@ def the_second_of_two() -> Graph[Any]:
     return graph
 
 
+class Slow:
+    """What takes for ever to be written down."""
+
+
+register(Slow, "slow", dump=spin, load=lambda _: Slow())
+
+
+@node
+async def writes_what_takes_for_ever(state: Odd) -> Any:
+    return {"anything": Slow()}
+
+
+def one_of_many(function: Any) -> None:
+    """The same in a task of a fan-out, beside others that are well."""
+
+    def make() -> Graph[Any]:
+        graph = Graph("one_of_many", Odd)
+
+        @graph.node(start=True)
+        async def plan(state: Odd) -> Any:
+            return [*[Send("well", i) for i in range(3)], Send("odd", 3), Send("well", 4)]
+
+        graph.node("well")(_nothing)
+        graph.node("odd", timeout=0.15)(function)
+        return graph
+
+    KINDS[f"{function.__name__}_in_a_fan_out"] = make
+
+
+for _each in (spins_at_once, spins_later, spins_with_its_context, spins_after_a_call, catches_it_and_returns, sleeps_on_the_loop, writes_what_takes_for_ever):
+    one_of_many(_each)
+
+
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loopwatch, "TICK_SECONDS", 0.05)
@@ -414,7 +447,7 @@ def traceback_of(error: BaseException) -> list[types.FrameType]:
 def test_what_is_taken_for_a_gate_is_there() -> None:
     """The names go by what the functions are called today."""
     there = set()
-    for module in (begun, functions, executor, fused, driver, sys.modules["holdfast.engine.calls.scopes"], sys.modules["holdfast.engine.calls.effects"]):
+    for module in (begun, functions, executor, beginner, fused, driver, sys.modules["holdfast.engine.calls.scopes"], sys.modules["holdfast.engine.calls.effects"]):
         for code in codes(compile(inspect.getsource(module), "x", "exec")):
             there.add(f"{module.__name__}:{code.co_qualname}")
     assert there >= loopwatch.GATES | loopwatch.BETWEEN

@@ -443,21 +443,35 @@ def admit(value: Any, path: str = "value") -> Any:
 
 def pack(value: Any, path: str = "value") -> tuple[Any, bytes]:
     """``admit`` and ``encode`` in one: the frozen copy, and the bytes that decode to it."""
+    kind = type(value)
+    if kind is int and _INT_MIN <= value <= _INT_MAX:  # as many a ``Send`` holds
+        return value, _encoder.encode(value)
     walk = _Walk()
-    frozen = walk.mapping(value, path, 0) if type(value) is dict else walk.admit(value, path, 0)
+    frozen = walk.mapping(value, path, 0) if kind is dict else walk.admit(value, path, 0)
     data = _encoder.encode(_box(frozen) if walk.boxed else frozen)
     if len(data) > MAX_VALUE_BYTES:
         raise TooLarge(path, len(data), MAX_VALUE_BYTES, hint="keep the bulk in a file and store its name")
     return frozen, data
 
 
-def pack_plain(value: dict[Any, Any], kinds: Mapping[str, type | None]) -> tuple[FrozenDict, bytes] | None:
-    """``pack`` of a dict of plain values where ``kinds`` has a class for each of its keys, ``object`` for any; None if there is more to be looked at."""
+def pack_plain(value: dict[Any, Any], kinds: Mapping[str, type | None], lists: Mapping[str, type | None]) -> tuple[FrozenDict, bytes] | None:
+    """``pack`` of a dict of plain values, and of lists of such, where ``kinds`` has a class for each of its keys, and ``lists`` one for the items of each list,
+    ``object`` for any; None if there is more to be looked at."""
+    frozen: FrozenDict | None = None
     for key, item in value.items():
-        kind, asked = type(item), kinds.get(key) if type(key) is str else None
+        kind = type(item)
+        if kind is list:
+            each = lists.get(key) if type(key) is str else None
+            if each is None or not _are_plain(item, each):
+                return None
+            if frozen is None:
+                frozen = FrozenDict(value)
+            dict.__setitem__(frozen, key, FrozenList(item))
+            continue
+        asked = kinds.get(key) if type(key) is str else None
         if kind is not asked and asked is not object:
             return None
-        if kind is str:
+        elif kind is str:
             if "\0" in item or not item.isascii():
                 return None
         elif kind is int:
@@ -466,7 +480,24 @@ def pack_plain(value: dict[Any, Any], kinds: Mapping[str, type | None]) -> tuple
         elif kind not in _ATOMS and not (kind is float and math.isfinite(item)):
             return None
     data = _encoder.encode(value)
-    return None if len(data) > MAX_VALUE_BYTES else (FrozenDict(value), data)
+    return None if len(data) > MAX_VALUE_BYTES else (FrozenDict(value) if frozen is None else frozen, data)
+
+
+def _are_plain(items: list[Any], each: type) -> bool:
+    """Whether these are all plain values of a class."""
+    for item in items:
+        kind = type(item)
+        if kind is not each and each is not object:
+            return False
+        if kind is str:
+            if "\0" in item or not item.isascii():
+                return False
+        elif kind is int:
+            if not _INT_MIN <= item <= _INT_MAX:
+                return False
+        elif kind not in _ATOMS and not (kind is float and math.isfinite(item)):
+            return False
+    return True
 
 
 # -- bytes ------------------------------------------------------------------------------------------
@@ -548,7 +579,8 @@ def decode(data: bytes | memoryview) -> Any:
         EventUnreadable: damaged bytes or an unregistered type; nothing else is called (§14.3).
     """
     try:
-        return freeze(_decoder.decode(data))
+        value = _decoder.decode(data)
+        return freeze(value) if type(value) in _CONTAINERS else value
     except (EventUnreadable, KeyUnavailable):
         raise
     except Exception as e:  # whatever a hostile payload provokes is one typed error

@@ -10,7 +10,7 @@ weighed at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -135,6 +135,9 @@ def reduce(tag: str, old: Any, new: Any) -> Any:
     raise StepFailure(f"the reducer {tag!r} is not known", code="unsupported_format")
 
 
+_REPLACED = frozenset({LAST, "override", CUSTOM})
+
+
 def must_copy(values: Mapping[str, Any], name: str) -> bool:
     """Says of no value that nobody else holds it."""
     return False
@@ -157,27 +160,47 @@ def grow(values: dict[str, Any], name: str, tag: str, new: Any, sole: Callable[[
         values[name] = reduce(tag, values.get(name, MISSING), new)
 
 
-def take(values: dict[str, Any], kinds: Mapping[str, str], writes: Iterable[Mapping[str, Any]]) -> None:
-    """Writes of several tasks, in their order, through the built-in reducers; ``kinds`` gives the tag of each that does not only replace. Of many
-    writes to one list only the first copies it."""
-    made: set[str] = set()
-
-    def sole(_: Mapping[str, Any], name: str) -> bool:
-        return name in made
-
+def take(values: dict[str, Any], kinds: Mapping[str, str], writes: Collection[Mapping[str, Any]]) -> None:
+    """Writes of several tasks, in their order, through the built-in reducers; ``kinds`` gives the tag of each that does not only replace. Many
+    writes to one list are added to it at once."""
+    many: dict[str, list[Any]] = {name: [] for name, tag in kinds.items() if tag not in _REPLACED}
+    if not values.keys() >= many.keys():  # seldom: channels without a value come in the order in which they are written
+        for name in [n for write in writes for n in write if kinds.get(n) != CUSTOM]:
+            values.setdefault(name, MISSING)
     for write in writes:
         for name, value in write.items():
-            tag = kinds.get(name, LAST)
-            if tag in (LAST, "override"):
+            if name in many:
+                many[name].append(value)
+            elif kinds.get(name) != CUSTOM:
                 values[name] = value
-            elif tag != CUSTOM:
-                grow(values, name, tag, value, sole)
-                made.add(name)
+    for name, news in many.items():
+        if news:
+            values[name] = _reduce_all(kinds[name], values.get(name, MISSING), news)
+
+
+def _reduce_all(tag: str, old: Any, news: list[Any]) -> Any:
+    """``reduce`` of one after the other, with a single copy."""
+    if len(news) == 1 or tag == "merge":
+        made = {"": reduce(tag, old, news[0])}
+        for new in news[1:]:
+            grow(made, "", tag, new, _may_grow)
+        return made[""]
+    items: list[Any] = []
+    for new in news:
+        if isinstance(new, list):
+            items += new
+        else:
+            items.append(new)
+    return reduce(tag, old, items)
+
+
+def _may_grow(values: Mapping[str, Any], name: str) -> bool:
+    """Says of what was made here that nobody else holds it."""
+    return True
 
 
 ROOM = GROWN_BYTES - VALUE_BYTES
 """A run of which less is stored has no channel that a single write could bring beyond the bound."""
-_REPLACED = frozenset({LAST, "override", "custom"})
 
 
 class Weights:

@@ -30,6 +30,7 @@ WAITING_TASK = "@waiting"
 """Stands in ``done`` where a barrier carried waiting tasks on: a release that does not know of them finds no such result, and stops."""
 RESULT = "@result"
 NONE_SEEN: Mapping[str, int] = {}
+NONE_DECODED: Mapping[str, Mapping[str, Any]] = {}
 NONE_HELD: Mapping[int, Mapping[str, Any]] = {}
 
 
@@ -69,10 +70,10 @@ class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def key(self) -> str:
-        return self.node if self.index == 0 else ids.task_key(self.node, self.index)
+        return self.node if self.index == 0 else f"{self.node}~{self.index}"  # as ``ids.task_key``, without a call for each task of a fan-out
 
 
-class SendTo(msgspec.Struct, frozen=True, array_like=True):
+class SendTo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     node: str
     payload: bytes
 
@@ -366,20 +367,10 @@ def advance_with_news(
             parent, seq=seq, parent=parent_id, created_at=at, hash=hash, waits=waits, boundaries=boundaries, source=delta.source, writes={}, unfinished=None
         )
         return still, []
-    done = []
-    writes = {}
-    carries_on = False
-    for entry in delta.done:
-        if isinstance(entry, str):
-            if entry == WAITING_TASK:
-                carries_on = True
-                continue
-            result = _find(entry, results)
-        else:
-            result = entry
-        done.append(result)
-        task = result.task
-        writes[task] = decoded[task] if decoded is not None and task in decoded else decode_writes(result)
+    done = [entry if isinstance(entry, TaskResult) else _find(entry, results) for entry in delta.done if entry != WAITING_TASK]
+    carries_on = len(done) < len(delta.done)
+    known = NONE_DECODED if decoded is None else decoded
+    writes = {r.task: known[r.task] if r.task in known else decode_writes(r) for r in done}
     values = dict(parent.values)
     kinds, moves = delta.kinds, delta.step != parent.step
     topics = () if moves else parent.topics
@@ -449,6 +440,20 @@ def advance_with_news(
     return moved, news
 
 
+def list_ends(parent: Checkpoint, results: Iterable[TaskResult | str]) -> list[ev.Fact]:
+    """The facts of tasks of the super-step after ``parent`` that have ended; of those that others told of before, there are none."""
+    made, kinds, step = list[ev.Fact](), dict[str, type[ev.StepEnded]](), parent.step + 1
+    for r in results:
+        if type(r) is not TaskResult or r.task[0] == "@":
+            continue
+        if parent.held:
+            step = parent.step_of(r.task)
+        if r.outcome not in kinds:
+            kinds[r.outcome] = ev.step_ended(r.outcome)
+        made.append(kinds[r.outcome](step, r.task, r.outcome, b"", r.attempt))
+    return made
+
+
 def voucher(events: Iterable[ev.Event]) -> ev.Event | None:
     """The event of a commit that names its checkpoint's hash (§1.8), and so numbers the checkpoint; None if it has none."""
     for event in events:
@@ -469,6 +474,8 @@ def vouch(parent: Checkpoint, facts: list[ev.Fact], delta: bytes, source: Source
     hash = canon.chain(parent.hash, delta)
     for i in range(len(facts) - 1, -1, -1):
         fact = facts[i]
+        if type(fact) is ev.StepStarted:
+            continue
         if (isinstance(fact, ev.StepEnded) and not fact.path) or (source is Source.PATCH and isinstance(fact, ev.StatePatched)):
             facts[i] = msgspec.structs.replace(fact, hash=hash)
             return hash, i
@@ -497,10 +504,13 @@ def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary,
     found = []
     for event in events:
         fact = event.fact
+        kind = type(fact)
+        if kind is ev.StepStarted:
+            continue
         if isinstance(fact, ev.StepEnded):
-            if advanced and not fact.path and fact.outcome != OK:
+            if advanced and fact.outcome != OK and not fact.path:
                 advanced = completes(fact.outcome)
-        elif (boundary := _BOUNDARIES.get(type(fact))) is not None and boundary not in found:
+        elif (boundary := _BOUNDARIES.get(kind)) is not None and boundary not in found:
             found.append(boundary)
     if not advanced:
         return tuple(found)

@@ -182,13 +182,10 @@ _byte, _short, _middling, _long = struct.Struct(">BB").pack, struct.Struct(">BH"
 
 def seal(commit: Commit, previous: bytes = b"") -> Sealed:
     """Encodes a commit before its transaction begins; ``previous`` is the hash at its tip."""
-    facts, hot = [], True
-    for event in commit.events:
-        fact = event.fact
-        facts.append(fact)
-        hot = hot and fact.hot
+    facts = [event.fact for event in commit.events]
+    hot = all(fact.hot for fact in {type(f): f for f in facts}.values())
     data = encode_row(commit.at, commit.fence, commit.actor, facts, commit.delta, commit.results)
-    row = Row(event.seq, data, canon.chain(previous, data))
+    row = Row(commit.events[-1].seq, data, canon.chain(previous, data))
     return Sealed(row, None if hot else _encoder.encode(commit.run))
 
 

@@ -9,7 +9,7 @@ from holdfast.core.blobs import APART, Blob, name_blobs
 from holdfast.core.checkpoint import Checkpoint, Result, StepRecord
 from holdfast.core.chunks import Emitted
 from holdfast.core.effects import Effect
-from holdfast.core.events import Event, RunSubmitted, SignalReceived
+from holdfast.core.events import Event, RunSubmitted, SignalReceived, StepStarted
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER, KEEP, LeaseAction, Release, Take, Touch
 from holdfast.core.run import Run
@@ -208,7 +208,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         for seq, e in enumerate(events, first):
             assert e.seq == seq, "event numbers have a gap"
             assert e.at == at and e.actor == actor and e.fence == fence, "all events of a commit have the same time, actor and fence"
-            if hash := getattr(e.fact, "hash", b""):
+            if type(e.fact) is not StepStarted and (hash := getattr(e.fact, "hash", b"")):
                 assert vouched is None, "two events of the commit name a checkpoint"
                 vouched = hash
         assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "a run that has ended has no lease"

@@ -112,10 +112,15 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "gated", gated)
 
     @property
-    def plain(self) -> bool:
-        """Whether it is given the state alone, in this loop, and nobody decides or looks before or after it."""
+    def light(self) -> bool:
+        """Whether it is one function of the author's, called once in this loop, and nobody decides or looks before or after it."""
         asked = self.when is not None or self.gated or self.check is not None or bool(self.routers)
-        return self.shape == "state" and self.limit is None and self.asynchronous and not asked
+        return self.shape in ("state", "state_ctx") and self.limit is None and self.asynchronous and not asked
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is light, and given the state alone."""
+        return self.shape == "state" and self.light
 
 
 class Straight(msgspec.Struct, frozen=True):
@@ -130,7 +135,9 @@ class Straight(msgspec.Struct, frozen=True):
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
     ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these and of ``reducing``, the channels with a built-in reducer of another kind, by its tag (``core/fused``);
-    ``quick``: of what a plain node may write the class that each value fits as it is, ``object`` where any does, None where that is to be looked at;
+    ``light``: what each light node may write, whatever the reducer;
+    ``quick``: of what a light node may write the class that each value fits as it is, ``object`` where any does, None where that is to be looked at; and ``lists``
+    the same of the items of a list;
     ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to;
     ``carried``: those that a thread carries from one run to the next; ``writes`` and ``values``: what may be written to a channel, and what
     its value may be (§3.7)."""
@@ -152,7 +159,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     lasting: frozenset[str] = frozenset()
     plain: Mapping[str, frozenset[str]] = {}
     reducing: Mapping[str, str] = {}
+    light: Mapping[str, frozenset[str]] = {}
     quick: Mapping[str, Mapping[str, type | None]] = {}
+    lists: Mapping[str, Mapping[str, type | None]] = {}
     straight: Mapping[str, Straight] = {}
     heard: frozenset[str] = frozenset()
     carried: tuple[str, ...] = ()
@@ -202,9 +211,11 @@ def compile(
     reducing = {c.name: c.reducer.tag for c in channels.values() if c.reducer.function is None and c.reducer.tag not in (LAST, TOPIC)}
     known_of = lasting.union(reducing)
     heard = frozenset(channels).intersection(listeners)
-    plain = {} if flow else {n.name: known_of if n.writes is None else known_of.intersection(n.writes) for n in nodes.values() if n.plain}
+    light = {} if flow else {n.name: frozenset(channels if n.writes is None else n.writes).intersection(channels) for n in nodes.values() if n.light}
+    plain = {name: known_of & may for name, may in light.items() if nodes[name].plain}
     writes = {c.name: k for c in channels.values() if (k := kinds.of_write(c.type, c.reducer.tag, c.default, _takes(c.reducer.function))) is not None}
-    quick = {name: writes[name].exact if name in writes else object for name in known_of if name.isidentifier()}  # which may be keys as they are
+    fits = {name: (None, None) if reducing.get(name) == "merge" else _fits(writes.get(name)) for name in known_of if name.isidentifier()}  # which may be keys as they are
+    quick, lists = {name: one for name, (one, _) in fits.items()}, {name: each for name, (_, each) in fits.items()}
     return Program(
         id=id,
         version=version,
@@ -216,7 +227,9 @@ def compile(
         lasting=lasting,
         plain=plain,
         reducing=reducing,
-        quick={name: quick if may == quick.keys() else {c: quick[c] for c in may if c in quick} for name, may in plain.items()},
+        light=light,
+        quick={name: _within(may, quick) for name, may in light.items()},
+        lists={name: _within(may, lists) for name, may in light.items()},
         straight={n: s for n in nodes if (s := _straight(n, nodes, listeners)) is not None},
         heard=heard,
         carried=tuple([c.name for c in channels.values() if c.thread]),
@@ -234,6 +247,15 @@ def _straight(name: str, nodes: Mapping[str, Node], listeners: Mapping[str, list
     if len(after) != 1 or [t.channels for t in nodes[after[0]].triggers] != [(done,)]:
         return None
     return Straight(after[0], done, f"goto:{after[0]}")
+
+
+def _within(may: frozenset[str], found: Mapping[str, type | None]) -> Mapping[str, type | None]:
+    return found if found.keys() <= may else {c: found[c] for c in may if c in found}
+
+
+def _fits(kind: Kind | None) -> tuple[type | None, type | None]:
+    """The classes of which a value, and each item of a list, fits a channel as it is."""
+    return (object, object) if kind is None else (kind.exact, kind.items)
 
 
 def _takes(reducer: Callable[[Any, Any], Any] | None) -> Any:

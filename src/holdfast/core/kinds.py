@@ -49,16 +49,22 @@ def _refuse_unknown(cls: Any, what: str, path: str, given: str) -> Misfit:
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """What values of a channel may be; those of the class ``exact`` fit as they are."""
+    """What values of a channel may be; those of the class ``exact`` fit as they are, and lists whose items are all of the class ``items``, ``object`` for any."""
 
     fit: Fit
     exact: type | None = None
+    items: type | None = None
 
 
 def compile_kind(annotation: Any) -> Kind | None:
     """The kind of an annotation; None if it accepts everything."""
     fit = _fit(annotation)
-    return None if fit is None else Kind(fit, annotation if annotation in FAST and isinstance(annotation, type) else None)
+    if fit is None:
+        return None
+    if get_origin(annotation) is list or annotation is list:
+        inner = get_args(annotation)
+        return Kind(fit, items=_class_of(_fit(inner[0]) if inner else None))
+    return Kind(fit, annotation if annotation in FAST and isinstance(annotation, type) else None)
 
 
 def _fit(kind: Any) -> Fit | None:
@@ -265,6 +271,11 @@ _EXACT: dict[Fit, type] = {_text: str, _int: int, _bool: bool, _bytes: bytes, _f
 """The class of which each value fits as it is."""
 
 
+def _class_of(fit: Fit | None) -> type | None:
+    """The class of which each value fits as it is, ``object`` where all do; None if each is to be looked at."""
+    return object if fit is None else _EXACT.get(fit)
+
+
 # -- containers ---------------------------------------------------------------------------------------
 
 
@@ -443,7 +454,7 @@ def of_write(annotation: Any, tag: str, default: Any, takes: Any = Any) -> Kind 
     match tag.partition(":")[0]:
         case "append" | "window" | "topic":
             each = _item(annotation)
-            return None if each is None else Kind(_growing(each))
+            return None if each is None else Kind(_growing(each), _EXACT.get(each), _EXACT.get(each))
         case "custom":
             return compile_kind(takes)
     return of_value(annotation, default)

@@ -243,6 +243,8 @@ def barrier(
         outside = task[0] == "@"
         entries.append(result if outside or task in inline else task)
         for name, value in (decoded[task] if task in decoded else decode_writes(result)).items():
+            if name in kinds and name not in custom:
+                continue  # a built-in reducer takes any number of writes
             channel = program.channels.get(name)
             reducer = last if channel is None else channel.reducer
             tag = reducer.tag

@@ -115,7 +115,7 @@ def prepare(commit: Commit) -> Prepared:
     if after is None:
         after = _NOWHERE
     effects = order_effects(commit.effects)
-    closed = tuple([e.fact.wait_id for e in commit.events if isinstance(e.fact, WaitClosed)])
+    closed = tuple([e.fact.wait_id for e in commit.events if type(e.fact) is WaitClosed])
     creates = tuple(map(prepare, commit.creates))
     signals, plain = commit.signals, commit.plain
     if __debug__:

@@ -88,19 +88,20 @@ class Whole:
 # -- whose code it is -------------------------------------------------------------------------------
 
 # Frames of the engine from which user code is called, by module and name; what is raised out of that call is a failure of its step.
-# At the first three ``settle`` is called; the others are all within one try of the engine's, with nothing but pure code.
+# At those of ``SETTLING`` ``settle`` is called; the others are all within one try of the engine's, with nothing but pure code.
 SETTLING = frozenset({
     "holdfast.engine.calls.functions:Begun.__init__", "holdfast.engine.calls.functions:Begun._step", "holdfast.engine.drive.fused:Fused._go",
+    "holdfast.engine.drive.beginner:Beginner.begin",
 })
 GATES = SETTLING | frozenset({
-    "holdfast.engine.drive.executor:_attempt", "holdfast.engine.drive.executor:_finish", "holdfast.engine.drive.driver:Driver.begin",
+    "holdfast.engine.drive.executor:_attempt", "holdfast.engine.drive.executor:_finish", "holdfast.engine.drive.beginner:pack_writes", "holdfast.engine.drive.driver:Driver.begin",
     "holdfast.engine.drive.driver:Driver._barrier", "holdfast.engine.drive.driver:Driver._is_woken",
 })
 # Frames of the engine that only hand through: nothing is lost if what they call raises.
 BETWEEN = frozenset({
     "holdfast.engine.calls.functions:Begun._keep", "holdfast.engine.calls.functions:First.__await__", "holdfast.engine.base.begun:Rest.__await__",
     "holdfast.engine.calls.functions:await_any", "holdfast.engine.calls.functions:_in_thread", "holdfast.engine.calls.scopes:_branches.<locals>.branch",
-    "holdfast.engine.drive.executor:_route", "holdfast.engine.drive.executor:_interpret", "holdfast.engine.calls.effects:Performance._gate.<locals>.act",
+    "holdfast.engine.drive.executor:_route", "holdfast.engine.drive.executor:_interpret", "holdfast.engine.drive.executor:pack", "holdfast.engine.calls.effects:Performance._gate.<locals>.act",
 })
 PURE = ("holdfast.core.", "holdfast.authoring")  # functions over what nodes give, which may have code of its own
 NODES = ("holdfast.demo", "holdfast.integrations")

@@ -317,36 +317,41 @@ class Standing(Protocol):
     parked: bool
 
 
+NOBODY: frozenset[Standing] = frozenset()
+
+
 class SafePoints:
     """Watches the tasks of a super-step once somebody has ``asked``; ``reached`` is called when all that run stand at a boundary."""
 
     def __init__(self, reached: Callable[[], None]) -> None:
         self.asked = False
         self._reached = reached
-        self._tasks: dict[str, set[Standing]] = {}
+        self._tasks: dict[str, frozenset[Standing]] = {}
 
     def ask(self) -> None:
         self.asked = True
         self.look()
 
-    def begin(self, task: str, *, alone: bool = False) -> None:
-        """A task is entered; it counts as under way until what came of it is durable. ``alone``: it is all there is of its super-step."""
+    def begin(self, *tasks: str, alone: bool = False) -> None:
+        """Tasks are entered; each counts as under way until what came of it is durable. ``alone``: they are all there is of their super-step."""
         if alone:
             self._tasks.clear()
-        self._tasks[task] = set()
+        self._tasks.update(dict.fromkeys(tasks, NOBODY))
 
-    def end(self, task: str) -> None:
-        self._tasks.pop(task, None)
+    def end(self, *tasks: str) -> None:
+        for task in tasks:
+            self._tasks.pop(task, None)
         self.look()
 
     def clear(self) -> None:
         self._tasks.clear()
 
     def enter(self, task: str, node: Standing) -> None:
-        self._tasks.setdefault(task, set()).add(node)
+        self._tasks[task] = self._tasks.get(task, NOBODY) | {node}
 
     def leave(self, task: str, node: Standing) -> None:
-        self._tasks.get(task, set()).discard(node)
+        if task in self._tasks:
+            self._tasks[task] -= {node}
 
     async def stand(self, node: Standing) -> None:
         """Stands still before a call is begun, until the scope is closed."""

@@ -15,9 +15,11 @@ import os
 import random as _random
 import re
 import sys
+import threading
 import traceback
 import uuid as _uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from holdfast import logs
@@ -101,8 +103,16 @@ class Context:
     """One attempt of one task, as its node sees it. Methods that must be awaited need an async node; all others also work in plain nodes.
     """
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
+    def __init__(self, attempt: Attempt | None = None, hand: Hand | None = None) -> None:
+        if attempt is not None:
+            self._attempt = attempt
+        self._hand = hand
+
+    @cached_property
+    def _attempt(self) -> Attempt:
+        """Made when its code asks for more than what came with its task."""
+        assert self._hand is not None, "a context is that of an attempt, or of a step in hand"
+        return self._hand.ask()
 
     def _waits(self, what: str) -> None:
         """Refuses a member that waits where nothing can: in a plain node, or in a thread of its own."""
@@ -157,7 +167,7 @@ class Context:
     @property
     def payload(self) -> Any:
         """The payload of the ``Send`` that started this task; None for a task that an edge started."""
-        return self._attempt.payload
+        return self._attempt.payload if self._hand is None else self._hand.payload
 
     @property
     def deadline(self) -> dt.datetime | None:
@@ -623,6 +633,9 @@ class Context:
         raise Restart(inputs)
 
 
+_asking = threading.Lock()
+
+
 class Face(loopwatch.Placed, Protocol):
     """Gives the context of a step to code that asks for it, and says which step it is."""
 
@@ -650,19 +663,21 @@ class Given:
 
 
 class Hand:
-    """The step in hand, and its face while its node is called without an attempt: one is made when its code asks for it. ``asked`` holds that."""
+    """The step in hand, and its face while its node is called without an attempt: one is made when its code asks for it. ``asked`` holds that.
+    ``ended``: its code has ended, and an attempt that something asks for which it left running is closed already."""
 
-    __slots__ = ("_key", "_loop", "_node", "_number", "_path", "_patience", "_program", "_services", "_state", "_task", "asked", "journal")
+    __slots__ = ("_key", "_loop", "_node", "_number", "_path", "_patience", "_program", "_services", "_state", "_task", "asked", "ended", "journal")
 
-    def __init__(self, services: Services, journal: Journal, program: Program) -> None:
+    def __init__(self, services: Services, journal: Journal, program: Program, loop: asyncio.AbstractEventLoop) -> None:
         self._services = services
         self.journal = journal
         self._program = program
-        self._loop = asyncio.get_running_loop()  # code in a thread may be the first that asks for the attempt
+        self._loop = loop  # code in a thread may be the first that asks for the attempt
         self.asked: list[Attempt] = []
-        self.at()
+        self.ended = False
+        self._key, self._path, self._number = "", "", 1
 
-    def at(self, key: str = "", path: str = "", number: int = 1) -> None:
+    def at(self, key: str, path: str, number: int) -> None:
         """Which attempt at it this is, by its number; ``key`` and ``path``: where the step stands, if not as a task of the run."""
         self._key, self._path, self._number = key, path, number
 
@@ -675,6 +690,11 @@ class Hand:
         """The step is over: what its node was given is nobody's any more, unless its code has kept it."""
         del self._state
 
+    def again(self) -> None:
+        """Its code is called once more, in an attempt made anew."""
+        self.asked.clear()
+        self.ended = False
+
     @property
     def what(self) -> str:
         return self._node.name
@@ -682,6 +702,10 @@ class Hand:
     @property
     def key(self) -> str:
         return self._key or self._task.key
+
+    @property
+    def payload(self) -> Any:
+        return None if self._task.payload is None else canon.decode(self._task.payload)
 
     @property
     def step_id(self) -> str:
@@ -707,12 +731,20 @@ class Hand:
         self.asked[:] = [at]
         return at
 
+    def ask(self) -> Attempt:
+        """The attempt that its code has asked for."""
+        with _asking:  # several threads of the node's may ask at once
+            if not self.asked:
+                at = self.attempt()
+                at.plain = not self._node.asynchronous
+                if self.ended:
+                    at.close()
+                else:
+                    self.journal.safe_points.enter(at.key, at)
+            return self.asked[0]
+
     def __call__(self) -> Context:
-        if not self.asked:
-            at = self.attempt()
-            at.plain = not self._node.asynchronous
-            self.journal.safe_points.enter(at.key, at)
-        return Context(self.asked[0])
+        return Context(hand=self)
 
 
 face: contextvars.ContextVar[Face | None] = contextvars.ContextVar("holdfast_face", default=None)

@@ -600,7 +600,7 @@ class Driver:
             return await self._rest_in(o.waits)
         if not o.inline <= {t.key for t in taken}:
             done = [o.results[k] for k in o.inline]
-            await self.journal.save(Draft(facts=[_end_fact(checkpoint, r) for r in done], results=list(done)))
+            await self.journal.save(Draft(facts=cps.list_ends(checkpoint, done), results=list(done)))
             o.inline = set()
         return await self._barrier(o.results, o.inline, o.decoded, taken)
 
@@ -634,7 +634,7 @@ class Driver:
 
     async def _note_uncrossed(self, results: Mapping[str, TaskResult], inline: set[str], e: Exception) -> bool:
         done = [results[k] for k in inline]
-        return await self._fail(Draft(facts=[_end_fact(self.journal.progress.checkpoint, r) for r in done], results=list(done)), e, record(e))
+        return await self._fail(Draft(facts=cps.list_ends(self.journal.progress.checkpoint, done), results=list(done)), e, record(e))
 
     async def _cross(
         self, results: Mapping[str, TaskResult], inline: set[str], decoded: Mapping[str, Mapping[str, Any]], taken: tuple[Task, ...] | None = None
@@ -648,7 +648,7 @@ class Driver:
                 self._weigh(parent, moved, results, inline)
         except BaseException as raised:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
             return await self._note_uncrossed(results, inline, contain(raised, "a reducer"))
-        draft = Draft(facts=[_end_fact(parent, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
+        draft = Draft(facts=cps.list_ends(parent, delta.done))
         if taken is not None:
             results = {t.key: results[t.key] for t in taken}
         for done in results.values():
@@ -845,12 +845,6 @@ class Driver:
             journal.hold(Draft(facts=list(decisions.close_waits(journal.run, "the flow began afresh"))))
         result = TaskResult(task.key, writes=canon.encode(canon.FrozenDict(writes)), goto=(task.node,))
         return await self._barrier({task.key: result}, {task.key}, {})
-
-
-def _end_fact(parent: Checkpoint, result: TaskResult) -> ev.StepEnded:
-    """The fact of a task that the barrier after ``parent`` takes."""
-    step = parent.step_of(result.task) if parent.held else parent.step + 1
-    return ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt)
 
 
 def load_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, forced: bool = False) -> Driver:

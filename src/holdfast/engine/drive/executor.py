@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, cast
 
 import msgspec
 
@@ -25,7 +26,7 @@ from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import gates, retries, steps
 from holdfast.engine.calls.attempt import Attempt, Restart, Suspend
-from holdfast.engine.calls.context import Context, Face, Given, Hand, face
+from holdfast.engine.calls.context import Context, Given, Hand, face
 from holdfast.engine.calls.functions import Patience, await_in_time, call
 from holdfast.engine.calls.subflow import Subflow
 from holdfast.engine.calls.waits import Redo
@@ -71,12 +72,10 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ahead(msgspec.Struct):
-    """A first attempt at a plain node that the fused line has begun (``fused``), and what is left of its call. ``asked`` holds its
-    attempt once its code has asked for one, which ``given`` makes."""
+    """A first attempt at a light node that was begun elsewhere (``beginner``, ``fused``), what is left of its call, and its step in hand."""
 
     calling: Coroutine[Any, Any, Any]
-    asked: list[Attempt]
-    given: Face
+    hand: Hand
 
 
 async def execute(
@@ -143,21 +142,33 @@ async def execute(
         await journal.save(Draft(facts=[ev.StepRetryScheduled(step, place.key, attempt, due, error, place.path)]))
 
 
+def see(program: Program, node: Node, values: Mapping[str, Any]) -> State:
+    """What a node sees of the values."""
+    return cast("State", program.state._view(values, node.reads))
+
+
+def pack(program: Program, node: Node, raw: dict[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+    """Writes as their annotations have them, with their bytes."""
+    writes, packed = canon.pack(raw, node.name)
+    if program.writes and (typed := fit_writes(program, node, writes)) is not writes:
+        writes, packed = canon.pack(typed, node.name)
+    return writes, packed
+
+
 async def _attempt(
     services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, attempt: int
 ) -> Finished:
-    snapshot = program.state._view(values, node.reads)
+    snapshot = see(program, node, values)
     if node.when is not None and not node.when(snapshot):
         return Finished(TaskResult(task.key, outcome="skipped: when", attempt=attempt), NOTHING)
-
-    given = Hand(services, journal, program)
+    given = Hand(services, journal, program, asyncio.get_running_loop())
     given.take(node, task, snapshot)
     given.at(place.key, place.path, attempt)
     light = node.shape in CODE and node.check is None and node.limit is None and not node.gated and not journal.run.budgets
     while True:
         try:
             if light:
-                return await _let_end(program, node, task, values, attempt, given, functools.partial(_begin, node, snapshot, given), given.asked)
+                return await _let_end(program, node, task, values, attempt, given, functools.partial(_begin, node, snapshot, given))
             at = given.attempt()
             if journal.run.budgets:
                 await steps.afford(at, f"{at.prefix}@budget")
@@ -173,7 +184,7 @@ async def _attempt(
             at = given.asked[0]
             if r.target is None:
                 at.send_back(r.feedback)
-                given.asked.clear()
+                given.again()
                 continue
             told = canon.pack(r.feedback, "feedback")[1]
             return Finished(TaskResult(task.key, goto=(r.target,), feedback=told, attempt=attempt, ledger=tuple(at.ledger)), NOTHING)
@@ -185,11 +196,10 @@ def _begin(node: Node, snapshot: State, given: Hand) -> Coroutine[Any, Any, Any]
 
 
 async def _let_end(
-    program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, given: Face, begin: Callable[[], Coroutine[Any, Any, Any]],
-    asked: list[Attempt],
+    program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, hand: Hand, begin: Callable[[], Coroutine[Any, Any, Any]],
 ) -> Finished:
-    """A call of a node's code with its end. ``asked`` holds its attempt if its code has asked ``given`` for one."""
-    token = face.set(given)
+    """A call of a node's code with its end."""
+    token, asked = face.set(hand), hand.asked
     try:
         value = await begin()
         for at in asked:
@@ -201,6 +211,7 @@ async def _let_end(
         raise
     finally:
         face.reset(token)
+        hand.ended = True
         for at in asked:
             at.close()
             at.journal.safe_points.leave(at.key, at)
@@ -208,8 +219,8 @@ async def _let_end(
 
 
 async def _go_on(program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, ahead: Ahead) -> Finished:
-    """The rest of a node's attempt that the fused line has begun."""
-    return await _let_end(program, node, task, values, attempt, ahead.given, lambda: ahead.calling, ahead.asked)
+    """The rest of a node's attempt that was begun elsewhere."""
+    return await _let_end(program, node, task, values, attempt, ahead.hand, lambda: ahead.calling)
 
 
 async def _run(
@@ -317,9 +328,7 @@ def _finish(
     writes, packed = NOTHING, None
     if raw:
         check_writes(program, node, raw)
-        writes, packed = canon.pack(raw, node.name)
-        if program.writes and (typed := fit_writes(program, node, writes)) is not writes:
-            writes, packed = canon.pack(typed, node.name)
+        writes, packed = pack(program, node, raw)
         if len(packed) > HEAVY:
             for name, value in writes.items():
                 bounds.check_size(canon.encode(value), name)
@@ -330,7 +339,7 @@ def _finish(
         sends += routed
         empty = empty or none
     if goto or chosen or sends:
-        _expect(program, node, [*(goto or ()), *chosen, *(s.node for s in sends)])
+        _expect(program, node, dict.fromkeys([*(goto or ()), *chosen, *[s.node for s in sends]]))
     result = TaskResult(
         task.key,
         _outcome(node, task, at),
@@ -347,11 +356,11 @@ def _finish(
 
 
 def _pack_sends(sends: list[Send]) -> tuple[SendTo, ...]:
-    places = {s.node: f"Send({s.node!r})" for s in sends}
+    places = {node: f"Send({node!r})" for node in {s.node for s in sends}}
     return tuple([SendTo(s.node, canon.pack(s.payload, places[s.node])[1]) for s in sends])
 
 
-def _expect(program: Program, node: Node, targets: list[str]) -> None:
+def _expect(program: Program, node: Node, targets: Iterable[str]) -> None:
     for target in targets:
         if target not in program.nodes:
             raise NodeMissing(f"{node.name} goes to {target!r}, which is not a node", hint="nodes: " + ", ".join(program.nodes))
@@ -384,7 +393,7 @@ def _interpret(node: Node, value: Any) -> tuple[dict[str, Any], tuple[str, ...] 
             return {}, None, [value]
         case Mapping():
             return dict(value), None, []
-        case list() | tuple() if all(isinstance(v, Send) for v in value):
+        case list() | tuple() if set(map(type, value)) == {Send} or all(isinstance(v, Send) for v in value):
             return {}, None, list(value)
     raise BadReturn(
         f"{node.name} returned {type(value).__name__}", hint="return a dict of writes, Goto(node, writes), [Send(node, payload)] or None"
@@ -432,4 +441,4 @@ def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapp
     return tuple(dict.fromkeys(chosen)), sends, empty
 
 
-__all__ = ["HEAVY", "NOTHING", "Ahead", "Finished", "Place", "StepError", "Suspend", "execute"]
+__all__ = ["HEAVY", "NOTHING", "Ahead", "Finished", "Place", "StepError", "Suspend", "execute", "pack", "see"]

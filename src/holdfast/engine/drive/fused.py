@@ -18,21 +18,19 @@ from types import CoroutineType
 from typing import Any, Protocol
 
 from holdfast import machine
-from holdfast.core import canon
 from holdfast.core.checkpoint import Task
 from holdfast.core.commit import Commit, Step
 from holdfast.core.fused import Line
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import Terminal
-from holdfast.core.superstep import fit_writes
-from holdfast.engine.base.failures import contain
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.base.loopwatch import settle, struck
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.context import Context, Hand, face
 from holdfast.engine.calls.functions import First, await_any, await_in_time
 from holdfast.engine.drive import compensation
-from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead
+from holdfast.engine.drive.beginner import pack_writes
+from holdfast.engine.drive.executor import NOTHING, Ahead
 from holdfast.ports import offers_steps
 
 
@@ -80,7 +78,7 @@ class Fused:
         line = self._journal.line(program)
         if line is None:
             return None
-        hand = _Hand(self._services, self._journal, program)
+        hand = _Hand(self._services, self._journal, program, asyncio.get_running_loop())
         token = face.set(hand)
         try:
             return await self._go(line, hand, store.step, room)
@@ -154,29 +152,13 @@ class Fused:
         packed: bytes | None = None
         if type(value) is dict:
             if value:
-                found = canon.pack_plain(value, program.quick[task.node]) or self._fitting(node, value)
+                found = pack_writes(program, node, value, program.plain[task.node])
                 if found is None:
                     return None
                 writes, packed = found
-                if len(packed) > HEAVY:
-                    return None
         elif value is not None:
             return None
         return line.decide(task, writes, packed, now(), not self._asked and not node.delivers)
-
-    def _fitting(self, node: Node, value: dict[str, Any]) -> tuple[Mapping[str, Any], bytes] | None:
-        """A node's writes as their annotations have them, with their bytes; None if the general way is to say what is wrong with them."""
-        program = self._program
-        if not value.keys() <= program.plain[node.name]:
-            return None
-        try:
-            writes, packed = canon.pack(value, node.name)
-            if program.writes and (typed := fit_writes(program, node, writes)) is not writes:
-                writes, packed = canon.pack(typed, node.name)
-        except BaseException as e:
-            contain(e, node.name)
-            return None
-        return writes, packed
 
 
 class _Hand(Hand):
@@ -187,13 +169,13 @@ class _Hand(Hand):
     def __call__(self) -> Context:
         if not self.asked:
             self.journal.safe_points.begin(self.key)
-        return super().__call__()
+        return Context(self.ask())
 
     def over(self, calling: Coroutine[Any, Any, Any]) -> Ahead:
         """Hands the step over to the general way, with what is left of its node's call."""
         if not self.asked:
             self.journal.safe_points.begin(self.key)
-        return Ahead(calling, self.asked, self)
+        return Ahead(calling, self)
 
 
 async def _end(error: BaseException | None, value: Any = None) -> Any:

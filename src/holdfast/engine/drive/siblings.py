@@ -1,7 +1,7 @@
 """Executes pieces of work beside each other, in as few tasks of the event loop as they need.
 
-Theory of operation. A runner is a task of the loop. It does one piece after another and steps each by hand, so that it sees the moment
-in which a piece first waits. A piece that ends before it waits, as most nodes of a fan-out do, has cost no task of its own, no wake-up and
+Theory of operation. A runner is a task of the loop. It begins one piece after another, each by a call that gives what came of it or the coroutine that is left of it,
+and steps such a coroutine by hand, so that it sees the moment in which it first waits. A piece that ends before it waits, as most nodes of a fan-out do, has cost no task of its own, no wake-up and
 no turn of the loop. A piece that waits keeps its runner: one piece is in one task from its first line to its last, because timeouts,
 cancels and ``asyncio.current_task`` rest on that. The other pieces get runners of their own then, as many as there is room for: the tasks of a super-step are
 mostly alike. Each piece has a copy of the context variables, as it would have in a task.
@@ -13,6 +13,7 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable, Coroutine
+from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
 from holdfast.engine.base import failures
@@ -23,10 +24,10 @@ T = TypeVar("T")
 
 
 class Siblings(Generic[P, T]):
-    """The pieces that are under way. ``work`` does one of them, or gives None for one that is not to be begun any more; at most ``room`` of them are begun and
-    not ended; ``told`` is called when some have ended."""
+    """The pieces that are under way. ``work`` begins one of them in the task of the loop that it is given: it gives what came of it, or what is left to do, or None
+    for one that is not to be begun any more; at most ``room`` of them are begun and not ended; ``told`` is called when some have ended."""
 
-    def __init__(self, room: int, work: Callable[[P], Coroutine[Any, Any, T] | None], told: Callable[[], None]) -> None:
+    def __init__(self, room: int, work: Callable[[P, asyncio.Task[Any]], T | Coroutine[Any, Any, T] | None], told: Callable[[], None]) -> None:
         self._room = room
         self._work = work
         self._told = told
@@ -37,9 +38,9 @@ class Siblings(Generic[P, T]):
         self._ended: list[tuple[P, T | None, BaseException | None]] = []
         self._broke: BaseException | None = None
 
-    def add(self, piece: P) -> None:
-        """Begins a piece, once there is room."""
-        self._queue.append(piece)
+    def add(self, *pieces: P) -> None:
+        """Begins pieces, once there is room."""
+        self._queue.extend(pieces)
         if not self._free:
             self._start()
 
@@ -80,18 +81,21 @@ class Siblings(Generic[P, T]):
             self._told()
 
     async def _run(self) -> None:
-        queue, copy, work, told = self._queue, contextvars.copy_context, self._work, self._told
+        queue, copy, work, told, me = self._queue, contextvars.copy_context, self._work, self._told, asyncio.current_task()
+        assert me is not None, "a runner is a task of the loop"
         self._free -= 1
         while queue:
-            piece = queue.popleft()
-            context, doing = copy(), work(piece)
+            piece, context = queue.popleft(), copy()
             value, error = None, None
             try:
-                if doing is not None:
-                    waiting = context.run(doing.send, None)
+                begun = context.run(work, piece, me)
+                if type(begun) is CoroutineType:
+                    waiting = context.run(begun.send, None)
                     for _ in range(min(len(queue), self._room) - self._free):
                         self._start()
-                    value = await Rest(doing, waiting, context)
+                    value = await Rest(begun, waiting, context)
+                else:
+                    value = begun
             except StopIteration as end:
                 value = end.value
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):

@@ -7,13 +7,13 @@ it; an answer that comes while siblings still run re-enters its task in the same
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Task, TaskResult
+from holdfast.core.checkpoint import Task, TaskResult, list_ends
 from holdfast.core.graph import Program
 from holdfast.core.limits import Later
 from holdfast.core.waits import Wait
@@ -23,7 +23,8 @@ from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.steps import Crowded
 from holdfast.engine.calls.waits import Unattended
-from holdfast.engine.drive.executor import Finished, StepError, execute
+from holdfast.engine.drive.beginner import Beginner
+from holdfast.engine.drive.executor import Finished, StepError
 from holdfast.engine.drive.siblings import Siblings
 
 
@@ -74,23 +75,20 @@ class Round:
         self._pending = {t.key: t for t in pending}
         self._taken = taken
         self._news = news
-        self._siblings = Siblings(services.parallel, self._execute, news.set)
+        self._beginner = Beginner(services, journal, program)
+        self._siblings = Siblings(services.parallel, self._begin, news.set)
         self._running: set[str] = set()
         self._waiting: dict[str, tuple[Wait, ...]] = {}
         self._outcome = Outcome()
         results = journal.progress.results
-        for key in self._pending:
-            known = results.get(key)
-            if known is not None:
-                self._outcome.results[key] = known
-            elif key in parked:
-                self._waiting[key] = parked[key]
+        if results or parked:
+            self._outcome.results = {key: results[key] for key in self._pending if key in results}
+            self._waiting = {key: parked[key] for key in self._pending if key in parked and key not in results}
 
     async def run(self) -> Outcome:
         """Until nothing runs and no answered task is left to be entered again."""
-        for key in self._pending:
-            if key not in self._outcome.results and key not in self._waiting:
-                self._start(key)
+        known, waiting = self._outcome.results, self._waiting
+        self._start([key for key in self._pending if key not in known and key not in waiting])
         try:
             while self._running or self._reenter():
                 await self._turn()
@@ -106,24 +104,26 @@ class Round:
         """Whether something ends this super-step: what runs may finish, nothing new begins."""
         return self._outcome.failed is not None or self._outcome.stopped is not None
 
-    def _start(self, key: str) -> None:
-        self._journal.safe_points.begin(key)
-        self._running.add(key)
-        self._siblings.add(key)
+    def _start(self, keys: list[str]) -> None:
+        self._journal.safe_points.begin(*keys)
+        self._running.update(keys)
+        self._siblings.add(*keys)
 
-    def _execute(self, key: str) -> Coroutine[Any, Any, Finished] | None:
-        if self._over or self._journal.safe_points.asked:
+    def _begin(self, key: str, me: asyncio.Task[Any]) -> Finished | Coroutine[Any, Any, Finished] | None:
+        outcome = self._outcome
+        if outcome.failed is not None or outcome.stopped is not None or self._journal.safe_points.asked:
             return None
-        return execute(self._services, self._journal, self._program, self._pending[key])
+        return self._beginner.begin(key, self._pending[key], me)
 
     def _reenter(self) -> bool:
         """Starts the waiting tasks whose answers have come; not beside a failure, which ends the super-step."""
         ready = self._ready()
         if self._over or not ready:
             return False
-        for key in [k for k in self._pending if k in ready]:
+        keys = [k for k in self._pending if k in ready]
+        for key in keys:
             del self._waiting[key]
-            self._start(key)
+        self._start(keys)
         return True
 
     def _ready(self) -> list[str]:
@@ -134,48 +134,48 @@ class Round:
         """Waits for a task to end or an answer to come, and makes durable what there is."""
         await self._news.wait()
         self._news.clear()
-        batch = Draft()
-        ended = []
-        for key, finished, error in self._siblings.take_ended():
-            self._running.discard(key)
-            ended.append(key)
+        outcome, told, ended = self._outcome, list[ev.Fact | TaskResult](), self._siblings.take_ended()
+        self._running.difference_update([key for key, _, _ in ended])
+        for key, finished, error in ended:
             if error is not None:
-                self._fail(key, error, batch)
+                self._fail(key, error, told)
             elif finished is not None:
-                self._finish(key, finished, batch)
+                outcome.results[key], outcome.decoded[key] = finished.result, finished.writes
+                told.append(finished.result)
         self._reenter()
-        outcome = self._outcome
-        if batch and not self._running and self._over:
-            outcome.left = batch  # one commit with the run's end: a crash between the two would cost an attempt more than there are (L-17)
-        elif batch and not self._running and self._ends(batch):
-            outcome.inline = {r.task for r in batch.results if isinstance(r, TaskResult)}
-        elif batch:
-            await self._journal.save(batch)
-        for key in ended:
-            if key not in self._running:  # an answer may have had it entered again
-                self._journal.safe_points.end(key)
+        if told and not self._running and self._over:
+            outcome.left = self._draft(told)  # one commit with the run's end: a crash between the two would cost an attempt more than there are (L-17)
+        elif told and not self._running and self._ends(told):
+            outcome.inline = {r.task for r in told if type(r) is TaskResult}
+        elif told:
+            await self._journal.save(self._draft(told))
+        if left := [key for key, _, _ in ended if key not in self._running]:  # an answer may have had one entered again
+            self._journal.safe_points.end(*left)
 
-    def _ends(self, batch: Draft) -> bool:
-        """Whether all of the batch is what a super-step lacked to come to its end: it goes into the barrier's commit then."""
+    def _ends(self, told: Sequence[ev.Fact | TaskResult]) -> bool:
+        """Whether these are all results, and what a super-step lacked to come to its end: they go into the barrier's commit then."""
         group = self._taken(self._outcome.results)
-        if group is None or len(batch.facts) != len(batch.results) or self._ready():
+        if group is None or self._ready() or {type(r) for r in told} != {TaskResult}:
             return False
-        return len(group) == len(self._pending) or {r.task for r in batch.results} <= {t.key for t in group}
+        return len(group) == len(self._pending) or {r.task for r in told if type(r) is TaskResult} <= {t.key for t in group}
 
-    def _finish(self, key: str, finished: Finished, batch: Draft) -> None:
-        result = finished.result
-        self._outcome.results[key] = result
-        self._outcome.decoded[key] = finished.writes
-        step = self._journal.progress.checkpoint.step_of(key)
-        batch.facts.append(ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt))
-        batch.results.append(result)
+    def _draft(self, told: Sequence[ev.Fact | TaskResult]) -> Draft:
+        """What is to be durable of it: each result with its fact."""
+        checkpoint, draft = self._journal.progress.checkpoint, Draft()
+        for each in told:
+            if isinstance(each, TaskResult):
+                draft.facts += list_ends(checkpoint, (each,))
+                draft.results.append(each)
+            else:
+                draft.facts.append(each)
+        return draft
 
-    def _fail(self, key: str, error: BaseException, batch: Draft) -> None:
+    def _fail(self, key: str, error: BaseException, told: list[ev.Fact | TaskResult]) -> None:
         """A task that has ended otherwise than with a result."""
         match error:
             case Suspend():
                 open_now = {w.wait_id for w in self._journal.run.waits}
-                batch.facts += [ev.WaitRequested(w) for w in error.waits if w.wait_id not in open_now and not self._journal.has_answer(w)]
+                told += [ev.WaitRequested(w) for w in error.waits if w.wait_id not in open_now and not self._journal.has_answer(w)]
                 self._waiting[key] = error.waits
             case Crowded():
                 soonest = self._outcome.later
@@ -184,7 +184,7 @@ class Round:
                 self._outcome.stopped = self._outcome.stopped or error
             case StepError():
                 self._outcome.failed = self._outcome.failed or error
-                batch.facts.append(failure(self._journal, error))
+                told.append(failure(self._journal, error))
             case _:
                 raise error
 

@@ -1,0 +1,104 @@
+"""Begins the tasks of a super-step, each by a call (§4.3): most nodes of a fan-out end before they wait, and need no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from types import CoroutineType
+from typing import Any
+
+from holdfast import machine
+from holdfast.authoring import State
+from holdfast.core import canon
+from holdfast.core.channels import ROOM
+from holdfast.core.checkpoint import Task, TaskResult
+from holdfast.core.graph import Node, Program
+from holdfast.core.outcomes import OK
+from holdfast.core.superstep import check_writes
+from holdfast.engine.base.failures import contain
+from holdfast.engine.base.journal import Journal
+from holdfast.engine.base.loopwatch import settle, struck
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls.context import Context, Hand, face
+from holdfast.engine.calls.functions import First, await_any, await_in_time
+from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead, Finished, execute, pack, see
+
+
+class Beginner:
+    """Begins tasks of one super-step: the first part of each, up to where it first waits, is run at once. What ends there is given as it ends, and has cost
+    no coroutine of the engine's. Anything else is given as what is left to do, which goes on in the general way from where it stands (as on the line, ``fused``).
+    """
+
+    __slots__ = ("_forks", "_journal", "_loop", "_node", "_program", "_services", "_state", "_values")
+
+    def __init__(self, services: Services, journal: Journal, program: Program) -> None:
+        self._services = services
+        self._journal = journal
+        self._program = program
+        self._loop = asyncio.get_running_loop()
+        self._forks = machine.forks()
+        self._node: Node | None = None  # the last node, what it went by, and what it saw: the same for all its tasks, for nobody can change it
+        self._values: Mapping[str, Any] = NOTHING
+        self._state: State | None = None
+
+    def begin(self, key: str, task: Task, me: asyncio.Task[Any]) -> Finished | Coroutine[Any, Any, Finished]:
+        """``me``: the task of the loop that this is called in, and in which what is left must be gone on with."""
+        journal, program, forks = self._journal, self._program, self._forks
+        progress, tip = journal.progress, journal.tip
+        if task.node not in program.light or task.skip or task.began or progress.attempts or journal.run.budgets or (tip is not None and tip.since + tip.whole > ROOM):
+            return execute(self._services, journal, program, task)
+        node = program.nodes[task.node]
+        values = progress.checkpoint.values
+        snapshot = self._state
+        if snapshot is None or node is not self._node or values is not self._values:
+            self._node, self._values = node, values
+            snapshot = self._state = see(program, node, values)
+        hand = Hand(self._services, journal, program, self._loop)
+        hand.take(node, task, snapshot)
+        began, cancelling = self._loop.time(), me.cancelling()
+        face.set(hand)  # in a copy of the context variables, which is thrown away
+        value: Any = None
+        try:
+            try:
+                work = node.call(snapshot) if node.shape == "state" else node.call(snapshot, Context(hand=hand))
+                if type(work) is not CoroutineType:
+                    work = await_any(work)
+                waiting = work.send(None)
+            finally:
+                if struck:
+                    settle()
+                here = machine.forks()  # the first call after the node (``fused``)
+        except StopIteration as end:
+            value = end.value
+        except BaseException as e:
+            machine.end_child(forks, node.name)
+            return self._go_on(task, hand, node, First(began, cancelling, forks, error=e))
+        else:
+            machine.end_child(forks, node.name)
+            return self._go_on(task, hand, node, First(began, cancelling, forks, work=work, waiting=waiting))
+        if here == forks and me.cancelling() == cancelling and not hand.asked:
+            found = (NOTHING, None) if value is None else pack_writes(program, node, value, program.light[task.node]) if type(value) is dict and value else None
+            if found is not None:
+                hand.ended = True
+                return Finished(TaskResult(key, OK, found[1]), found[0])
+        machine.end_child(forks, node.name)
+        return self._go_on(task, hand, node, First(began, cancelling, forks, value=value))
+
+    def _go_on(self, task: Task, hand: Hand, node: Node, first: First) -> Coroutine[Any, Any, Finished]:
+        return execute(self._services, self._journal, self._program, task, ahead=Ahead(await_in_time(first, hand.time(), node.name), hand))
+
+
+def pack_writes(program: Program, node: Node, value: dict[str, Any], may: frozenset[str]) -> tuple[Mapping[str, Any], bytes] | None:
+    """What a light node wrote as its annotations have it, with its bytes; None if the general way is to say what is wrong with it, or it is more than a
+    little. ``may``: what it is known to be free to write."""
+    found: tuple[Mapping[str, Any], bytes] | None = canon.pack_plain(value, program.quick[node.name], program.lists[node.name])
+    if found is None and value.keys() <= may:
+        try:
+            check_writes(program, node, value)
+            found = pack(program, node, value)
+        except BaseException as e:
+            contain(e, node.name)
+    return None if found is None or len(found[1]) > HEAVY else found
+
+
+__all__ = ["Beginner", "pack_writes"]
