@@ -238,6 +238,24 @@ async def test_threads_of_a_node_that_ask_at_once_get_one_attempt() -> None:
     assert await run_of(fan_out(task, 2)) == [0, 1] and len(found) == 8 and len(set(found)) == 2
 
 
+async def test_keys_with_a_code_of_their_own_fail_their_step() -> None:
+    """Whatever a node returns is looked at where what it raises is a failure of the step."""
+
+    class Key(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            raise ArithmeticError("no")
+
+    async def task(state: Fan, ctx: Context) -> Any:
+        return {Key("out"): [ctx.payload]}
+
+    graph = fan_out(task, 3)
+    async with Runtime(MemoryStore(), skills=[graph]) as rt:
+        run = await rt.invoke(graph, {})
+        assert run.status == "failed" and run.error is not None and run.error.type.endswith("ArithmeticError")
+
+
 # -- many writes to one channel -----------------------------------------------------------------------
 
 WRITES = {

@@ -94,7 +94,7 @@ SETTLING = frozenset({
     "holdfast.engine.drive.beginner:Beginner.begin",
 })
 GATES = SETTLING | frozenset({
-    "holdfast.engine.drive.executor:_attempt", "holdfast.engine.drive.executor:_finish", "holdfast.engine.drive.beginner:pack_writes", "holdfast.engine.drive.driver:Driver.begin",
+    "holdfast.engine.drive.executor:_attempt", "holdfast.engine.drive.executor:_finish", "holdfast.engine.drive.beginner:pack_looked_at", "holdfast.engine.drive.driver:Driver.begin",
     "holdfast.engine.drive.driver:Driver._barrier", "holdfast.engine.drive.driver:Driver._is_woken",
 })
 # Frames of the engine that only hand through: nothing is lost if what they call raises.

@@ -76,9 +76,11 @@ class Beginner:
         else:
             machine.end_child(forks, node.name)
             return self._go_on(task, hand, node, First(began, cancelling, forks, work=work, waiting=waiting))
-        if here == forks and me.cancelling() == cancelling and not hand.asked:
-            found = (NOTHING, None) if value is None else pack_writes(program, node, value, program.light[task.node]) if type(value) is dict and value else None
-            if found is not None:
+        if here == forks and me.cancelling() == cancelling and not hand.asked and (value is None or type(value) is dict):
+            found: tuple[Mapping[str, Any], bytes | None] | None = (NOTHING, None)
+            if value:
+                found = canon.pack_plain(value, program.quick[node.name], program.lists[node.name]) or pack_looked_at(program, node, value, program.light[node.name])
+            if found is not None and (found[1] is None or len(found[1]) <= HEAVY):
                 hand.ended = True
                 return Finished(TaskResult(key, OK, found[1]), found[0])
         machine.end_child(forks, node.name)
@@ -88,17 +90,16 @@ class Beginner:
         return execute(self._services, self._journal, self._program, task, ahead=Ahead(await_in_time(first, hand.time(), node.name), hand))
 
 
-def pack_writes(program: Program, node: Node, value: dict[str, Any], may: frozenset[str]) -> tuple[Mapping[str, Any], bytes] | None:
-    """What a light node wrote as its annotations have it, with its bytes; None if the general way is to say what is wrong with it, or it is more than a
-    little. ``may``: what it is known to be free to write."""
-    found: tuple[Mapping[str, Any], bytes] | None = canon.pack_plain(value, program.quick[node.name], program.lists[node.name])
-    if found is None and value.keys() <= may:
-        try:
+def pack_looked_at(program: Program, node: Node, value: dict[str, Any], may: frozenset[str]) -> tuple[Mapping[str, Any], bytes] | None:
+    """What a light node wrote that is more than plain values, as its annotations have it, with its bytes; None if the general way is to say what is wrong
+    with it. ``may``: what it is known to be free to write."""
+    try:
+        if value.keys() <= may:
             check_writes(program, node, value)
-            found = pack(program, node, value)
-        except BaseException as e:
-            contain(e, node.name)
-    return None if found is None or len(found[1]) > HEAVY else found
+            return pack(program, node, value)
+    except BaseException as e:
+        contain(e, node.name)
+    return None
 
 
-__all__ = ["Beginner", "pack_writes"]
+__all__ = ["Beginner", "pack_looked_at"]

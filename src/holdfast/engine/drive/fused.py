@@ -18,6 +18,7 @@ from types import CoroutineType
 from typing import Any, Protocol
 
 from holdfast import machine
+from holdfast.core import canon
 from holdfast.core.checkpoint import Task
 from holdfast.core.commit import Commit, Step
 from holdfast.core.fused import Line
@@ -29,8 +30,8 @@ from holdfast.engine.base.services import Services
 from holdfast.engine.calls.context import Context, Hand, face
 from holdfast.engine.calls.functions import First, await_any, await_in_time
 from holdfast.engine.drive import compensation
-from holdfast.engine.drive.beginner import pack_writes
-from holdfast.engine.drive.executor import NOTHING, Ahead
+from holdfast.engine.drive.beginner import pack_looked_at
+from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead
 from holdfast.ports import offers_steps
 
 
@@ -152,10 +153,13 @@ class Fused:
         packed: bytes | None = None
         if type(value) is dict:
             if value:
-                found = pack_writes(program, node, value, program.plain[task.node])
+                name = task.node
+                found = canon.pack_plain(value, program.quick[name], program.lists[name]) or pack_looked_at(program, node, value, program.plain[name])
                 if found is None:
                     return None
                 writes, packed = found
+                if len(packed) > HEAVY:
+                    return None
         elif value is not None:
             return None
         return line.decide(task, writes, packed, now(), not self._asked and not node.delivers)
