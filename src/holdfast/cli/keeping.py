@@ -123,6 +123,7 @@ def prune(call: Call, age: str, dry_run: bool, actor: str) -> int:
     Effects with keys that other runs share stay recorded. Anyone who asks for a deleted run is told when it was deleted, and by whom.
     """
     length = lasting(age)
+    there(call)
     done: Pruned = over(call, lambda rt: rt.prune(length, dry=dry_run, actor=actor), long="pruning")
     if call.as_json:
         o.emit({"dry_run": dry_run, "pruned": list(done.run_ids), "kept": done.kept})
