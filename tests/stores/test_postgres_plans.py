@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Sequence
 
 import pytest
 from psycopg import Connection as Psycopg
@@ -14,7 +15,7 @@ from holdfast.ports import RunFilter
 from holdfast.stores import PostgresStore
 from holdfast.stores.postgres import connection
 from holdfast.stores.postgres.queries import MOVES, TAKES, Q
-from holdfast.stores.postgres.wire import Connection
+from holdfast.stores.postgres.wire import Connection, Exchange, Statement
 from holdfast.testing.conformance import TTL, Script
 
 MANY = 3000
@@ -117,3 +118,30 @@ async def test_a_listing_is_looked_up(query: RunFilter, most: int) -> None:
         assert len(await store.runs(query)) == (1 if query.before else 2)
     await store.close()
     assert rows_read() - before < 10 * most
+
+
+async def test_logs_without_a_run_are_looked_for_once_for_all_pages_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find them every log is gone through. Whoever goes on with pages that another began looks for them too."""
+    url, asked = f"{shared().fresh()}&listen=", 0
+    begin = Connection.begin
+
+    def noted(self: Connection, statements: Sequence[Statement], over: Callable[[], None]) -> Exchange:
+        nonlocal asked
+        asked += sum(text == Q.log_orphans for text, _ in statements)
+        return begin(self, statements, over)
+
+    monkeypatch.setattr(Connection, "begin", noted)
+    store = PostgresStore(url)
+    await store.open()
+    names = [f"r{n}" for n in range(5)]
+    for name in names:
+        await Script(store, name).submit()
+    with shared().admin("holdfast") as db:
+        db.execute("DELETE FROM holdfast.run WHERE run_id = 'r3'")
+    pages = [await store.run_ids(limit=2), await store.run_ids("r1", 2), await store.run_ids("r4", 2)]
+    assert (pages, asked) == ([["r0", "r1"], ["r2", "r3", "r4"], []], 1)
+    await store.close()
+    other = PostgresStore(url)
+    await other.open()
+    assert (await other.run_ids("r1", 2), asked) == (["r2", "r3", "r4"], 2)
+    await other.close()

@@ -89,10 +89,12 @@ class Keeping(Reading):
         return out
 
     async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
-        found, orphans = await self._ask((Q.run_ids, (after, limit)), (Q.log_orphans, None))
+        if not after or self._orphans is None:  # every log is gone through, so once for all pages
+            self._orphans = list(upkeep.orphans((await self._ask((Q.log_orphans, None)))[0]))
+        (found,) = await self._ask((Q.run_ids, (after, limit)))
         here = [r for (r,) in found]
         end = here[-1] if len(here) == limit else None
-        lost = [r for r in upkeep.orphans(orphans) if r > after and (end is None or r <= end)]
+        lost = [r for r in self._orphans if r > after and (end is None or r <= end)]
         return sorted([*here, *lost]) if lost else here
 
     async def _where(self, run_id: str) -> Key | None:

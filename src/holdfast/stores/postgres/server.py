@@ -96,6 +96,7 @@ class Server:
         self._finding = asyncio.Lock()
         self._moving = Moving(self._place, self.url)
         self._dead: tuple[str, ...] = ()
+        self._orphans: list[str] | None = None
         self._pool: Connections | None = None
         self._committer: Committer | None = None
         self._hints = Hints(clock)
