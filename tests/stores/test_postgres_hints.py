@@ -192,6 +192,15 @@ async def test_a_run_that_is_not_to_be_given_is_not(two: Two, asked: list[str], 
         assert [c.run_id for c in found] == (["r1"] if why == "a limit" else [])
 
 
+@pytest.mark.parametrize("run_id", ["r\ufffd1", "é", "r" * (hints.LONGEST_NAME + 1)])
+async def test_a_name_that_is_none_of_ours_is_not_looked_up(run_id: str) -> None:
+    """Anybody who can connect can notify, also of names that the encoding of a connection cannot say."""
+    told = Told()
+    told.hints.expect((), told.look_up)
+    told.hints.tell(run_id)
+    assert told.hints.take() is None and told.looked_up == []
+
+
 @pytest.mark.parametrize("payload", ["3 x ", "3 x '; DROP TABLE holdfast.run; --", "3 x " + "é" * 3000, "3 x r1 r2", "3", "", "x x x"])
 async def test_a_notification_of_others_does_no_harm(two: Two, payload: str) -> None:
     two.heard.clear()

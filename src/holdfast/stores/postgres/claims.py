@@ -97,11 +97,13 @@ class Claiming(Owners, Reading):
     ) -> Claims | Loaded:
         values = self._ask_for(owner, queues, skills, shapes, limits) | {"limit": limit}
         beside = limits or self._moved or self._crowds.lines or values["look"] or values["crowds"]
+        may_give = limit > 0 and not beside and self._few.likely
         asked = values["queues"], values["skills"], values["shapes"]
-        if limit > 1 and not beside and self._few.likely and (told := self._hints.take(asked)) is not None and (named := await self._read_named(told)) is not None:
+        told = self._hints.take(asked)
+        if told is not None and may_give and limit > 1 and (named := await self._read_named(told)) is not None:
             return named
-        self._hints.take()
-        if limit > 0 and not beside and self._few.likely and (found := await self._lone(values)) is not None:
+        self._hints.take()  # what was told meanwhile is found by what is asked now
+        if may_give and (found := await self._lone(values)) is not None:
             self._hints.expect(asked, functools.partial(self._look_up, values))
             return found
         return await self._take_due(values, limits) if limit > 0 else Claims()

@@ -46,6 +46,7 @@ from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.arrays import Blobs, Columns, Numbers, Texts
 from holdfast.stores.postgres.connection import UNPREPARED, Connection, Connections, Held, many, outlasting, passing, translate
+from holdfast.stores.postgres.hints import may_name
 from holdfast.stores.postgres.outbox import put_intents
 from holdfast.stores.postgres.queries import BIRTHS, MOVES, TAKES, Q
 from holdfast.stores.postgres.wire import Rows
@@ -55,7 +56,6 @@ STEPS = 512
 WRITERS = 2  # groups under way at once
 HALVED = 32  # from so many commits on, half a crowd is sent while the other half is still computed
 TRIES = 4
-LONGEST_NAME = 200  # of a run that others are told of by its name
 Statement = tuple[str, Any]
 RACED = (sql.UniqueViolation, sql.DivisionByZero)  # what nobody could see before: the look is repeated, and then it is seen
 
@@ -828,10 +828,10 @@ def _news(written: Iterable[Prepared]) -> int:
 
 
 def _name_due(written: Sequence[Prepared]) -> str | None:
-    """The run that became due by these commits, where they are one birth, and its name is short enough for a notification."""
+    """The run that became due by these commits, where they are one birth, and a notification may name it."""
     if len(written) != 1 or not _begins(written[0]) or apply.owner_after(written[0].commit, None) is not None:
         return None
-    return written[0].run_id if len(written[0].run_id) <= LONGEST_NAME else None
+    return written[0].run_id if may_name(written[0].run_id) else None
 
 
 def _birth(p: Prepared) -> tuple[Any, ...]:

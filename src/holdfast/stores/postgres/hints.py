@@ -17,7 +17,13 @@ from typing import Any
 from holdfast.stores.postgres.wire import Rows
 
 SECONDS = 0.25
+LONGEST_NAME = 200
 Answer = asyncio.Future[list[Rows]]
+
+
+def may_name(run_id: str) -> bool:
+    """Whether a notification names this run. Anybody who can connect to the database can notify, and what any connection can say is ASCII."""
+    return run_id.isascii() and 0 < len(run_id) <= LONGEST_NAME
 
 
 class Hints:
@@ -39,8 +45,9 @@ class Hints:
     def tell(self, run_id: str | None) -> None:
         """Something is due: this run, where it was said which."""
         self._told += 1
-        alone = self._told == 1 and run_id is not None and self._clock() < self._until
-        self._answer = self._look_up(run_id) if alone and run_id is not None and self._look_up is not None else None
+        self._answer = None
+        if self._told == 1 and run_id is not None and may_name(run_id) and self._look_up is not None and self._clock() < self._until:
+            self._answer = self._look_up(run_id)
 
     def take(self, asked: Sequence[Any] = ()) -> Answer | None:
         """The look-up of the one run that was told of since this was last asked, where it was made for this claimer."""
@@ -48,4 +55,4 @@ class Hints:
         return answer if answer is not None and asked == self._asked and self._clock() < self._until else None
 
 
-__all__ = ["SECONDS", "Answer", "Hints"]
+__all__ = ["LONGEST_NAME", "SECONDS", "Answer", "Hints", "may_name"]
