@@ -379,6 +379,32 @@ async def test_a_server_that_is_not_there_is_said_so_without_the_password() -> N
     assert "secret" not in caught.value.line()
 
 
+@pytest.mark.parametrize("asked", ["latin1", "sql_ascii", "euc_jp"])
+async def test_a_connection_in_another_encoding_is_refused(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not carry every text. The URL decides before the environment."""
+    url = shared().fresh("encoded")
+    with pytest.raises(UsageError) as caught:
+        await PostgresStore(f"{url}&client_encoding={asked}").open()
+    assert (caught.value.code, "PGCLIENTENCODING" in caught.value.hint) == ("encoding_not_utf8", True)
+    monkeypatch.setenv("PGCLIENTENCODING", asked)
+    await refused(UsageError, PostgresStore(url).open())
+    store = PostgresStore(f"{url}&client_encoding=utf8")
+    await store.open()
+    await store.close()
+
+
+async def test_a_database_in_another_encoding_is_refused() -> None:
+    """It could not keep every text: a commit would fail that holds one in another script."""
+    with shared().admin() as db:
+        db.execute("DROP DATABASE IF EXISTS western")
+        db.execute("CREATE DATABASE western OWNER holdfast ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    url = shared().fresh("western")
+    for more in ("", "&client_encoding=utf8"):
+        with pytest.raises(UsageError) as caught:
+            await PostgresStore(url + more).open()
+        assert (caught.value.code, "CREATE DATABASE" in caught.value.hint) == ("encoding_not_utf8", True)
+
+
 async def test_a_server_that_is_not_durable_is_warned_of() -> None:
     store = PostgresStore(shared().fresh())
     await store.open()

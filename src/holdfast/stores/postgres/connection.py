@@ -213,7 +213,12 @@ def _translate_violation(error: psycopg.Error) -> HoldfastError:
 async def connect(
     place: Place, *, prepared: bool = True, conninfo: str | None = None, clock: Callable[[], float] = time.monotonic, asked: Asked | None = None
 ) -> Connection:
-    """A connection on which each statement is a transaction of its own until one is begun. ``clock`` tells how old its plans are, ``asked`` what others have asked."""
+    """A connection on which each statement is a transaction of its own until one is begun. ``clock`` tells how old its plans are, ``asked`` what others have asked.
+
+    Raises:
+        psycopg.Error: it cannot be made.
+        UsageError: the database, or the connection, cannot carry every text.
+    """
     db = await Connection.connect(
         conninfo or place.conninfo,
         autocommit=True,
@@ -225,12 +230,27 @@ async def connect(
         tcp_user_timeout=10_000,
         application_name="holdfast",
     )
+    if (refusal := _refuse_encoding(db, place.url)) is not None:
+        await db.close()
+        raise refusal
     db.prepares = prepared and not place.pooled
     db.plans = Plans(clock)
     db.asked = asked or db.asked
     db.prepare_threshold = 1 if db.prepares else None
     taught(db)
     return db
+
+
+def _refuse_encoding(db: Connection, url: str) -> UsageError | None:
+    """Why a connection is of no use that encodes text as something else than UTF-8; None if it does not."""
+    server, client = (str((db.info.parameter_status(name)) or "UTF8") for name in ("server_encoding", "client_encoding"))
+    if server != "UTF8":
+        why, hint = f"the database is encoded as {server}", "create one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+    elif client != "UTF8":
+        why, hint = f"the connection is encoded as {client}", "unset PGCLIENTENCODING, or add client_encoding=utf8 to the URL"
+    else:
+        return None
+    return UsageError(f"{url}: {why}, which cannot hold every text", hint=hint, code="encoding_not_utf8")
 
 
 class _Room:
