@@ -141,13 +141,12 @@ class ThreadEnd(msgspec.Struct, frozen=True):
 class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything that one decision makes durable. Applied whole, or not at all.
 
-    ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was
-    decided; with ``Take`` and ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``. ``stands`` is the head
-    with all that is on record since, to be saved whole, where it is time for that and the commit has no checkpoint of its own.
-    ``due``: when the run next needs a worker, or ``AT_ONCE``; None: as the run itself says. ``due_stands``: whoever writes cannot take what waits
-    in the run's inbox, so that ``due`` stands over it.
-    ``max_queued``: how many runs of the tenant may wait in the queue, with the one that is born. ``follows``: how its thread must still
-    end, for what it begins with was read before (§4.15).
+    ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was decided; with ``Take`` and
+    ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``. ``stands`` is the head with all that is on record since, to
+    be saved whole, where it is time for that and the commit has no checkpoint of its own. ``due``: when the run next needs a worker, or ``AT_ONCE``;
+    None: as the run itself says. ``due_stands``: whoever writes cannot take what waits in the run's inbox, so that ``due`` stands over it.
+    ``max_queued``: how many runs of the tenant may wait in the queue, with the one that is born. ``follows``: how its thread must still end, for what
+    it begins with was read before (§4.15).
     """
 
     run: Run

@@ -1,8 +1,7 @@
 """The run record and its fold (§1.4, §3.1): the only place a run changes.
 
-``fold`` is used live, in recovery, by the checker and by repair alike. It is a table from kind to a small
-function, so that what an event does to a run can be read in one place. A kind it does not know changes nothing,
-not even the version.
+``fold`` is used live, in recovery, by the checker and by repair alike. It is a table from kind to a small function, so that what an event does to a
+run can be read in one place. A kind it does not know changes nothing, not even the version.
 """
 
 from __future__ import annotations

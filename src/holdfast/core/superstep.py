@@ -212,10 +212,9 @@ def barrier(
 ) -> tuple[Delta, Checkpoint]:
     """Applies the writes of all tasks in task order and plans what is next.
 
-    ``inline`` names the results that become durable with this very commit; the others are referred to by key. ``signals``
-    are writes from outside to channels of their names; they come after the tasks', in the order of their arrival (§5.11).
-    ``taken`` are the tasks of the super-step that ends, None for all that are pending; the others are carried on as they stand.
-    The checkpoint lacks what only its commit knows: seq, time and hash.
+    ``inline`` names the results that become durable with this very commit; the others are referred to by key. ``signals`` are writes from outside to
+    channels of their names; they come after the tasks', in the order of their arrival (§5.11). ``taken`` are the tasks of the super-step that ends,
+    None for all that are pending; the others are carried on as they stand. The checkpoint lacks what only its commit knows: seq, time and hash.
 
     Raises:
         TwoWriters: two tasks wrote one ``last`` channel (§4.1).
