@@ -27,7 +27,7 @@ def fall_silent(rt: Runtime) -> None:
 def die(rt: Runtime) -> None:
     """Leaves a runtime as a killed process is: nothing is renewed, and closing it later, for the test's sake, hands nothing back either."""
     fall_silent(rt)
-    rt._registered = False
+    rt._heartbeat.begun = False
 
 
 def lower(rt: Runtime, *, parallel: int | None = None, takeovers: int | None = None, grace: float | None = None) -> None:

@@ -204,7 +204,6 @@ class Runtime:
         self._working: set[Worker] = set()
         self._following: set[asyncio.Future[None]] = set()
         self._registered = False
-        self._registering = asyncio.Lock()
         self._sending = 0
         self._open = False
 
@@ -242,7 +241,6 @@ class Runtime:
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
         self._registered = False
-        self._registering = asyncio.Lock()
 
     def _here(self, part: T) -> T:
         """A part of the engine, for the loop and the process that this runtime was entered in.
@@ -286,12 +284,14 @@ class Runtime:
         self._here(None)
         if self._registered:
             return
-        async with self._registering:  # of many runs that begin together, one registers
-            if not self._registered:
-                await self._store.register(self._services.owner, self._ttl_us)
-                self._registered = True
-                self._heartbeat.start()
-                self._watch.start()
+        try:
+            await (heartbeat := self._heartbeat).begin()
+        except Exception:
+            if heartbeat is self._heartbeat:
+                self._begin_anew()  # it may be registered all the same, and no name is registered twice
+            raise
+        self._registered = True
+        self._watch.start()
 
     async def close(self) -> None:
         """Releases the leases, so that other workers can continue the runs, and closes the store (§10.4).
@@ -307,7 +307,7 @@ class Runtime:
         try:
             await self._end_work()
             await self._end_threads()
-            if self._registered:
+            if await self._heartbeat.settle():
                 await self._deliveries.close()
                 self._watch.stop()
                 self._heartbeat.stop()
@@ -316,7 +316,7 @@ class Runtime:
                     await self._store.outlive(self._services.owner)
                 await self._store.retire(self._services.owner)
         finally:  # whatever stands in the way of a handing back, this owner is gone now, and closing proves it
-            if self._registered and not self._services.acting:
+            if self._heartbeat.begun and not self._services.acting:
                 closed_owners.add(self._services.owner)
             await self._store.close()
 

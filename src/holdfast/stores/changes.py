@@ -213,22 +213,20 @@ class Changes:
             StoreClosed: it was closed before or meanwhile: nothing will change any more.
             HoldfastError: the store could not be looked at.
         """
-        task = asyncio.current_task()
-        assert task is not None
         kinds = int(about)
         if kinds & OTHER or (self._probe is not None and self._posting() is None):
             kinds = OTHER  # of every change, which the probe finds; without a board it is of no kind
         self._look(kinds)
-        if not self._find_unseen(task, kinds) and not self._closed:
+        if not self._find_unseen(kinds) and not self._closed:
             await self._sleep(timeout, kinds)
         if self._closed:
             raise StoreClosed
-        found = self._find_unseen(task, kinds)
-        self._seen[task] = self._generations
+        found = self._find_unseen(kinds)
+        self._seen[_task()] = self._generations
         return ANYTHING if found & OTHER else News(found)
 
-    def _find_unseen(self, task: asyncio.Task[Any], about: int) -> int:
-        seen = self._seen.get(task)
+    def _find_unseen(self, about: int) -> int:
+        seen = self._seen.get(_task())
         if seen is None:
             return about
         return 0 if seen is self._generations else sum([kind for kind, n, now in zip(_KINDS, seen, self._generations, strict=True) if n != now and kind & about])
@@ -327,6 +325,13 @@ class Changes:
 
 def _none() -> None:
     return None
+
+
+def _task() -> asyncio.Task[Any]:
+    """The task that waits. No frame of a wait keeps it: one that is cancelled has those frames in its traceback, and would keep itself."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def _release(waiter: asyncio.Future[None]) -> None:

@@ -206,26 +206,29 @@ def contain(error: BaseException, what: str) -> Exception:
     Raises:
         BaseException: this very one, where it is for the house (``ControlFlow``), somebody at the keyboard, or a cancel from outside.
     """
-    if isinstance(error, Exception):
-        return error
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        if task is not None and task.cancelling() and failures.was_asked(task):
+    try:
+        if isinstance(error, Exception):
+            return error
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling() and failures.was_asked(task):
+                raise error
+            while task is not None and task.cancelling():
+                task.uncancel()
+            return StepFailure(f"{what} raised a CancelledError although nobody had canceled it", code="cancelled_inside")
+        if isinstance(error, ControlFlow | KeyboardInterrupt):
             raise error
-        while task is not None and task.cancelling():
-            task.uncancel()
-        return StepFailure(f"{what} raised a CancelledError although nobody had canceled it", code="cancelled_inside")
-    if isinstance(error, ControlFlow | KeyboardInterrupt):
-        raise error
-    if isinstance(error, Overdue):
-        return error.timeout
-    if isinstance(error, SystemExit):
-        return StepFailure(f"{what} called sys.exit({_show(error.code)})", code="system_exit")
-    if isinstance(error, BaseExceptionGroup):
-        if (pressed := error.subgroup(KeyboardInterrupt)) is not None:
-            raise KeyboardInterrupt from pressed
-        return StepFailure(f"{what} raised {type(error).__name__} of {len(error.exceptions)}: {'; '.join(map(_name, error.exceptions))}", code="base_exception")
-    return StepFailure(f"{what} raised {_name(error)}", code="base_exception")
+        if isinstance(error, Overdue):
+            return error.timeout
+        if isinstance(error, SystemExit):
+            return StepFailure(f"{what} called sys.exit({_show(error.code)})", code="system_exit")
+        if isinstance(error, BaseExceptionGroup):
+            if (pressed := error.subgroup(KeyboardInterrupt)) is not None:
+                raise KeyboardInterrupt from pressed
+            return StepFailure(f"{what} raised {type(error).__name__} of {len(error.exceptions)}: {'; '.join(map(_name, error.exceptions))}", code="base_exception")
+        return StepFailure(f"{what} raised {_name(error)}", code="base_exception")
+    finally:
+        del error  # where it is raised on, its traceback has this frame
 
 
 def _name(error: BaseException) -> str:

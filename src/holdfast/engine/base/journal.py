@@ -1,8 +1,7 @@
 """The one writer of a claimed run: what it decides goes through here, one commit at a time (§1.6).
 
-Tasks of a super-step finish when they like; whatever is handed in while a commit is in flight goes into the next
-one. A failed commit kills the journal: every later write gets the same error, so nothing can be reported that is not
-durable (§1.12).
+Tasks of a super-step finish when they like; whatever is handed in while a commit is in flight goes into the next one. A failed commit kills the
+journal: every later write gets the same error, so nothing can be reported that is not durable (§1.12).
 
 While plain steps go along the fused line (``core/fused``), that holds where the run stands, and this holds what it was when the line
 began. Whoever looks ends the line: what they find is what each step would have left, had it come by here.
@@ -43,7 +42,7 @@ from holdfast.core.commit import (
     whole_due,
 )
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StatementFailed, StoreError
+from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, LeaseLost, StatementFailed, StoreError
 from holdfast.core.fused import Line
 from holdfast.core.graph import Program
 from holdfast.core.intents import Intent
@@ -54,7 +53,7 @@ from holdfast.core.status import Status
 from holdfast.core.waits import Wait
 from holdfast.engine.base.begun import Rest
 from holdfast.engine.base.echo import Echo
-from holdfast.engine.base.services import SafePoints, Sendings
+from holdfast.engine.base.services import SafePoints, Sendings, call_nobody
 from holdfast.engine.base.streams import Ring
 from holdfast.engine.look import parents
 from holdfast.engine.look.snapshot import whole
@@ -194,7 +193,7 @@ class Journal:
     @cached_property
     def safe_points(self) -> SafePoints:
         """Those of its driver, which puts them here; of a run that nobody drives nobody asks."""
-        return SafePoints(lambda: None)
+        return SafePoints(call_nobody)
 
     @cached_property
     def weights(self) -> Weights:
@@ -375,6 +374,12 @@ class Journal:
         """
         await self._at_once(draft)
 
+    def close(self) -> None:
+        """Nobody goes on with the run here. It lets go of what refers back to it: of the driver, and of the error that it died of, which has gone to its caller."""
+        self.safe_points.on_reached = call_nobody
+        if self.dead is not None:
+            self.dead = LeaseLost("this process no longer executes the run")
+
     async def command(self, become: Callable[[Run], Draft | None], actor: str) -> None:
         """Makes what a command becomes durable, in a commit of its own that names who asked; None writes nothing.
 
@@ -404,7 +409,7 @@ class Journal:
 
     async def _together(self) -> None:
         async with self._lock:
-            draft, self._next = self._next, None
+            draft, self._next, self._joined = self._next, None, None
             assert draft is not None
             await self._write(draft)
 
@@ -621,18 +626,8 @@ class Journal:
         if effects or [r for r in results if type(r) is StepRecord and r.kind in blobs.APART]:
             results, effects, apart = blobs.set_apart(results, effects)
         return msgspec.structs.replace(
-            commit,
-            results=results,
-            effects=effects,
-            blobs=(*apart, *draft.blobs),
-            took=tuple(draft.took),
-            puts=tuple(puts),
-            creates=tuple(draft.creates),
-            claims=tuple(draft.claims),
-            intents=tuple(draft.intents),
-            ledger=tuple(draft.ledger),
-            statements=tuple(draft.statements),
-            max_queued=draft.max_queued,
+            commit, results=results, effects=effects, blobs=(*apart, *draft.blobs), took=tuple(draft.took), puts=tuple(puts), creates=tuple(draft.creates),
+            claims=tuple(draft.claims), intents=tuple(draft.intents), ledger=tuple(draft.ledger), statements=tuple(draft.statements), max_queued=draft.max_queued,
             due_stands=draft.due_stands,
         )
 

@@ -276,6 +276,8 @@ class Watch:
 
     def start(self) -> None:
         """Looks after the loop that runs here, if real time passes in it: one of virtual time draws by its seed what runs next, and a mark would be drawn too."""
+        if self._thread is not None:
+            return
         self._loop, self._watched = asyncio.get_running_loop(), threading.get_ident()
         if abs(self._loop.time() - time.monotonic()) > 1:
             return

@@ -52,6 +52,7 @@ from holdfast.engine.base.pool import Pool
 from holdfast.engine.base.streams import Streams
 from holdfast.engine.look.living import living
 from holdfast.engine.look.threads import Threads
+from holdfast.machine import note_error
 from holdfast.ports import Clock, News, Resolver, Store
 
 BOUNDS_SECONDS = 1.0
@@ -320,12 +321,16 @@ class Standing(Protocol):
 NOBODY: frozenset[Standing] = frozenset()
 
 
+def call_nobody() -> None:
+    """In the place of what is called no more."""
+
+
 class SafePoints:
     """Watches the tasks of a super-step once somebody has ``asked``; ``reached`` is called when all that run stand at a boundary."""
 
     def __init__(self, reached: Callable[[], None]) -> None:
         self.asked = False
-        self._reached = reached
+        self.on_reached = reached
         self._tasks: dict[str, frozenset[Standing]] = {}
 
     def ask(self) -> None:
@@ -361,7 +366,7 @@ class SafePoints:
 
     def look(self) -> None:
         if self.asked and self._tasks and all(nodes and all(n.parked and not n.calls for n in nodes) for nodes in self._tasks.values()):
-            self._reached()
+            self.on_reached()
 
 
 COMPANY_SECONDS = 2.0
@@ -440,7 +445,31 @@ class Heartbeat:
         self._safe_until = self._since(clock.monotonic())
         self._thread: threading.Thread | None = None
         self._held_by: str | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        self.begun = False
         self.failed: BaseException | None = None
+
+    async def begin(self) -> None:
+        """Registers the owner, once for all who ask, and renews from then on. Whoever is cancelled meanwhile leaves it under way.
+
+        Raises:
+            StoreError: it may be registered all the same.
+        """
+        if self._beginning is None:
+            self._beginning = asyncio.ensure_future(self._begin())
+            self._beginning.add_done_callback(note_error)
+        await asyncio.shield(self._beginning)
+
+    async def _begin(self) -> None:
+        await self._store.register(self._owner, self._usual_us)
+        self.begun = True
+        self.start()
+
+    async def settle(self) -> bool:
+        """Waits for a registration that is under way. Whether the owner is registered."""
+        if self._beginning is not None:
+            await asyncio.wait({self._beginning})
+        return self.begun
 
     @property
     def ttl(self) -> float:

@@ -66,12 +66,12 @@ class Restart(ControlFlow):
 
 class Scope:
     """Numbers the calls of one line of control; ``prefix`` is the path to it, ``busy`` the calls in flight by their paths, ``within`` how many
-    items of maps it is in, each of which is a call in flight itself, ``item`` a short form of the innermost."""
+    items of maps it is in, each of which is a call in flight itself, ``item`` a short form of the innermost. ``mark`` is that of its ``Places``."""
 
-    __slots__ = ("busy", "item", "next", "owner", "prefix", "within")
+    __slots__ = ("busy", "item", "mark", "next", "prefix", "within")
 
-    def __init__(self, owner: Places, prefix: str, within: int = 0, item: str = "") -> None:
-        self.owner = owner
+    def __init__(self, mark: object, prefix: str, within: int = 0, item: str = "") -> None:
+        self.mark = mark
         self.prefix = prefix
         self.next = 0
         self.busy: dict[str, str] = {}
@@ -120,7 +120,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Places:
-    """The places of one attempt at a task. ``node`` is the node's name, for those who read an error."""
+    """The places of one attempt at a task. ``node`` is the node's name, for those who read an error. Its scopes know it by a ``mark``: if they referred to it, all
+    that it holds would be freed by the garbage collector alone."""
 
     def __init__(self, services: Services, journal: Journal, key: str, step: int, node: str, prefix: str) -> None:
         self._services = services
@@ -128,7 +129,8 @@ class Places:
         self._key = key
         self._step = step
         self._node = node
-        self.root = Scope(self, prefix)
+        self.mark = object()
+        self.root = Scope(self.mark, prefix)
         self.closed = False
         self.reworded: set[str] = set()
         self._told: list[str] = []
@@ -138,7 +140,7 @@ class Places:
     def scope(self) -> Scope:
         """The scope of the line of control that asks."""
         scope = current.get()
-        return scope if scope is not None and scope.owner is self else self.root
+        return scope if scope is not None and scope.mark is self.mark else self.root
 
     @property
     def nested(self) -> bool:

@@ -512,6 +512,7 @@ class Performance:
             try:
                 return doing.result()
             finally:
+                del doing  # it keeps what it ended with, whose traceback has this frame
                 if cancelled:
                     raise asyncio.CancelledError
         except EffectInProgress:
@@ -582,7 +583,9 @@ class Performance:
             if not act.done():
                 failures.cancel(act)  # by force, for we were cancelled ourselves
             del acts[effect.effect_id]
-        return await self._after(effect, act)
+        after = self._after(effect, act)
+        del act  # it keeps what it ended with, whose traceback will have this frame
+        return await after
 
     def _stands(self) -> None:
         """A replay tells what was done, also what was taken back afterwards; it does not go on from that (§6.11).
@@ -604,34 +607,44 @@ class Performance:
         """Writes down what came of an act that has ended."""
         if act.cancelled():
             return await self._cut_short(effect)
-        failure = act.exception()
-        if failure is None:
+        if (failure := act.exception()) is not None:
+            del act  # it keeps what it ended with, whose traceback will have this frame
             try:
-                value, data = canon.pack(act.result(), f"{self.name}()")
-            except (Unserializable, TooLarge) as e:
-                await self._lose_track(effect, f"done, but its result cannot be stored: {e.message}", closed=True)
-                raise
-            return True, await self._record(effect, value, data)
-        if isinstance(failure, NotBegun):
-            return await self._abandon(effect, failure)
-        if isinstance(failure, StepTimeout) and not self.options.idempotent:
-            # It may have happened: that is for the hook or a person to say.
-            await self._lose_track(effect, "timed out", closed=self._cooperative())
-            if self.options.verify is None or not self._cooperative():
-                return False, None
-            answer = await self._verify()
-            if isinstance(answer, fx.Happened):
-                return True, await self._settle(effect, *canon.pack(answer.result, f"verify of {self.name}"))
-            if not isinstance(answer, fx.Absent):
-                return False, None
-        if isinstance(failure, Suspend | Restart | Redo):
-            # It rests before it has acted to the end; entered again it is attempted anew.
-            blocked = replace(effect, status=EffectStatus.BLOCKED, closed=True, settled_at=self.services.clock.now())
-            await self._save(effect, Draft(facts=[self._fact(ev.SideEffectBlocked, effect, "its node is waiting")], effects=[blocked]), "it rests")
-            raise failure
-        if not isinstance(failure, Exception):
-            raise failure
-        return await self._fail(effect, failure)
+                return await self._after_failure(effect, failure)
+            finally:
+                del failure
+        try:
+            value, data = canon.pack(act.result(), f"{self.name}()")
+        except (Unserializable, TooLarge) as e:
+            await self._lose_track(effect, f"done, but its result cannot be stored: {e.message}", closed=True)
+            raise
+        return True, await self._record(effect, value, data)
+
+    async def _after_failure(self, effect: Effect, failure: BaseException) -> tuple[bool, Any]:
+        """Writes down that an act has failed, timed out, or left its node."""
+        try:
+            if isinstance(failure, NotBegun):
+                return await self._abandon(effect, failure)
+            if isinstance(failure, StepTimeout) and not self.options.idempotent:
+                # It may have happened: that is for the hook or a person to say.
+                await self._lose_track(effect, "timed out", closed=self._cooperative())
+                if self.options.verify is None or not self._cooperative():
+                    return False, None
+                answer = await self._verify()
+                if isinstance(answer, fx.Happened):
+                    return True, await self._settle(effect, *canon.pack(answer.result, f"verify of {self.name}"))
+                if not isinstance(answer, fx.Absent):
+                    return False, None
+            if isinstance(failure, Suspend | Restart | Redo):
+                # It rests before it has acted to the end; entered again it is attempted anew.
+                blocked = replace(effect, status=EffectStatus.BLOCKED, closed=True, settled_at=self.services.clock.now())
+                await self._save(effect, Draft(facts=[self._fact(ev.SideEffectBlocked, effect, "its node is waiting")], effects=[blocked]), "it rests")
+                raise failure
+            if not isinstance(failure, Exception):
+                raise failure
+            return await self._fail(effect, failure)
+        finally:
+            del failure  # its traceback will have this frame
 
     async def _cut_short(self, effect: Effect) -> tuple[bool, Any]:
         """A cancel ended the act in the middle: what became of it is for the hook to say, else it stays unknown (§10.12)."""
@@ -660,8 +673,11 @@ class Performance:
         if not again:
             draft.results.append(StepRecord(self.attempt.key, self.path, self.name, error=error, kind="effect", attempt=self.attempt.number, digest=self.request))
             draft.facts.append(ev.StepFailed(self.attempt.step, self.attempt.key, error, attempt=self.attempt.number, path=self.path, call=self.called))
-            await self._save(effect, draft, error.message)
-            raise failure
+            try:
+                await self._save(effect, draft, error.message)
+                raise failure
+            finally:
+                del failure  # its traceback will have this frame
         if not self.options.idempotent:
             await self._save(effect, draft, error.message)
             return False, None

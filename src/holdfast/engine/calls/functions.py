@@ -13,6 +13,7 @@ import datetime as dt
 import functools
 import inspect
 import os
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import CoroutineType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
@@ -190,9 +191,12 @@ async def await_in_time(work: Coroutine[Any, Any, T] | First, limit: int | Patie
         if isinstance(e, GeneratorExit) and rest is not None and rest.closed:
             raise  # whoever awaits this is closed, from outside its task
         raise contain(_unwrap(e), what) from e
-    if task.cancelling() > before and await _absorb(task, before, rest):
-        raise contain(asyncio.CancelledError(), what)
-    return rest.value
+    else:
+        if task.cancelling() > before and await _absorb(task, before, rest):
+            raise contain(asyncio.CancelledError(), what)
+        return rest.value
+    finally:
+        del task, rest  # a task keeps what it ended with, whose traceback keeps this frame
 
 
 async def _absorb(task: asyncio.Task[Any], before: int, rest: Begun[Any] | None) -> bool:
@@ -240,18 +244,8 @@ async def _within(rest: Begun[T], began: float) -> None:
         return
     loop = asyncio.get_running_loop()
     patience.moved = max(patience.moved, began)
-    timer: asyncio.TimerHandle
-
-    def look() -> None:
-        nonlocal timer
-        if (left := patience.remaining(loop.time())) > 0:
-            timer = loop.call_later(left, look)
-        else:
-            rest.told = True
-            scope.reschedule(loop.time())
-
     scope = asyncio.timeout(None)
-    timer = loop.call_later(patience.remaining(loop.time()), look)
+    limit = _Limit(loop, rest, scope)
     try:
         async with scope:
             await rest
@@ -260,7 +254,29 @@ async def _within(rest: Begun[T], began: float) -> None:
             raise patience.over(rest.what, rest.left_behind) from None
         raise
     finally:
-        timer.cancel()
+        limit.end()
+
+
+class _Limit:
+    """Ends a scope once the time of what is in it is up. Each time that it is looked at, it may have been moved on."""
+
+    __slots__ = ("_loop", "_rest", "_scope", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, rest: Begun[Any], scope: asyncio.Timeout) -> None:
+        self._loop = loop
+        self._rest = rest
+        self._scope = scope
+        self._timer = loop.call_later(rest.patience.remaining(loop.time()), self._look)
+
+    def _look(self) -> None:
+        if (left := self._rest.patience.remaining(self._loop.time())) > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self._rest.told = True
+            self._scope.reschedule(self._loop.time())
+
+    def end(self) -> None:
+        self._timer.cancel()
 
 
 # Coroutines that went on though they were cancelled: kept, so that nothing tries to end them once more.
@@ -281,7 +297,7 @@ class Begun(Generic[T]):
     def __init__(self, work: Coroutine[Any, Any, T], task: asyncio.Task[Any], what: str, before: int, forks: int, patience: Patience) -> None:
         self.over = self.told = self.closed = self._gives_up = False
         self.left_behind = ""
-        self._task = task
+        self._task = weakref.ref(task)  # which keeps what it ended with, whose traceback has frames that keep this
         self.what = what
         self.patience = patience
         self._timer: asyncio.TimerHandle | None = None
@@ -289,12 +305,13 @@ class Begun(Generic[T]):
         self._steps = self._keep(work).__await__()
         try:
             self._waiting = next(self._steps, None)
+            self.caused = task.cancelling() - before
         finally:
+            del task
             if loopwatch.struck:
                 loopwatch.settle()
             if machine.PROCESS.forks != forks:
                 machine.end_child(forks, what)
-        self.caused = task.cancelling() - before
 
     async def _keep(self, work: Coroutine[Any, Any, T]) -> None:
         """Keeps the value aside: a coroutine that returns nothing ends without an exception, which would cost more than all of this."""
@@ -309,11 +326,11 @@ class Begun(Generic[T]):
                     yield waiting
                 except BaseException as e:  # a cancel or a timeout strikes where the coroutine waits, so it is thrown in there
                     if self._gives_up:
-                        self._task.uncancel()  # our own, made to get here
+                        self._its_task().uncancel()  # our own, made to get here
                         raise
                     self.closed = isinstance(e, GeneratorExit) and not self._stepping()
                     waiting = self._step(steps.throw, e)
-                    if not self.over and isinstance(e, asyncio.CancelledError) and (self.told or failures.did_we_cancel(self._task)):
+                    if not self.over and isinstance(e, asyncio.CancelledError) and (self.told or failures.did_we_cancel(self._its_task())):
                         self._wait_no_longer()
                 else:
                     waiting = self._step(steps.send, None)
@@ -324,13 +341,13 @@ class Begun(Generic[T]):
     def _stepping(self) -> bool:
         """Whether the loop steps its task now."""
         try:
-            return asyncio.current_task() is self._task
+            return asyncio.current_task() is self._task()
         except RuntimeError:
             return False
 
     def _step(self, go_on: Callable[[Any], Any], given: Any) -> Any:
         """Runs it to where it waits next."""
-        task = self._task
+        task = self._its_task()
         before = task.cancelling()
         try:
             try:
@@ -341,9 +358,15 @@ class Begun(Generic[T]):
         except StopIteration:
             return None
         finally:
+            self.caused = max(0, self.caused + task.cancelling() - before)
+            del task, given  # an error that was thrown in has this frame in its traceback
             if machine.PROCESS.forks != self._forks:
                 machine.end_child(self._forks, self.what)
-            self.caused = max(0, self.caused + task.cancelling() - before)
+
+    def _its_task(self) -> asyncio.Task[Any]:
+        task = self._task()
+        assert task is not None, "a task that is stepped is kept by its loop"
+        return task
 
     def _wait_no_longer(self) -> None:
         """It goes on though it was told to end: it may tidy up for a while, then it is abandoned where it stands."""
@@ -355,7 +378,7 @@ class Begun(Generic[T]):
         self.left_behind = f", and continued for {CLEANUP_SECONDS:g} s after it was canceled: it was abandoned"
         _abandoned.append(self._steps)
         log.warning("%s did not stop when it was canceled, and was abandoned", self.what)
-        self._task.cancel()
+        self._its_task().cancel()
 
 
 async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], what: str, patience: Patience) -> Any:

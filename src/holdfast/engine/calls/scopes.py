@@ -55,7 +55,7 @@ def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: i
         async with room:
             if failed:
                 return None
-            current.set(Scope(attempt.places, f"{path}/{number}/", above.within, above.item))
+            current.set(Scope(attempt.places.mark, f"{path}/{number}/", above.within, above.item))
             try:
                 return await awaitable
             except Exception:

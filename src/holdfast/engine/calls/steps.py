@@ -136,7 +136,7 @@ async def item(attempt: Attempt, fn: Callable[[Any], Any], value: Any) -> Any:
         async def act() -> Any:
             if not asynchronous(fn):
                 return await _patiently(attempt, fn, args, Patience.of(None), name)
-            token = current.set(Scope(attempt.places, f"{path}/", attempt.places.scope().within + 1, short))
+            token = current.set(Scope(attempt.places.mark, f"{path}/", attempt.places.scope().within + 1, short))
             try:
                 return await call(fn, args, 0, name)  # its own calls have their timeouts, and the node has one
             finally:

@@ -128,6 +128,7 @@ class Conductor:
             await driver.begin(draft, carried_values)
         except (Exception, asyncio.CancelledError) as e:
             self._services.driving.discard(born.run_id)
+            journal.close()
             if not isinstance(e, Conflict):
                 await asyncio.shield(let_go(self._services, born.run_id, journal.fence, e))  # its first commit may have come through
                 raise
@@ -569,6 +570,7 @@ async def drive_to_rest(services: Services, driver: Driver, claim: Claim | None,
             await Desk(services, Reader(services)).settle(run.run_id)  # what it was told before it was set aside for a person
         return run
     except (Exception, asyncio.CancelledError, KeyboardInterrupt) as e:
+        driver.journal.close()
         if driver.journal.tip is not None:
             await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e, cut=driver.fresh))
         with contextlib.suppress(HoldfastError):  # told of by whoever comes next

@@ -1,9 +1,8 @@
 """One claimed run, driven to its next rest.
 
-Theory of operation. The driver owns the run's journal for as long as the lease lasts. It enters (starts, resumes
-or recovers the run), then goes round: execute the pending tasks, barrier, commit; until nothing is runnable, all that is
-left waits, or something failed. Each way out is one commit that also gives the lease back. A crash between any two
-lines leaves a log from which the next claimer's driver enters at the same place.
+Theory of operation. The driver owns the run's journal for as long as the lease lasts. It enters (starts, resumes or recovers the run), then goes
+round: execute the pending tasks, barrier, commit; until nothing is runnable, all that is left waits, or something failed. Each way out is one commit
+that also gives the lease back. A crash between any two lines leaves a log from which the next claimer's driver enters at the same place.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from holdfast.core.waits import Wait, WaitKind, resting
 from holdfast.engine.base import failures
 from holdfast.engine.base.failures import contain, record
 from holdfast.engine.base.journal import Draft, Journal
-from holdfast.engine.base.services import ALONE_SECONDS, SafePoints, Services
+from holdfast.engine.base.services import ALONE_SECONDS, SafePoints, Services, call_nobody
 from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.effects import LOOK_SECONDS, surface_open
 from holdfast.engine.calls.gates import Halted
@@ -86,7 +85,6 @@ class Driver:
         self._again = self._cut = self._going = self._over = self._repeats = self._late = self._doubled = self._suspect = False
         journal.safe_points = SafePoints(self._at_safe_point)
         journal.expects = functools.partial(services.drivers.expect, journal.progress.checkpoint.run_id)
-        self._fused = Fused(services, journal, program, self) if program.plain else None
 
     # -- news while it is driven --------------------------------------------------------------------
 
@@ -278,6 +276,7 @@ class Driver:
             return run
         finally:
             self._over = True
+            self.journal.safe_points.on_reached = call_nobody  # it refers back to this: the run and its values would be freed by the garbage collector alone
             self._services.quarantine.leave(self.journal.progress.checkpoint.run_id)
             if self._doubled:
                 self._services.lengthen(self.journal.progress.checkpoint.run_id, 1)
@@ -469,6 +468,7 @@ class Driver:
     async def _rounds(self) -> Run:
         steps = 0
         journal = self.journal
+        fused = Fused(self._services, journal, self._program, self) if self._program.plain else None
         self._going = True
         self._task = asyncio.current_task()
         if self._again:
@@ -500,12 +500,12 @@ class Driver:
                 await self._end_or_hand_back()
                 return journal.run
             ahead = None
-            if self._fused is not None and not self._repeats:
-                ahead = await self._fused.along(self._limit - steps)
-                steps += self._fused.ran
-                if self._fused.over:
+            if fused is not None and not self._repeats:
+                ahead = await fused.along(self._limit - steps)
+                steps += fused.ran
+                if fused.over:
                     return journal.run
-                if self._fused.ran and ahead is None:
+                if fused.ran and ahead is None:
                     continue
             steps += enters
             if await self._superstep(journal.progress.checkpoint.pending, ahead):

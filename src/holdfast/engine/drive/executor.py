@@ -132,10 +132,13 @@ async def execute(
             # Conditions and routers are plain code that runs here: whatever they raise ends the step, not the process.
             cause = contain(e, node.name)
             error, outcome = record(cause, where=place.where), "failed"
-        if journal.dead is not None:
-            raise journal.dead from None  # the house's trouble, whatever the node made of it
-        if not node.retry.retries(cause, attempt):
-            raise StepError(place.key, cause, error, attempt, outcome) from cause
+        try:
+            if journal.dead is not None:
+                raise journal.dead from None  # the house's trouble, whatever the node made of it
+            if not node.retry.retries(cause, attempt):
+                raise StepError(place.key, cause, error, attempt, outcome) from cause
+        finally:
+            del cause  # its traceback refers to this frame, and to all that the node's own frames hold
         step = journal.progress.checkpoint.step_of(place.key)
         due = services.clock.now() + backoff(f"{ids.step_id(journal.run.run_id, step, place.key, place.path)}@{attempt}", attempt, node.retry.base_us)
         journal.progress.again(place.key, place.path, attempt, due, error)

@@ -23,6 +23,14 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 
+def _begin_nothing(piece: object, task: asyncio.Task[Any]) -> None:
+    """In the place of what begins pieces, when all have ended."""
+
+
+def _tell_nobody() -> None:
+    """In the place of what is told, when all have ended."""
+
+
 class Siblings(Generic[P, T]):
     """The pieces that are under way. ``work`` begins one of them in the task of the loop that it is given: it gives what came of it, or what is left to do, or None
     for one that is not to be begun any more; at most ``room`` of them are begun and not ended; ``told`` is called when some have ended."""
@@ -64,6 +72,10 @@ class Siblings(Generic[P, T]):
         if running:
             await asyncio.gather(*running, return_exceptions=True)
 
+    def close(self) -> None:
+        """Begins no more, and calls nobody: what it called refers back to it, and would be freed by the garbage collector alone."""
+        self._work, self._told = _begin_nothing, _tell_nobody
+
     def _start(self) -> None:
         if len(self._runners) >= self._room:
             return
@@ -81,14 +93,14 @@ class Siblings(Generic[P, T]):
             self._told()
 
     async def _run(self) -> None:
-        queue, copy, work, told, me = self._queue, contextvars.copy_context, self._work, self._told, asyncio.current_task()
+        queue, copy, me = self._queue, contextvars.copy_context, asyncio.current_task()
         assert me is not None, "a runner is a task of the loop"
         self._free -= 1
         while queue:
             piece, context = queue.popleft(), copy()
             value, error = None, None
             try:
-                begun = context.run(work, piece, me)
+                begun = context.run(self._work, piece, me)
                 if type(begun) is CoroutineType:
                     waiting = context.run(begun.send, None)
                     for _ in range(min(len(queue), self._room) - self._free):
@@ -103,8 +115,9 @@ class Siblings(Generic[P, T]):
             except BaseException as e:
                 error = e
             if not self._ended:
-                told()
+                self._told()
             self._ended.append((piece, value, error))
+            value = error = None  # an error has this frame in its traceback
 
 
 __all__ = ["Siblings"]

@@ -95,6 +95,7 @@ class Round:
         finally:
             if self._running:
                 await self._siblings.cancel()
+            self._siblings.close()
         self._outcome.waits = tuple(w for waits in self._waiting.values() for w in waits)
         self._outcome.whole = len(self._outcome.results) + len(self._waiting) == len(self._pending)
         return self._outcome

@@ -113,6 +113,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
 
     async def close(self) -> None:
         self.watch_no_more()
+        self._adapts = None  # which refers back to this
         await super().close()
 
     def watch(self, exchange: Exchange) -> None:
@@ -273,6 +274,10 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
             sent.append(_Sent(functools.partial(self.pgconn.send_query_prepared, name, given, kinds)))
 
 
+def _call_nobody() -> None:
+    """In the place of what is called when an exchange is over."""
+
+
 class Exchange:
     """What was sent over a connection, until all of it is answered. Nothing else may be sent over it meanwhile. ``anew``: the connection lets go of its
     plans first, in a transaction of its own that costs no round trip; what the server says to that is no answer to anybody."""
@@ -329,7 +334,9 @@ class Exchange:
         return found
 
     def leave(self) -> None:
-        """Waits for no answer any more. The connection is of no use after that."""
+        """Waits for no answer any more, and calls nobody: what it would have called refers back to it. Unless all is answered, the connection is of no use
+        after that."""
+        self._over = _call_nobody
         if self._writing:
             self._writing = False
             self.loop.remove_writer(self._socket)
@@ -359,8 +366,9 @@ class Exchange:
                 return
         except psycopg.Error as e:
             self._error = e
+        over = self._over
         self.leave()
-        self._over()
+        over()
 
 
 @functools.lru_cache(1024)

@@ -1,0 +1,124 @@
+"""Whoever calls a runtime may go at any moment (`asyncio.timeout`, a request that is broken off): whoever calls next is served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import Context, Runtime, flow
+from holdfast.core.errors import Rejected, StoreUnavailable
+from holdfast.stores import MemoryStore
+from tests.postgres.server import shared
+
+TURNS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610)
+"""After so many turns of the loop the caller goes: a server takes some hundred of them."""
+
+
+@flow("greet")
+async def greet(ctx: Context) -> str:
+    return "hello"
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A store of its own each time, or an emptied one."""
+
+    def made() -> Iterator[str]:
+        for n in range(2 * len(TURNS)):
+            yield {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/{n}.db"}.get(request.param) or shared().fresh("first")
+
+    return made()
+
+
+@flow("asks")
+async def asks(ctx: Context) -> str:
+    await ctx.approve("go on?")
+    return str(await ctx.wait("go"))
+
+
+async def go_after(turns: int, call: Awaitable[object]) -> None:
+    calling = asyncio.ensure_future(call)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    calling.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Rejected):  # there may have been nothing to do
+        await calling
+
+
+async def call_and_go(rt: Runtime, turns: int) -> None:
+    await go_after(turns, rt.invoke(greet, {}))
+
+
+async def test_whoever_goes_during_a_command_can_give_it_again(urls: Iterator[str]) -> None:
+    """It was followed, or it was not; either way the run goes on when it is given once more."""
+    async with Runtime(next(urls), skills=[asks]) as rt:
+        for turns in TURNS:
+            run = await rt.invoke(asks, {})
+            await go_after(turns, rt.approve(run.run_id))
+            with contextlib.suppress(Rejected):  # it is on record
+                await rt.approve(run.run_id)
+            await go_after(turns, rt.resume(run.run_id))
+            await go_on(rt, run.run_id)
+            for _ in range(2):
+                await go_after(turns, rt.signal(run.run_id, "go", "on", key="one"))
+            await rt.signal(run.run_id, "go", "on", key="one")
+            await go_after(turns, rt.resume(run.run_id))
+            await go_on(rt, run.run_id)
+            ended = await rt.get(run.run_id)
+            assert (ended.status, ended.result) == ("completed", "on"), turns
+            second = await rt.invoke(asks, {})
+            await go_after(turns, rt.cancel(second.run_id))
+            with contextlib.suppress(Rejected):  # it is on record
+                async with asyncio.timeout(10):
+                    await rt.cancel(second.run_id)
+            assert (await rt.get(second.run_id)).status == "canceled", turns
+
+
+async def go_on(rt: Runtime, run_id: str) -> None:
+    with contextlib.suppress(Rejected):  # it waits, or has ended
+        async with asyncio.timeout(10):
+            await rt.resume(run_id)
+
+
+async def test_whoever_goes_during_the_first_call_leaves_a_runtime_that_works(urls: Iterator[str]) -> None:
+    for turns in TURNS:
+        async with Runtime(next(urls), skills=[greet]) as rt:
+            await call_and_go(rt, turns)
+            assert await rt.run(greet) == "hello"
+            assert len(await rt.store.workers()) == 1
+
+
+async def test_a_runtime_that_is_closed_meanwhile_leaves_no_worker(urls: Iterator[str], tmp_path: Path) -> None:
+    """Its registration comes to its end first, and is taken back."""
+    for turns in TURNS:
+        url = next(urls)
+        if url == "memory://":
+            continue
+        async with Runtime(url, skills=[greet]) as rt:
+            await call_and_go(rt, turns)
+        async with Runtime(url, skills=[greet]) as rt:
+            assert await rt.store.workers() == []
+
+
+class Unanswered(MemoryStore):
+    """Makes the first owner known, and loses the answer."""
+
+    lost = False
+
+    async def register(self, owner: str, ttl_us: int) -> None:
+        await super().register(owner, ttl_us)
+        if not self.lost:
+            self.lost = True
+            raise StoreUnavailable("the answer was lost")
+
+
+async def test_a_registration_whose_answer_is_lost_is_made_anew() -> None:
+    """No name is registered twice, so it is made under another one."""
+    async with Runtime(Unanswered(), skills=[greet]) as rt:
+        with pytest.raises(StoreUnavailable):
+            await rt.run(greet)
+        assert await rt.run(greet) == "hello"

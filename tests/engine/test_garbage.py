@@ -1,0 +1,351 @@
+"""What a run leaves behind when it comes to a rest: nothing that the garbage collector alone could free.
+
+It holds the run's values and, after a failure, all that the frames of the user's code hold. A collection of the oldest generation may be long in coming.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import pytest
+
+from holdfast import Context, Goto, Graph, Retry, Runtime, Send, State, append, flow
+from tests.postgres.server import shared
+
+TIMES = 3
+Scenario = Callable[[Runtime], Awaitable[object]]
+SCENARIOS: dict[str, Scenario] = {}
+SKILLS: list[Any] = []
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def skill(made: Any) -> Any:
+    SKILLS.append(made)
+    return made
+
+
+# -- skills -----------------------------------------------------------------------------------------
+
+
+class Numbers(State):
+    n: int = 0
+    all: Annotated[list[int], append]
+
+
+line = skill(Graph("line", Numbers))
+
+
+@line.node(start=True)
+async def first(state: Numbers) -> dict[str, Any]:
+    return {"n": 1}
+
+
+@line.node(after="first")
+async def second(state: Numbers, ctx: Context) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {"n": 2, "all": [1]}
+
+
+fan = skill(Graph("fan", Numbers))
+
+
+@fan.node(start=True)
+async def scatter(state: Numbers) -> Any:
+    return [Send("each", {"x": x}) for x in range(4)]
+
+
+@fan.node
+async def each(state: Numbers, ctx: Context) -> dict[str, Any]:
+    if ctx.payload["x"] % 2:
+        await asyncio.sleep(0)
+    if ctx.payload["x"] == 3 and state.n:
+        raise ValueError("three")
+    return {"all": [ctx.payload["x"]]}
+
+
+loop = skill(Graph("loop", Numbers))
+
+
+@loop.node(start=True)
+async def again(state: Numbers) -> Any:
+    return Goto("again", {"n": state.n + 1}) if state.n < 3 else {"n": 9}
+
+
+retried = skill(Graph("retried", Numbers))
+
+
+@retried.node(start=True, retry=Retry(max_attempts=3, base_us=1_000), side_effects="read")
+async def flaky(state: Numbers, ctx: Context) -> dict[str, Any]:
+    if ctx.attempt < 3:
+        raise ValueError("not yet")
+    return {"n": ctx.attempt}
+
+
+async def add(n: int) -> int:
+    return n + 1
+
+
+def add_in_a_thread(n: int) -> int:
+    return n + 1
+
+
+async def refuse(n: int) -> int:
+    raise ValueError(n)
+
+
+@skill
+@flow("steps")
+async def steps(ctx: Context) -> int:
+    n = await ctx.step(add, 0)
+    n = await ctx.step(add_in_a_thread, n)
+    with contextlib.suppress(ValueError):
+        await ctx.step(refuse, n)
+    return n
+
+
+@skill
+@flow("beside")
+async def beside(ctx: Context) -> list[int]:
+    found = await ctx.gather(ctx.step(add, 0), ctx.step(add, 1))
+    return found + await ctx.map(add, [1, 2, 3])
+
+
+@skill
+@flow("pays")
+async def pays(ctx: Context, fails: bool = False) -> int:
+    return await ctx.effect(refuse if fails else add, 1)
+
+
+@skill
+@flow("asks")
+async def asks(ctx: Context) -> str:
+    await ctx.approve("go on?")
+    return await ctx.wait("go")
+
+
+@skill
+@flow("naps")
+async def naps(ctx: Context) -> None:
+    await ctx.sleep(0.001)
+
+
+@skill
+@flow("fails")
+async def fails(ctx: Context) -> None:
+    kept = Numbers()
+    await ctx.step(refuse, kept.n)
+
+
+@skill
+@flow("late", timeout=0.01)
+async def late(ctx: Context) -> None:
+    await asyncio.Event().wait()
+
+
+@skill
+@flow("parent")
+async def parent(ctx: Context, fails: bool = False) -> int:
+    return await ctx.child(pays, {"fails": fails})
+
+
+@skill
+@flow("emits")
+async def emits(ctx: Context) -> None:
+    for n in range(3):
+        ctx.emit(n)
+
+
+# -- what is done with them -------------------------------------------------------------------------
+
+
+@scenario
+async def plain_steps(rt: Runtime) -> None:
+    await rt.invoke(line, {})
+
+
+@scenario
+async def steps_that_go_back(rt: Runtime) -> None:
+    await rt.invoke(loop, {})
+
+
+@scenario
+async def fan_out(rt: Runtime) -> None:
+    await rt.invoke(fan, {})
+
+
+@scenario
+async def fan_out_of_which_one_fails(rt: Runtime) -> None:
+    assert (await rt.invoke(fan, {"n": 1})).status == "failed"
+
+
+@scenario
+async def conversation(rt: Runtime) -> None:
+    await rt.invoke(line, {}, thread_id="t")
+
+
+@scenario
+async def retries(rt: Runtime) -> None:
+    assert (await rt.invoke(retried, {})).state.n == 3
+
+
+@scenario
+async def recorded_calls(rt: Runtime) -> None:
+    assert (await rt.invoke(steps, {})).status == "completed"
+
+
+@scenario
+async def calls_beside_each_other(rt: Runtime) -> None:
+    assert (await rt.invoke(beside, {})).status == "completed"
+
+
+@scenario
+async def effect(rt: Runtime) -> None:
+    assert (await rt.invoke(pays, {})).status == "completed"
+
+
+@scenario
+async def effect_that_fails(rt: Runtime) -> None:
+    await rt.invoke(pays, {"fails": True})
+
+
+@scenario
+async def waits_and_answers(rt: Runtime) -> None:
+    run = await rt.invoke(asks, {})
+    await rt.approve(run.run_id)
+    await rt.signal(run.run_id, "go", "on")
+    assert (await rt.resume(run.run_id)).status == "completed"
+
+
+@scenario
+async def cancel(rt: Runtime) -> None:
+    run = await rt.invoke(asks, {})
+    await rt.cancel(run.run_id)
+
+
+@scenario
+async def cancel_of_the_caller(rt: Runtime) -> None:
+    for turns in range(0, 64, 3):
+        calling = asyncio.ensure_future(rt.invoke(late, {}))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        calling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await calling
+        del calling
+
+
+@scenario
+async def sleep(rt: Runtime) -> None:
+    assert (await rt.invoke(naps, {})).status == "completed"
+
+
+@scenario
+async def failure(rt: Runtime) -> None:
+    assert (await rt.invoke(fails, {})).status == "failed"
+
+
+@scenario
+async def timeout(rt: Runtime) -> None:
+    assert (await rt.invoke(late, {})).status == "failed"
+
+
+@scenario
+async def child(rt: Runtime) -> None:
+    assert (await rt.invoke(parent, {})).status == "completed"
+
+
+@scenario
+async def child_that_fails(rt: Runtime) -> None:
+    await rt.invoke(parent, {"fails": True})
+
+
+@scenario
+async def emitted(rt: Runtime) -> None:
+    run = await rt.submit(emits, {})
+    following = asyncio.ensure_future(collect(rt, run.run_id))
+    await rt.resume(run.run_id)
+    await following
+
+
+async def collect(rt: Runtime, run_id: str) -> list[Any]:
+    return [part async for part in rt.stream(run_id)]
+
+
+@scenario
+async def replay_and_fork(rt: Runtime) -> None:
+    run = await rt.invoke(steps, {})
+    await rt.replay(run.run_id)
+    await rt.fork(run.run_id, (await rt.history(run.run_id))[-1]["id"])
+
+
+# -- the tests --------------------------------------------------------------------------------------
+
+
+def named(thing: object) -> str:
+    """What is left, if it is the engine's or the user's: a frame by its function, anything else by its class."""
+    if isinstance(thing, FrameType):
+        name = f"{thing.f_globals.get('__name__', '')}:{thing.f_code.co_qualname}"
+    elif inspect.iscoroutine(thing):
+        name = f"{(thing.cr_frame or thing).__class__.__name__}:{thing.__qualname__}"
+        return name if "holdfast" in thing.cr_code.co_filename or __file__ == thing.cr_code.co_filename else ""
+    else:
+        name = f"{type(thing).__module__}:{type(thing).__qualname__}"
+    return name if name.startswith(("holdfast.", __name__)) else ""
+
+
+async def left_by(work: Callable[[], Awaitable[object]]) -> Counter[str]:
+    """What of the engine and the user's code is left for the collector when something has been done so often."""
+    await work()  # what is made once
+    await settled()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(TIMES):
+            await work()
+        await settled()
+        gc.collect()
+        return Counter(name for thing in gc.garbage if (name := named(thing)))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+async def settled() -> None:
+    """Gives what was cancelled or closed its turns."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("store", ["memory", "sqlite", "postgres"])
+async def test_a_run_leaves_nothing_for_the_collector(store: str, name: str, tmp_path: Path) -> None:
+    url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/a.db"}.get(store) or shared().fresh()
+    async with Runtime(url, skills=SKILLS) as rt:
+        assert await left_by(lambda: SCENARIOS[name](rt)) == Counter()
+
+
+async def test_what_is_left_is_seen() -> None:
+    """The tests above can fail."""
+
+    class Left:
+        def __init__(self) -> None:
+            self.own = self
+
+    async def leave() -> None:
+        Left()
+
+    assert await left_by(leave) == Counter({f"{__name__}:{Left.__qualname__}": TIMES})
