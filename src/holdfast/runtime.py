@@ -316,6 +316,8 @@ class Runtime:
                     await self._store.outlive(self._services.owner)
                 await self._store.retire(self._services.owner)
         finally:  # whatever stands in the way of a handing back, this owner is gone now, and closing proves it
+            self._watch.stop()
+            self._heartbeat.stop()
             if self._heartbeat.begun and not self._services.acting:
                 closed_owners.add(self._services.owner)
             await self._store.close()
@@ -415,8 +417,7 @@ class Runtime:
     ) -> Run[Any]:
         """Creates a run for a worker to execute; returns when the run is stored durably (§1.7).
 
-        The same ``key`` with the same input returns the existing run, with ``deduplicated`` set (§3.5). The other arguments are those of
-        ``invoke``.
+        The same ``key`` with the same input returns the existing run, with ``deduplicated`` set (§3.5). The other arguments are those of ``invoke``.
 
         Args:
             at: the time at which the run begins (a timezone-aware datetime). A time that has passed means now (§10.15).
@@ -1228,8 +1229,7 @@ class Runtime:
 
     @verb
     async def repair_run_state(self, run_id: str, apply: bool = False, *, actor: str = "operator", rebuild: bool = False) -> Repair:
-        """Repairs the damage that can be repaired safely (§12.3), and only that. Without ``apply`` it reports what it would do and writes
-        nothing.
+        """Repairs the damage that can be repaired safely (§12.3), and only that. Without ``apply`` it reports what it would do and writes nothing.
 
         With ``rebuild``, as with ``doctor --rebuild``, the run's row is computed from its events again, even if the row holds facts that no
         event records.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import threading
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
@@ -40,13 +42,15 @@ async def asks(ctx: Context) -> str:
     return str(await ctx.wait("go"))
 
 
-async def go_after(turns: int, call: Awaitable[object]) -> None:
+async def go_after(turns: int, call: Awaitable[object]) -> bool:
+    """Whether the call was broken off."""
     calling = asyncio.ensure_future(call)
     for _ in range(turns):
         await asyncio.sleep(0)
     calling.cancel()
     with contextlib.suppress(asyncio.CancelledError, Rejected):  # there may have been nothing to do
         await calling
+    return calling.cancelled()
 
 
 async def call_and_go(rt: Runtime, turns: int) -> None:
@@ -102,6 +106,29 @@ async def test_a_runtime_that_is_closed_meanwhile_leaves_no_worker(urls: Iterato
             await call_and_go(rt, turns)
         async with Runtime(url, skills=[greet]) as rt:
             assert await rt.store.workers() == []
+
+
+def held() -> tuple[int, list[str]]:
+    """How many files and sockets this process has open, and its threads of Holdfast's."""
+    return len(os.listdir("/proc/self/fd")), sorted(t.name for t in threading.enumerate() if t.name.startswith("holdfast-"))
+
+
+async def test_whoever_goes_while_it_is_opened_or_closed_leaves_nothing_behind(urls: Iterator[str]) -> None:
+    before, (url, other) = held(), (next(urls), next(urls))
+    for turns in TURNS:
+        rt = Runtime(url, skills=[greet])
+        if not await go_after(turns, rt.__aenter__()):
+            await rt.close()
+        async with rt:
+            assert await rt.run(greet) == "hello"
+        rt = await Runtime(other, skills=[greet]).__aenter__()
+        assert await rt.run(greet) == "hello"
+        await go_after(turns + 1, rt.close())  # after none it would not have begun
+        async with rt:
+            assert await rt.run(greet) == "hello"
+        if turns < 3:
+            before = held()[0], before[1]  # what is loaded or made once
+        assert held() == before, turns
 
 
 class Unanswered(MemoryStore):
