@@ -18,9 +18,12 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Context, Goto, Graph, Retry, Runtime, Send, State, append, flow
+from holdfast.core.errors import RunFailed
 from tests.postgres.server import shared
 
 TIMES = 3
+WORKERS = ("holdfast.workers.", "holdfast.outbox.")
+"""What there is once for each worker."""
 Scenario = Callable[[Runtime], Awaitable[object]]
 SCENARIOS: dict[str, Scenario] = {}
 SKILLS: list[Any] = []
@@ -290,6 +293,25 @@ async def replay_and_fork(rt: Runtime) -> None:
     await rt.fork(run.run_id, (await rt.history(run.run_id))[-1]["id"])
 
 
+@scenario
+async def result_of_a_failed_run(rt: Runtime) -> None:
+    run = await rt.invoke(fails, {})
+    with pytest.raises(RunFailed) as caught:
+        await rt.result(run.run_id)
+    del caught
+
+
+@scenario
+async def work_of_a_worker(rt: Runtime) -> None:
+    """The worker itself may be left: there is one."""
+    stop = asyncio.Event()
+    working = asyncio.ensure_future(rt.worker(stop=stop))
+    for made in (line, fan, steps, pays, naps, parent):
+        await rt.result((await rt.submit(made, {})).run_id, timeout=20)
+    stop.set()
+    await working
+
+
 # -- the tests --------------------------------------------------------------------------------------
 
 
@@ -302,7 +324,7 @@ def named(thing: object) -> str:
         return name if "holdfast" in thing.cr_code.co_filename or __file__ == thing.cr_code.co_filename else ""
     else:
         name = f"{type(thing).__module__}:{type(thing).__qualname__}"
-    return name if name.startswith(("holdfast.", __name__)) else ""
+    return name if name.startswith(("holdfast.", __name__)) and not name.startswith(WORKERS) else ""
 
 
 async def left_by(work: Callable[[], Awaitable[object]]) -> Counter[str]:

@@ -28,11 +28,7 @@ def is_wellformed(name: str) -> bool:
 
 def _base32(number: int, length: int) -> str:
     """``length`` is even: two digits are looked up at a time."""
-    out = []
-    for _ in range(length // 2):
-        number, pair = divmod(number, BUCKETS)
-        out.append(_PAIRS[pair])
-    return "".join(reversed(out))
+    return "".join([_PAIRS[number >> shift & BUCKETS - 1] for shift in range(5 * length - 10, -1, -10)])
 
 
 def bucket(tenant: str, session: str) -> str:

@@ -191,10 +191,12 @@ def standing(run_id: str, fence: int, owner: str | None, due: int | None, holds:
     ``previous``, ``cause``: whom its owner took it over from, and why, where a store keeps that. Statements of a database that change
     these make the same digest, so it is one over plain text.
     """
-    parts = [run_id, str(fence), "\x1e" if owner is None else owner, "\x1e" if due is None else str(due), str(int(holds)) if isinstance(holds, int) else str(holds), str(turn)]
-    if owner is not None and (previous, cause) != (None, None):
-        parts += ["\x1e" if previous is None else previous, "\x1e" if cause is None else cause]
-    return hashlib.sha256("\x1f".join(parts).encode()).digest()[: canon.HASH_BYTES]
+    owned, timed, held = "\x1e" if owner is None else owner, "\x1e" if due is None else due, int(holds) if isinstance(holds, int) else holds
+    text = f"{run_id}\x1f{fence}\x1f{owned}\x1f{timed}\x1f{held}\x1f{turn}"
+    if owner is not None and (previous is not None or cause is not None):
+        before, why = "\x1e" if previous is None else previous, "\x1e" if cause is None else cause
+        text = f"{text}\x1f{before}\x1f{why}"
+    return hashlib.sha256(text.encode()).digest()[: canon.HASH_BYTES]
 
 
 # -- holding records and vouchers against each other --------------------------------------------------

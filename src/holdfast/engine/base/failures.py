@@ -72,9 +72,12 @@ def with_traceback(error: ErrorValue) -> Exception:
     """The exception of a recorded failure whose traceback shows the recorded frames."""
     made = revive(error)
     tail: types.TracebackType | None = None
-    for frame in reversed(error.frames):
-        tail = types.TracebackType(tail, _standing(frame), -1, frame.line)  # -1: no instruction, so that the line is taken as given
-    return made.with_traceback(tail)
+    try:
+        for frame in reversed(error.frames):
+            tail = types.TracebackType(tail, _standing(frame), -1, frame.line)  # -1: no instruction, so that the line is taken as given
+        return made.with_traceback(tail)
+    finally:
+        del made, tail  # the recorded frames refer to this one, from which they were called
 
 
 class _Recorded:
@@ -93,7 +96,7 @@ def _standing(frame: Frame) -> types.FrameType:
     kept: list[types.FrameType] = []
     scope: dict[str, Any] = {"at": _caller(kept), "__name__": "recorded", "__loader__": _Recorded(frame)}
     exec(code, scope)
-    return kept[0]
+    return kept.pop()  # its globals refer to what keeps it
 
 
 def _caller(kept: list[types.FrameType]) -> Callable[[], None]:
@@ -258,8 +261,8 @@ def result_of(run: Run[Any] | Rested) -> Any:
         return run.result
     if run.status in TERMINAL:
         why = run.error.message if run.error is not None else run.stop_reason
-        failed = RunFailed(run, f"{run.run_id} ended {run.status}: {why}", hint="" if run.error is None else run.error.hint)
-        raise failed from None if run.error is None else with_traceback(run.error)
+        hint = "" if run.error is None else run.error.hint
+        raise RunFailed(run, f"{run.run_id} ended {run.status}: {why}", hint=hint) from None if run.error is None else with_traceback(run.error)
     asked = "; ".join(w.prompt or w.name or w.kind for w in run.waits)
     asks = any(w.available_actions for w in run.waits)
     raise RunWaiting(run, f"{run.run_id} is waiting: {run.condition} ({asked})", hint="rt.waits() and holdfast waits show how to answer it" if asks else "")
