@@ -407,15 +407,17 @@ async def noop_rested() -> None:
             child.wait()
 
 
-async def several(workers: int) -> tuple[float, float]:
-    """Steps a second, and CPU in us a step of all processes, of 60 submitted runs of 100 steps on one file."""
-    with folder() as where:
-        children = [worker_process(where) for _ in range(workers)]
+async def several(workers: int, files: int = 1) -> tuple[float, float]:
+    """Steps a second, and CPU in us a step of all workers, of 60 submitted runs of 100 steps: on one file, or on so many, each with its part of both."""
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(folder()) for _ in range(files)]
+        children = [worker_process(place) for place in places for _ in range(workers // files)]
         try:
-            async with Runtime(url(where), skills=SERVED) as rt:
+            async with contextlib.AsyncExitStack() as open_:
+                runtimes = [await open_.enter_async_context(Runtime(url(place), skills=SERVED)) for place in places]
                 before, began = sum(cpu(c.pid) for c in children), clock()
-                runs = [await rt.submit(line(NODES), {}) for _ in range(60)]
-                for run in runs:
+                runs = [(rt, await rt.submit(line(NODES), {})) for _ in range(60 // files) for rt in runtimes]
+                for rt, run in runs:
                     await rt.result(run.run_id)
                 taken, spent = clock() - began, sum(cpu(c.pid) for c in children) - before
         finally:
@@ -432,14 +434,17 @@ def cpu(pid: int) -> float:
 
 
 async def workers() -> None:
-    """One file, and 1, 2 and 4 workers: what each more brings, and what a step costs all of them."""
+    """One file, and 1, 2 and 4 workers: what each more brings, and what a step costs all of them. Beside it 4 workers that share nothing but the machine."""
     found = {n: await several(n) for n in (1, 2, 4)}
+    apart = 0.0 if DATABASE else (await several(4, files=4))[1]
     for n, (speed, spent) in found.items():
         emit(f"workers: {n}, steps/s", speed, "steps/s")
         emit(f"workers: {n}, CPU a step", spent, "us")
     for n in (2, 4):
         emit(f"workers: {n} against 1, steps/s", found[n][0] / found[1][0], "times")
         emit(f"workers: {n} against 1, CPU a step", found[n][1] / found[1][1], "times")
+    if apart:
+        emit("workers: 4 on files of their own against 1, CPU a step", apart / found[1][1], "times")
 
 
 async def goes_on(name: str, skill: Any) -> None:
