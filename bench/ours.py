@@ -407,6 +407,20 @@ async def noop_rested() -> None:
             child.wait()
 
 
+async def cold() -> None:
+    """What a no-op run costs its process that calls it in a loop, after 20 ms and after 10 s at rest: the same code, which the processor's caches have forgotten."""
+    with folder() as where:
+        async with Runtime(url(where)) as rt:
+            for rest, name, times in ((0.0, "in a loop", 60), (0.02, "after 20 ms", 40), (10.0, "after 10 s", 3)):
+                spent = []
+                for _ in range(times):
+                    await asyncio.sleep(rest)
+                    began = time.process_time()
+                    await rt.invoke(stamped, {})
+                    spent.append(time.process_time() - began)
+                emit(f"cold: CPU of a no-op run, {name}", percentile(spent[times // 6 :], 0.5) * 1e3, "ms")
+
+
 async def several(workers: int, files: int = 1) -> tuple[float, float]:
     """Steps a second, and CPU in us a step of all workers, of 60 submitted runs of 100 steps: on one file, or on so many, each with its part of both."""
     with contextlib.ExitStack() as stack:
@@ -565,7 +579,7 @@ async def effect() -> None:
 
 CASES = {
     "effect": effect, "lin": lin, "conc": conc, "conc-long": conc_long, "fan": fan, "wf": wf, "turns": turns, "delta": delta, "resume": resume, "park": park,
-    "noop": noop, "noop-polling": noop_polling, "noop-rested": noop_rested, "workers": workers, "signal": signal_, "approval": approval, "recover": recover,
+    "noop": noop, "noop-polling": noop_polling, "noop-rested": noop_rested, "cold": cold, "workers": workers, "signal": signal_, "approval": approval, "recover": recover,
     "serve": serve, "park-child": park_child, "recover-child": recover_child,
 }
 

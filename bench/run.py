@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, tuple[str, ...]]] = {  # case -> who -> the arguments
     "resume": {"ours": ("resume",)},
     "noop": {"ours": ("noop",), "dbos": ("noop",)},
     "noop-rested": {"ours": ("noop-rested",)},
+    "cold": {"ours": ("cold",)},
     "workers": {"ours": ("workers",)},
     "signal": {"ours": ("signal",), "dbos": ("signal",)},
     "approval": {"ours": ("approval",)},
@@ -58,7 +59,7 @@ OVER_A_SERVER: dict[str, dict[str, tuple[str, ...]]] = {  # the same over Postgr
     "workers": {"ours": ("workers",)},
     "park": {"ours": ("park",)},
 }
-LONG = ("park",)
+LONG = ("park", "cold")
 AS_INSTALLED = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "autovacuum": "on", "shared_buffers": "128MB", "max_wal_size": "1GB", "max_connections": "100"}
 """PostgreSQL's own defaults, where the tests' server has others."""
 
