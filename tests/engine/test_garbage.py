@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 
 from holdfast import Context, Goto, Graph, Retry, Runtime, Send, State, append, flow
 from holdfast.core.errors import RunFailed
+from holdfast.engine.calls.functions import Patience, await_in_time
 from tests.postgres.server import shared
 
 TIMES = 3
@@ -371,3 +373,29 @@ async def test_what_is_left_is_seen() -> None:
         Left()
 
     assert await left_by(leave) == Counter({f"{__name__}:{Left.__qualname__}": TIMES})
+
+
+def test_what_is_thrown_away_with_its_loop_is_closed_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its task is gone by then, and so is whoever could be told."""
+    closed, said = [], []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            closed.append(1)
+
+    async def begin() -> asyncio.Task[None]:
+        task = asyncio.ensure_future(await_in_time(hang(), Patience(60_000_000, own=True), "hang"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return task
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda loop, context: None)  # the loop itself says that a task was pending
+    task = loop.run_until_complete(begin())
+    loop.close()
+    del task, loop
+    gc.collect()
+    assert (closed, said) == ([1], [])

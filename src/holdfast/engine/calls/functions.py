@@ -347,8 +347,8 @@ class Begun(Generic[T]):
 
     def _step(self, go_on: Callable[[Any], Any], given: Any) -> Any:
         """Runs it to where it waits next."""
-        task = self._its_task()
-        before = task.cancelling()
+        task = self._task()  # None: it was thrown away with its loop, and what it was in the midst of is closed
+        before = 0 if task is None else task.cancelling()
         try:
             try:
                 return go_on(given)
@@ -358,7 +358,8 @@ class Begun(Generic[T]):
         except StopIteration:
             return None
         finally:
-            self.caused = max(0, self.caused + task.cancelling() - before)
+            if task is not None:
+                self.caused = max(0, self.caused + task.cancelling() - before)
             del task, given  # an error that was thrown in has this frame in its traceback
             if machine.PROCESS.forks != self._forks:
                 machine.end_child(self._forks, self.what)
