@@ -16,7 +16,7 @@ def stop(pid: int, path: Path) -> None:
 
     Where it stops is by chance, and each renewal of a lease is a commit too; so it goes on and is stopped again until others can write.
     """
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     with contextlib.closing(apsw.Connection(str(path))) as db:
         db.set_busy_timeout(300)
         while True:

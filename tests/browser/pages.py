@@ -105,7 +105,7 @@ async def without_javascript(browser: Browser, folder: Path, report: Report) -> 
         (failed,) = await rt.runs(condition="failed", limit=1)
         await page.goto(f"{origin}/runs/{failed.run_id}")
         await page.click("#actions button:has-text('Resume')")
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while (now := await rt.get(failed.run_id)).version <= failed.version and time.monotonic() < until:
             await rt.store.wait_for_change(0.5)
         report.hold(now.version > failed.version, "without JavaScript: resume")

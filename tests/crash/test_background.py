@@ -156,7 +156,7 @@ async def test_closing_ends_a_worker_and_what_it_drives() -> None:
     work: list[asyncio.Task[Any]] = []
 
     async def failing() -> None:
-        async with asyncio.timeout(20), Runtime(store, skills=[hanging]) as rt:
+        async with asyncio.timeout(60), Runtime(store, skills=[hanging]) as rt:
             await rt.submit(hanging, thread_id="t")
             work.extend([asyncio.ensure_future(rt.worker()), asyncio.ensure_future(rt.invoke(hanging, thread_id="u"))])
             await begun.wait()

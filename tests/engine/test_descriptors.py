@@ -102,6 +102,6 @@ async def test_closing_a_store_under_its_heartbeat_ends_the_heartbeat(tmp_path: 
     await rt.__aenter__()
     await rt.invoke("short")
     await store.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while [t for t in threading.enumerate() if t.ident not in before and t.name == "holdfast-heartbeat"]:
             await asyncio.wait([asyncio.ensure_future(asyncio.to_thread(int))])

@@ -510,7 +510,7 @@ async def test_a_driving_that_is_cancelled_gives_its_run_back() -> None:
     """§10.4: a caller that stops waiting leaves nothing behind that only its own end could free."""
     g = Graph("g", S)
     gate = asyncio.Event()
-    patience = asyncio.timeout(20)
+    patience = asyncio.timeout(60)
 
     @g.node(start=True)
     async def before(state: S) -> dict[str, Any]:

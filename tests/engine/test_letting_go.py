@@ -466,5 +466,5 @@ async def test_a_drain_wakes_an_idle_worker() -> None:
         for _ in range(100):  # turns of the loop: it has looked around by then, and waits
             await asyncio.sleep(0)
         stop.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await working

@@ -138,7 +138,7 @@ async def test_what_swallows_its_cancel_is_abandoned_and_says_so(monkeypatch: py
             except asyncio.CancelledError:
                 turns.append(1)
 
-    async with asyncio.timeout(10), Runtime(MemoryStore()) as rt:
+    async with asyncio.timeout(60), Runtime(MemoryStore()) as rt:
         run = await rt.invoke(lone(stubborn, timeout=0.05), {})
         assert run.stop_reason == "step_timeout" and "abandoned" in ((run.error and run.error.message) or "")
         seen = len(turns)
@@ -205,7 +205,7 @@ def test_a_pool_is_bounded_and_gives_places_of_lost_threads_away() -> None:
         pool.submit(job)
     third = Job(lambda: 7, (), "third", None)
     future = pool.submit(third)
-    assert begun.acquire(timeout=20) and begun.acquire(timeout=20)
+    assert begun.acquire(timeout=60) and begun.acquire(timeout=60)
     assert not future.done()
     pool.give_up(jobs[0])
     assert pool.submit(Job(lambda: 8, (), "fourth", None)).result(20) == 8

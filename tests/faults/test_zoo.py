@@ -63,7 +63,7 @@ async def ended(rt: Runtime, kind: Kind, run: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 async def test_invoke(kind: Kind) -> None:
-    async with asyncio.timeout(20), Runtime(MemoryStore(), skills=[graph := kind.make()]) as rt:
+    async with asyncio.timeout(60), Runtime(MemoryStore(), skills=[graph := kind.make()]) as rt:
         await ended(rt, kind, await rt.invoke(graph, {}))
         assert (await rt.invoke(healthy(), {})).state.n == 2
         RELEASE.set()
@@ -72,7 +72,7 @@ async def test_invoke(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 async def test_worker(kind: Kind) -> None:
     good = healthy()
-    async with asyncio.timeout(20), Runtime(MemoryStore(), skills=[graph := kind.make(), good]) as rt:
+    async with asyncio.timeout(60), Runtime(MemoryStore(), skills=[graph := kind.make(), good]) as rt:
         odd = await rt.submit(graph, {})
         runs = [await rt.submit(good, {}) for _ in range(10)]
         await rt.worker(until_idle=True)

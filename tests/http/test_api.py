@@ -165,7 +165,7 @@ async def test_signals_forks_replays_and_links() -> None:
 async def lines(http: httpx.AsyncClient, url: str, until: str, **options: Any) -> list[tuple[str, str]]:
     """The events of a stream up to one of that kind: its id and its kind."""
     out: list[tuple[str, str]] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         response = await http.get(url, **options)
     for block in response.text.split("\n\n"):
         fields = dict(line.partition(": ")[::2] for line in block.splitlines() if not line.startswith(":"))

@@ -139,7 +139,7 @@ async def test_a_server_tidies_from_its_start(tmp_path: Path) -> None:
         assert (await http.post("/v1/runs", json={"skill_id": "notes"}, headers={"Idempotency-Key": "k"})).status_code == 202
         clock.advance(48 * HOUR)
         application = http.app  # type: ignore[attr-defined]
-        async with application.router.lifespan_context(application), asyncio.timeout(10):
+        async with application.router.lifespan_context(application), asyncio.timeout(60):
             await asyncio.sleep(0)  # it begins
             await rested(rt, http)
             assert await rows(rt) == []
@@ -468,7 +468,7 @@ async def rested(rt: Runtime, http: httpx.AsyncClient) -> None:
     """Until nothing goes on behind an answer."""
     api = http.app.state.api  # type: ignore[attr-defined]
     while api.jobs:
-        await asyncio.wait(set(api.jobs), timeout=10)
+        await asyncio.wait(set(api.jobs), timeout=60)
 
 
 @pytest.mark.parametrize("url", STORES, ids=["memory", "sqlite"])

@@ -70,7 +70,7 @@ async def sent(http: httpx.AsyncClient, path: str, **body: Any) -> Any:
 
 async def rested(http: httpx.AsyncClient, run_id: str) -> Any:
     """The run once nothing moves it any more, by the long poll."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (run := await got(http, f"/v1/runs/{run_id}?wait=5"))["status"] in ("pending", "running", "replaying"):
             pass
     return run
@@ -86,7 +86,7 @@ async def approved(http: httpx.AsyncClient, run_id: str) -> Any:
     await sent(http, f"/v1/runs/{run_id}/approve", actor="ada")
     gone_on = await http.post(f"/v1/runs/{run_id}/resume", json={})
     assert gone_on.status_code == 202 or gone_on.json()["code"] in ("run_is_live", "settled_terminal"), gone_on.text
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (run := await got(http, f"/v1/runs/{run_id}?wait=5"))["status"] not in ("completed", "failed", "canceled"):
             pass
     return run

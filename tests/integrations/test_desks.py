@@ -52,7 +52,7 @@ async def test_the_tools_of_one_answer_run_together(name: str, monkeypatch: pyte
 
     async def meet() -> None:
         if desks.acts[-1].startswith("look_up"):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await both.wait()
 
     monkeypatch.setattr(desks, "pause", meet)

@@ -173,7 +173,7 @@ async def test_a_save_that_fails_stops_the_run_and_it_goes_on_from_what_is_kept(
 
 async def kept(saver: HoldfastSaver, count: int) -> None:
     """Returns once so many writes of the plan's tasks are in the store."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             writes = [w for key, data in await saver.shelf.scan("t/c/", limit=1000) if not r.of_checkpoint(key) for w in r.writes_of(data)]
             values = [saver.serde.loads_typed((w.kind, w.body)) for w in writes if w.channel == "log"]
@@ -579,7 +579,7 @@ async def test_an_error_handler_beside_a_failing_sibling_acts_once(tmp_path: Pat
     graph = StateGraph(Log).add_node("fails", fails, error_handler=handler).add_node("sibling", sibling)
     graph.add_edge(START, "fails").add_edge(START, "sibling")
     async with place(graph, tmp_path) as (rt, skill, _):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             run = await rt.invoke(skill, START_INPUT, thread_id="t")
         for _ in range(3):
             if run.status == "failed":
@@ -604,7 +604,7 @@ async def test_what_a_canceled_run_did_and_told_is_kept(tmp_path: Path) -> None:
         run = await rt.submit(skill, START_INPUT, thread_id="t")
         stop = asyncio.Event()
         works = asyncio.ensure_future(rt.worker(stop=stop))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             pieces = []
             async for part in rt.stream(run.run_id, modes=("messages",)):
                 pieces.append(part.data["content"])

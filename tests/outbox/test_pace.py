@@ -187,7 +187,7 @@ async def test_a_slow_function_has_as_many_threads_as_places_and_leaves_the_othe
 
     going = [asyncio.ensure_future(hands.do(A, hang)) for _ in range(40)]
     for _ in range(EACH):
-        assert await asyncio.to_thread(inside.acquire, timeout=10)
+        assert await asyncio.to_thread(inside.acquire, timeout=60)
     assert await asyncio.wait_for(hands.do(B, lambda: 7), 10) == 7
     assert not inside.acquire(blocking=False), "of one receiver no more than it has places"
     held.set()
@@ -203,7 +203,7 @@ async def test_what_no_thread_has_come_to_has_not_happened() -> None:
         return held.wait(20)
 
     first = asyncio.ensure_future(hands.do(A, hang))
-    assert await asyncio.to_thread(inside.acquire, timeout=10), "until a thread has come to it, it has not happened either"
+    assert await asyncio.to_thread(inside.acquire, timeout=60), "until a thread has come to it, it has not happened either"
     second = asyncio.ensure_future(hands.do(A, lambda: calls.append(1)))
     await asyncio.sleep(0)
     second.cancel()
@@ -274,7 +274,7 @@ async def test_a_receiver_that_hangs_after_it_was_quick_hinders_no_other(open_rt
 
     async with open_rt(transports={"mail": mail if threaded else mail_too, "fax": fax}) as rt:
         going = asyncio.ensure_future(rt.dispatch(stop=stop))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(faxed) < 20:
                 await rt.store.wait_for_change(0.1)
             await rt.submit(load, {"count": 5, "type": "fax"})

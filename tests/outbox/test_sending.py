@@ -143,7 +143,7 @@ async def test_a_worker_sends_too(open_rt: Open) -> None:
         stop = asyncio.Event()
         working = asyncio.ensure_future(rt.worker(stop=stop))
         await rt.submit(graph, {})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while box.calls < 9:
                 await rt.store.wait_for_change(0.1)
         stop.set()
@@ -186,7 +186,7 @@ async def test_a_send_whose_mark_is_lost(dedupes: bool, open_rt: Open, monkeypat
     monkeypatch.undo()
     await dying.close()
     async with open_rt(transports={"mail": box}, lease=0.3) as other:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await other.dispatch(until_idle=True):
                 await other.store.wait_for_change(0.05)
         (intent,) = await other.intents(run.run_id)
@@ -307,7 +307,7 @@ async def test_a_poison_intent_is_dead_after_its_attempts_and_can_be_redriven(op
     box = Poison()
     async with open_rt(transports={"mail": box}) as rt:
         run = await rt.invoke(sender(), {})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await rt.intents(run.run_id))[0].state != "dead":
                 await rt.dispatch(until_idle=True)
                 await rt.store.wait_for_change(0.02)
@@ -333,7 +333,7 @@ async def test_a_plain_function_says_how_it_is_to_be_tried(open_rt: Open) -> Non
     picky = Function(fails, retry=Retry(2, base_us=1, on=(ValueError,)))
     async with open_rt(transports={"mail": picky}) as rt:
         run = await rt.invoke(sender(steps=2), {})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(calls) < 3:
                 await rt.dispatch(until_idle=True)
                 await rt.store.wait_for_change(0.01)
@@ -383,7 +383,7 @@ async def test_order_per_key(open_rt: Open) -> None:
     async with open_rt(transports={"mail": flaky}) as rt:
         await rt.invoke(sender(steps=3, order="k"), {})
         assert seen == [0]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(seen) < 4:
                 await rt.dispatch(until_idle=True)
                 await rt.store.wait_for_change(0.05)
@@ -458,7 +458,7 @@ async def test_a_hook_that_hangs_hinders_no_other_receiver(tmp_path: Path, hook:
         stop = asyncio.Event()
         sending = asyncio.ensure_future(rt.dispatch(stop=stop))
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(hanging) < 3 * EACH or not got:
                     await rt.store.wait_for_change(0.05)
         finally:
@@ -584,7 +584,7 @@ async def test_a_claim_whose_answer_is_lost_beside_a_sending() -> None:
         await done.wait()
 
     store = Broken(Shared())
-    async with Runtime(store, skills=[sender()], transports={"mail": slow}) as rt, asyncio.timeout(20):  # type: ignore[arg-type]
+    async with Runtime(store, skills=[sender()], transports={"mail": slow}) as rt, asyncio.timeout(60):  # type: ignore[arg-type]
         await rt.submit("sender")
         await rt.worker(until_idle=True, dispatch=False)
         first = asyncio.ensure_future(rt.dispatch())
@@ -647,7 +647,7 @@ async def test_a_day_after_it_was_settled_what_it_carried_is_dropped() -> None:
         async def carried(seconds: int, until: list[bool] | None = None) -> list[bool]:
             """Whether each still has its payload, when so much time has passed and the dispatcher has looked round once more."""
             world.clock.at += seconds * 1_000_000
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 for _ in range(20):
                     await rt.shelf("news").put("k", b"v")
                     await asyncio.sleep(0)

@@ -43,7 +43,7 @@ async def lacks(rt: Runtime, run_id: str) -> list[Any]:
 
 
 async def until(condition: Any, rt: Runtime) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await condition():
             await rt.store.wait_for_change(0.05)
 

@@ -66,7 +66,7 @@ async def kinds(rt: Runtime, run_id: str) -> list[str]:
 
 async def said(rt: Runtime, run_id: str, text: str) -> None:
     """Until a note with this text is on record."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for event in rt.events(run_id, follow=True):
             if event.type == "note.added" and text in str(event.payload["text"]):
                 return

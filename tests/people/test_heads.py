@@ -114,7 +114,7 @@ class Lane:
         run_id = await self.begun(self.other)
         self.other.drain()
         self.tasks.pop().cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await self.one.get(run_id)).lease.owner is not None:
                 await self.world.store.wait_for_change(0.05)
         self.go.set()
@@ -357,7 +357,7 @@ async def test_two_processes_over_one_file(tmp_path: Path) -> None:
 
 async def test_one_that_is_put_off_and_has_something_to_take_goes_first_for_that() -> None:
     """§4.16: its time has not come, but what was put into its inbox makes it due: it takes that, and is in nobody's way again."""
-    async with lane() as here, asyncio.timeout(10):
+    async with lane() as here, asyncio.timeout(60):
         later = await here.other.submit(here.talk, {"text": "later"}, thread_id="t", delay=3600)
         await here.world.store.put(InboxItem(later.run_id, "late:x", LateResult("x", "it gave 3"), here.world.store.now()))
         assert (await here.one.invoke(here.talk, {"text": "mine"}, thread_id="t")).result == "mine"

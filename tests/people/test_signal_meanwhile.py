@@ -51,7 +51,7 @@ async def test_a_signal_taken_while_its_step_comes_to_rest_ends_the_wait(beside:
             await ctx.wait("never", timeout=3600)
             return {"other": 1}
 
-    async with asyncio.timeout(20), Runtime(store, skills=[graph]) as rt:
+    async with asyncio.timeout(60), Runtime(store, skills=[graph]) as rt:
         run = await rt.submit(graph)
         driving = asyncio.ensure_future(rt.resume(run.run_id))
         await begun.wait()

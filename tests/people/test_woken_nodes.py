@@ -166,7 +166,7 @@ class Shop(World):
 
 async def until(rt: Runtime, run_id: str, said: int) -> Run[Any]:
     """The run once it rests with so much said."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             run = await rt.get(run_id)
             if len(run.values["said"]) >= said and run.status not in ("running", "pending"):

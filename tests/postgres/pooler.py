@@ -203,7 +203,7 @@ def _bouncer(folder: Path) -> Path:
     process = subprocess.Popen([PGBOUNCER, here / "ini"], user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     atexit.register(shutil.rmtree, here, ignore_errors=True)
     atexit.register(process.kill)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while True:
         try:
             psycopg.connect(f"host={here} dbname=postgres user=holdfast").close()

@@ -98,7 +98,7 @@ class Two:
                 heard.set()
 
         self._waiting, self.heard = asyncio.ensure_future(wait()), heard
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for _ in ("its first wait is over at once", "it listens"):
                 await heard.wait()
                 heard.clear()
@@ -115,7 +115,7 @@ class Two:
         """Has a run submitted, and waits until the other has heard of it."""
         self.heard.clear()
         await Script(self.here, name, **fields).submit()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.heard.wait()
 
     async def look(self) -> Claims | Loaded:
@@ -206,7 +206,7 @@ async def test_a_notification_of_others_does_no_harm(two: Two, payload: str) -> 
     two.heard.clear()
     with shared().admin("hints") as db:
         db.execute("SELECT pg_notify('holdfast_news', %s)", (payload,))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await two.heard.wait()
     assert await two.look() == Claims()
     await two.hear("r1")

@@ -80,7 +80,7 @@ def copied(db: Psycopg[tuple[object, ...]], count: int) -> None:
 def rows_read() -> int:
     """As those connections tell that have ended."""
     with shared().admin() as db:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while db.execute("SELECT 1 FROM pg_stat_activity WHERE datname = 'holdfast' AND usename = 'holdfast'").fetchone():
             assert time.monotonic() < until, "the connections of a closed store end"
     with shared().admin("holdfast") as db:

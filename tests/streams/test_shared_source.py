@@ -168,7 +168,7 @@ async def test_a_commit_between_two_reads_of_a_look_is_told(name: str) -> None:
         await ctx.approve("Go on?")
         return {"n": 1}
 
-    async with asyncio.timeout(20), Runtime(store := Between(), skills=[graph]) as rt:
+    async with asyncio.timeout(60), Runtime(store := Between(), skills=[graph]) as rt:
         run = await rt.submit(graph)
 
         async def act() -> None:

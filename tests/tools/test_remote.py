@@ -192,7 +192,7 @@ async def test_a_cancel_ends_what_is_under_way(open_rt: Open, tmp_path: Path) ->
     async with pair.worker() as rt, pair.runner() as runner:
         run = await rt.invoke(slow, {})
         going = asyncio.ensure_future(runner.dispatch(until_idle=True))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await begun(pair, rt)
             await rt.cancel(run.run_id)
             await going
@@ -209,7 +209,7 @@ async def test_a_runner_that_is_ended_before_its_turn_leaves_the_request_as_it_w
         run = await rt.invoke(graph, {})
         async with workspaces.lock(str(pair.folder), writes=True):
             going = asyncio.ensure_future(runner.dispatch(until_idle=True))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while [i.state for i in await rt.intents(run.run_id)] != ["sending"]:
                     await rt.store.wait_for_change(0.02)
             going.cancel()

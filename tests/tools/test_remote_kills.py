@@ -51,7 +51,7 @@ async def at_work(*work: Callable[[asyncio.Event], Any]) -> AsyncIterator[None]:
 
 async def rested(rt: Runtime, run_id: str) -> Any:
     """The run once no runner has it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (run := await rt.get(run_id)).status not in (Status.COMPLETED, Status.WAITING_FOR_HUMAN, Status.FAILED):
             await rt.store.wait_for_change(0.2)
     return run
@@ -142,11 +142,11 @@ async def test_a_runner_is_killed_and_one_is_frozen(tmp_path: Path) -> None:
             run = await rested(rt, frozen.run_id)
             assert [w.kind for w in run.waits] == ["effect"], run.error
             (pair.folder / "go").touch()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not counted(pair, 1):  # the tool goes on though its runner is frozen
                     await rt.store.wait_for_change(0.02)
             second.send_signal(signal.SIGCONT)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not any("too late" in str(e.payload) for e in await rt.events(frozen.run_id)):
                     await rt.store.wait_for_change(0.2)
             assert [(e.status, e.closed) for e in await rt.store.effects(frozen.run_id)] == [("unknown", True)]

@@ -62,6 +62,6 @@ def test_the_thread_of_a_simulated_process_that_died_ends_without_a_word(monkeyp
     store: Any = Dead()
     heart = Heartbeat(store, VirtualClock(), "w", 30_000)
     heart.start()
-    assert store.asked.acquire(timeout=20)
+    assert store.asked.acquire(timeout=60)
     heart.stop()
     assert (said, store.asked.acquire(blocking=False), heart.failed) == ([], False, None)
