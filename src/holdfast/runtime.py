@@ -221,11 +221,7 @@ class Runtime:
         self._loop, self._forks, self._entered = asyncio.get_running_loop(), machine.PROCESS.forks, 1
         await self._store.open()
         self._open = True
-        self._services.alive = self._heartbeat.safe
-        self._services.renew = self._heartbeat.beat
-        self._services.confirm = self._heartbeat.confirm
-        self._services.lengthen = self._heartbeat.lengthen
-        self._services.failed = lambda: self._heartbeat.failed
+        self._services.go_by(self._heartbeat)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -237,6 +233,7 @@ class Runtime:
         """Entered again after it was closed, it is another owner of leases: the one before is proven to be gone."""
         self._services.begin_anew(owner_id())
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
+        self._services.go_by(self._heartbeat)
         self._watch = Watch(self._heartbeat, whose, lambda: bool(self._working))
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries

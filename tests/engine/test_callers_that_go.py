@@ -14,6 +14,7 @@ import pytest
 from holdfast import Context, Runtime, flow
 from holdfast.core.errors import Rejected, StoreUnavailable
 from holdfast.stores import MemoryStore
+from holdfast.testing.clock import VirtualClock
 from tests.postgres.server import shared
 
 TURNS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610)
@@ -132,20 +133,27 @@ async def test_whoever_goes_while_it_is_opened_or_closed_leaves_nothing_behind(u
 
 
 class Unanswered(MemoryStore):
-    """Makes the first owner known, and loses the answer."""
+    """Loses the answer to the first registration, which came through or did not."""
 
-    lost = False
+    def __init__(self, *, comes_through: bool) -> None:
+        super().__init__()
+        self.comes_through = comes_through
+        self.lost = False
 
     async def register(self, owner: str, ttl_us: int) -> None:
-        await super().register(owner, ttl_us)
+        if self.lost or self.comes_through:
+            await super().register(owner, ttl_us)
         if not self.lost:
             self.lost = True
             raise StoreUnavailable("the answer was lost")
 
 
-async def test_a_registration_whose_answer_is_lost_is_made_anew() -> None:
-    """No name is registered twice, so it is made under another one."""
-    async with Runtime(Unanswered(), skills=[greet]) as rt:
+@pytest.mark.parametrize("comes_through", [False, True])
+async def test_a_registration_whose_answer_is_lost_is_made_anew(comes_through: bool) -> None:
+    """No name is registered twice, so it is made under another one; and it is that one's lease that counts from then on."""
+    clock = VirtualClock()
+    async with Runtime(Unanswered(comes_through=comes_through), skills=[greet], clock=clock) as rt:
         with pytest.raises(StoreUnavailable):
             await rt.run(greet)
+        clock.advance(60)
         assert await rt.run(greet) == "hello"

@@ -678,6 +678,11 @@ class Services:
                 f"the tools of {run.run_id} have worked in the workspace {run.workspace}, which is not here", hint="resume it where that folder is: Runtime(workspace=…)"
             )
 
+    def go_by(self, heartbeat: Heartbeat) -> None:
+        """Has it say from now on whether something may begin under this process's lease."""
+        self.alive, self.renew, self.confirm, self.lengthen = heartbeat.safe, heartbeat.beat, heartbeat.confirm, heartbeat.lengthen
+        self.failed = lambda: heartbeat.failed
+
     def begin_anew(self, owner: str) -> None:
         """The runtime was closed and is entered again, as another owner."""
         self.owner = owner

@@ -326,7 +326,9 @@ class Begun(Generic[T]):
                     yield waiting
                 except BaseException as e:  # a cancel or a timeout strikes where the coroutine waits, so it is thrown in there
                     if self._gives_up:
-                        self._its_task().uncancel()  # our own, made to get here
+                        if (task := self._task()) is not None:
+                            task.uncancel()  # our own, made to get here
+                        del task
                         raise
                     self.closed = isinstance(e, GeneratorExit) and not self._stepping()
                     waiting = self._step(steps.throw, e)

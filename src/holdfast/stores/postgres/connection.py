@@ -243,7 +243,7 @@ async def connect(
 
 def _refuse_encoding(db: Connection, url: str) -> UsageError | None:
     """Why a connection is of no use that encodes text as something else than UTF-8; None if it does not."""
-    server, client = (str((db.info.parameter_status(name)) or "UTF8") for name in ("server_encoding", "client_encoding"))
+    server, client = (db.info.parameter_status(name) or "UTF8" for name in ("server_encoding", "client_encoding"))
     if server != "UTF8":
         why, hint = f"the database is encoded as {server}", "create one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
     elif client != "UTF8":
