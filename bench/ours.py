@@ -408,7 +408,7 @@ async def noop_rested() -> None:
 
 
 async def cold() -> None:
-    """What a no-op run costs its process that calls it in a loop, after 20 ms and after 10 s at rest: the same code, which the processor's caches have forgotten."""
+    """What a no-op run costs its process that calls it in a loop, after 20 ms and after 10 s at rest: the same code, which may have left the processor's caches."""
     with folder() as where:
         async with Runtime(url(where)) as rt:
             for rest, name, times in ((0.0, "in a loop", 60), (0.02, "after 20 ms", 40), (10.0, "after 10 s", 3)):

@@ -174,55 +174,38 @@ async def emits(ctx: Context) -> None:
 
 # -- what is done with them -------------------------------------------------------------------------
 
+INVOKED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "plain_steps": (line, {}, "completed"),
+    "steps_that_go_back": (loop, {}, "completed"),
+    "fan_out": (fan, {}, "completed"),
+    "fan_out_of_which_one_fails": (fan, {"n": 1}, "failed"),
+    "retries": (retried, {}, "completed"),
+    "recorded_calls": (steps, {}, "completed"),
+    "calls_beside_each_other": (beside, {}, "completed"),
+    "effect": (pays, {}, "completed"),
+    "effect_that_fails": (pays, {"fails": True}, "failed"),
+    "sleep": (naps, {}, "completed"),
+    "failure": (fails, {}, "failed"),
+    "timeout": (late, {}, "failed"),
+    "child": (parent, {}, "completed"),
+    "child_that_fails": (parent, {"fails": True}, "failed"),
+}
+"""By what it shows: a skill, its input, and how the run ends."""
 
-@scenario
-async def plain_steps(rt: Runtime) -> None:
-    await rt.invoke(line, {})
+
+def invoking(made: Any, given: dict[str, Any], end: str) -> Scenario:
+    async def invoke(rt: Runtime) -> None:
+        assert (await rt.invoke(made, given)).status == end
+
+    return invoke
 
 
-@scenario
-async def steps_that_go_back(rt: Runtime) -> None:
-    await rt.invoke(loop, {})
-
-
-@scenario
-async def fan_out(rt: Runtime) -> None:
-    await rt.invoke(fan, {})
-
-
-@scenario
-async def fan_out_of_which_one_fails(rt: Runtime) -> None:
-    assert (await rt.invoke(fan, {"n": 1})).status == "failed"
+SCENARIOS |= {name: invoking(*row) for name, row in INVOKED.items()}
 
 
 @scenario
 async def conversation(rt: Runtime) -> None:
     await rt.invoke(line, {}, thread_id="t")
-
-
-@scenario
-async def retries(rt: Runtime) -> None:
-    assert (await rt.invoke(retried, {})).state.n == 3
-
-
-@scenario
-async def recorded_calls(rt: Runtime) -> None:
-    assert (await rt.invoke(steps, {})).status == "completed"
-
-
-@scenario
-async def calls_beside_each_other(rt: Runtime) -> None:
-    assert (await rt.invoke(beside, {})).status == "completed"
-
-
-@scenario
-async def effect(rt: Runtime) -> None:
-    assert (await rt.invoke(pays, {})).status == "completed"
-
-
-@scenario
-async def effect_that_fails(rt: Runtime) -> None:
-    await rt.invoke(pays, {"fails": True})
 
 
 @scenario
@@ -249,31 +232,6 @@ async def cancel_of_the_caller(rt: Runtime) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await calling
         del calling
-
-
-@scenario
-async def sleep(rt: Runtime) -> None:
-    assert (await rt.invoke(naps, {})).status == "completed"
-
-
-@scenario
-async def failure(rt: Runtime) -> None:
-    assert (await rt.invoke(fails, {})).status == "failed"
-
-
-@scenario
-async def timeout(rt: Runtime) -> None:
-    assert (await rt.invoke(late, {})).status == "failed"
-
-
-@scenario
-async def child(rt: Runtime) -> None:
-    assert (await rt.invoke(parent, {})).status == "completed"
-
-
-@scenario
-async def child_that_fails(rt: Runtime) -> None:
-    await rt.invoke(parent, {"fails": True})
 
 
 @scenario

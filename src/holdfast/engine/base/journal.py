@@ -53,10 +53,11 @@ from holdfast.core.status import Status
 from holdfast.core.waits import Wait
 from holdfast.engine.base.begun import Rest
 from holdfast.engine.base.echo import Echo
-from holdfast.engine.base.services import SafePoints, Sendings, call_nobody
+from holdfast.engine.base.services import SafePoints, Sendings
 from holdfast.engine.base.streams import Ring
 from holdfast.engine.look import parents
 from holdfast.engine.look.snapshot import whole
+from holdfast.machine import call_nobody
 from holdfast.meters import METERS
 from holdfast.ports import Loaded, Store
 

@@ -321,10 +321,6 @@ class Standing(Protocol):
 NOBODY: frozenset[Standing] = frozenset()
 
 
-def call_nobody() -> None:
-    """In the place of what is called no more."""
-
-
 class SafePoints:
     """Watches the tasks of a super-step once somebody has ``asked``; ``reached`` is called when all that run stand at a boundary."""
 

@@ -45,7 +45,7 @@ from holdfast.core.waits import Wait, WaitKind, resting
 from holdfast.engine.base import failures
 from holdfast.engine.base.failures import contain, record
 from holdfast.engine.base.journal import Draft, Journal
-from holdfast.engine.base.services import ALONE_SECONDS, SafePoints, Services, call_nobody
+from holdfast.engine.base.services import ALONE_SECONDS, SafePoints, Services
 from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.effects import LOOK_SECONDS, surface_open
 from holdfast.engine.calls.gates import Halted
@@ -57,6 +57,7 @@ from holdfast.engine.drive.executor import Ahead, Place, StepError, execute
 from holdfast.engine.drive.fused import Fused
 from holdfast.engine.drive.supersteps import Outcome, Round, failure
 from holdfast.engine.look.threads import CarriedValues
+from holdfast.machine import call_nobody
 from holdfast.ports import Claim, Loaded, takes_statements
 
 PATIENCE = 100

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.engine.base import failures
 from holdfast.engine.base.begun import Rest
+from holdfast.machine import call_nobody
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -25,10 +26,6 @@ T = TypeVar("T")
 
 def _begin_nothing(piece: object, task: asyncio.Task[Any]) -> None:
     """In the place of what begins pieces, when all have ended."""
-
-
-def _tell_nobody() -> None:
-    """In the place of what is told, when all have ended."""
 
 
 class Siblings(Generic[P, T]):
@@ -74,7 +71,7 @@ class Siblings(Generic[P, T]):
 
     def close(self) -> None:
         """Begins no more, and calls nobody: what it called refers back to it, and would be freed by the garbage collector alone."""
-        self._work, self._told = _begin_nothing, _tell_nobody
+        self._work, self._told = _begin_nothing, call_nobody
 
     def _start(self) -> None:
         if len(self._runners) >= self._room:

@@ -25,6 +25,8 @@ from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 
+from holdfast.machine import call_nobody
+
 Statement = tuple[str, Any]
 Rows = list[tuple[Any, ...]]
 CANCEL_SECONDS = 1.0
@@ -274,10 +276,6 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
             sent.append(_Sent(functools.partial(self.pgconn.send_query_prepared, name, given, kinds)))
 
 
-def _call_nobody() -> None:
-    """In the place of what is called when an exchange is over."""
-
-
 class Exchange:
     """What was sent over a connection, until all of it is answered. Nothing else may be sent over it meanwhile. ``anew``: the connection lets go of its
     plans first, in a transaction of its own that costs no round trip; what the server says to that is no answer to anybody."""
@@ -336,7 +334,7 @@ class Exchange:
     def leave(self) -> None:
         """Waits for no answer any more, and calls nobody: what it would have called refers back to it. Unless all is answered, the connection is of no use
         after that."""
-        self._over = _call_nobody
+        self._over = call_nobody
         if self._writing:
             self._writing = False
             self.loop.remove_writer(self._socket)
