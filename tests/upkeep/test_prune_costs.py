@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from holdfast.core.commit import DedupClaim
+from holdfast.stores.sqlite import keeping
 from holdfast.testing.conformance import TTL, Script
 from tests.statements import counting_work
 from tests.upkeep import damage as d
@@ -12,8 +15,12 @@ from tests.upkeep import damage as d
 FEW, MANY = 20, 200
 
 
-async def test_pruning_ten_times_as_many_costs_ten_times_as_much(tmp_path: Path) -> None:
-    """§6.10: nothing is looked through once for each run that goes, neither the log nor the request keys."""
+async def test_pruning_ten_times_as_many_costs_ten_times_as_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """§6.10: nothing is looked through once for each run that goes, neither the log nor the request keys. A transaction takes as many as are found:
+    how many it takes by time differs from machine to machine, and each costs something of its own."""
+    monkeypatch.setattr(keeping, "HELD", float("inf"))
     cost: list[int] = []
     for count in (FEW, MANY):
         with counting_work() as done:
