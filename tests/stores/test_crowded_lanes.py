@@ -237,7 +237,7 @@ async def test_nobody_is_left_behind_who_is_marked_while_the_holder_lets_go() ->
 async def test_a_holder_does_not_let_go_while_those_behind_it_are_being_marked() -> None:
     """Marked in a transaction that is not over yet: whoever lets go of the lane waits for it, and then sees the first of them."""
     url = shared().fresh()
-    line = {"queue": "default", "priority": 0, "tenant": "default", "among": crowds.AMONG, "marked": crowds.MARKED, "now": None}
+    line = {"queue": "default", "priority": 0, "tenant": "default", "begins": -(2**62), "among": crowds.AMONG, "marked": crowds.MARKED, "now": None}
     async with Runtime(url, skills=[chat]) as rt:
         holder = await held(rt)
         order = await behind(rt, 3)

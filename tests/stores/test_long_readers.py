@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from tests.postgres.server import shared
 from holdfast.core.errors import StoreFull
 from holdfast.stores import PostgresStore, SqliteStore
 from holdfast.stores.postgres import ground, upkeep
+from holdfast.stores.postgres.queries import Q
 from holdfast.stores.sqlite import file as sqlite
 from holdfast.testing.conformance import TTL, Script
 
@@ -108,8 +111,8 @@ def entries_read(index: str) -> int:
     """Of an index, how many entries all searches have gone through; sessions tell of theirs when they end."""
     with shared().admin("holdfast") as db:
         until = time.monotonic() + 60
-        while db.execute("SELECT 1 FROM pg_stat_activity WHERE usename = 'holdfast' AND application_name = 'holdfast'").fetchone() and time.monotonic() < until:
-            pass
+        while left := db.execute("SELECT * FROM pg_stat_activity WHERE datname = 'holdfast' AND usename = 'holdfast'").fetchall():
+            assert time.monotonic() < until, left
         (read,) = db.execute("SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = %s", (index,)).fetchone() or (0,)
     return int(str(read))
 
@@ -160,5 +163,86 @@ async def test_a_run_with_an_earlier_time_is_found_though_a_claim_begins_later(m
     at += ground.MARGIN + 1_000_000
     assert await store.claim("w", [], None, limit=10) == []
     monkeypatch.setattr(ground, "WHOLE", 0.0)
+    monkeypatch.setattr(ground, "PART", 0)
     assert [c.run_id for c in await store.claim("w", [], None, limit=10)] == ["r5"]
+    await store.close()
+
+
+LINES = {
+    "priorities": [{"priority": n} for n in range(3)],
+    "tenants": [{"tenant_id": name} for name in "abc"],
+    "queues": [{"queue": name} for name in "abc"],
+    "all of them": [{"queue": q, "priority": p, "tenant_id": t} for q in "ab" for p in (0, 5) for t in "xy"],
+}
+
+
+@pytest.mark.parametrize("kind", LINES)
+async def test_nor_through_what_was_claimed_of_other_lines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs come of several queues, priorities or tenants; those of one come and go while nothing is to come in the others."""
+    for name, value in {"EACH": 0.0, "WHOLE": float("inf"), "FEW": 0}.items():
+        monkeypatch.setattr(ground, name, value)
+    at, lines, rounds = 1_800_000_000_000_000, LINES[kind], 48
+    store = PostgresStore(shared().fresh(), now=lambda: at)
+    before = entries_read("run_due")
+    await store.open()
+    await store.register("w", 3_600_000_000)
+    with psycopg.connect(shared().dsn(user="postgres")) as db:
+        db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        db.execute("SELECT count(*) FROM holdfast.run")
+        for line in lines:
+            await Script(store, f"first-{line}", **line).submit()
+        while await store.claim("w", [], None, limit=3):
+            at += 10_000_000
+        for n in range(rounds):
+            for k in range(5):
+                await Script(store, f"r{n}-{k}", **lines[n % len(lines)]).submit()
+            at += 10_000_000
+            assert {c.run_id for c in await store.claim("w", [], None, limit=10)} == {f"r{n}-{k}" for k in range(5)}
+        await store.close()
+        read = entries_read("run_due") - before
+    assert read < rounds * 60, read
+
+
+async def test_what_is_to_come_is_found_whatever_of_it_is_known() -> None:
+    """Each queue, priority and tenant once, whether it is known or lies above, between or below those that are."""
+    dice = random.Random(7)
+    store = PostgresStore(shared().fresh())
+    await store.open()
+    every = [(q, p, t) for q in ("a", "ab", "b") for p in (-3, 0, 2**31 - 1) for t in ("s", "t", "u")]
+    there = set(dice.sample(every, 14))
+    for n, (queue, priority, tenant) in enumerate(sorted(there)):
+        await Script(store, f"r{n}", queue=queue, priority=priority, tenant_id=tenant).submit()
+    await store.close()
+    with shared().admin("holdfast") as db:
+        for _ in range(200):
+            some = sorted(dice.sample(every, dice.randrange(8)), reverse=True)
+            known = [ground.Line(*line, *ground.BEGINNING) for line in some]
+            asked = {name: list(value) if isinstance(value, tuple) else value for name, value in ground.ask_from(known).items()}
+            found = db.execute(Q.due_lines, {**asked, "most_lines": 1000, "queues": None}).fetchall()
+            assert sorted(line[:3] for line in found) == sorted(there), some
+            assert {line[:3] for line in found if line[3:] == ground.BEGINNING} == there
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_run_that_stays_with_its_owner_is_not_written_anew(count: int) -> None:
+    """Each time its row is written, a version of it stays behind as long as somebody holds a snapshot, and every look at the run goes through them all."""
+    store = PostgresStore(shared().fresh())
+    await store.open()
+    await store.register("w", TTL)
+    scripts = [await Script(store, f"r{n}").begin("w") for n in range(count)]
+
+    def rows() -> list[tuple[object, ...]]:
+        with shared().admin("holdfast") as db:
+            return db.execute("SELECT run_id, ctid, xmin FROM holdfast.run ORDER BY run_id").fetchall()
+
+    before = rows()
+    for _ in range(30):
+        await asyncio.gather(*(s.steps(1, size=20_000) for s in scripts))
+    with shared().admin("holdfast") as db:
+        (whole,) = db.execute("SELECT count(*) FROM holdfast.whole").fetchone() or (0,)
+    assert int(str(whole)) >= 2 * count, "checkpoints were saved whole"
+    assert rows() == before
+    await scripts[0].wait()
+    assert rows()[0] != before[0]
+    assert await store.verify() == []
     await store.close()

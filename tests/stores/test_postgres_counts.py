@@ -231,7 +231,7 @@ async def claim_of_nothing(store: PostgresStore, name: str) -> AsyncIterator[Non
     assert await store.claim("w", (), None, limit=100) == []
 
 
-@costs(trips=5, statements=14, syncs=0, wal=0)
+@costs(trips=5, statements=15, syncs=0, wal=0)
 async def claim_of_nothing_of_many_tenants(store: PostgresStore, name: str) -> AsyncIterator[None]:
     """Several tenants wait, so that what is in use would be counted."""
     for tenant in ("a", "b"):

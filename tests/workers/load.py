@@ -25,13 +25,15 @@ A_DAY = 86_400
 
 class Load(msgspec.Struct, frozen=True):
     """What a process is to drive. ``steady``: runs that step for ever, with a pause of so many seconds in each step; ``fed``: how many short
-    runs it keeps queued; ``each_tenant``: how many runs of a tenant may be under way, 0 for as many as there are."""
+    runs it keeps queued, of so many ``priorities`` and ``tenants`` in turn; ``each_tenant``: how many runs of a tenant may be under way, 0 for as many as there are."""
 
     url: str
     concurrency: int = 10
     steady: int = 0
     pause: float = 0.0
     fed: int = 0
+    priorities: int = 1
+    tenants: int = 1
     each_tenant: int = 0
 
 
@@ -98,13 +100,16 @@ def skills(pace: Pace) -> tuple[Graph[Steps], Any, Any]:
     return steady, brief, held
 
 
-async def _feed(rt: Runtime, brief: Any, pace: Pace, most: int) -> None:
+async def _feed(rt: Runtime, brief: Any, pace: Pace, load: Load) -> None:
     """Keeps about so many short runs queued, as long as the gate is open."""
     submitted = 0
     while True:
         await pace.open.wait()
-        wanted = most - (submitted - pace.begun)
-        await asyncio.gather(*(rt.submit(brief, {"pause": 0.0}) for _ in range(wanted)))
+        wanted = load.fed - (submitted - pace.begun)
+        turns = range(submitted, submitted + wanted)
+        await asyncio.gather(*(
+            rt.submit(brief, {"pause": 0.0}, priority=n % load.priorities, tenant_id=f"t{n % load.tenants}" if load.tenants > 1 else "default") for n in turns
+        ))
         submitted += wanted
         await asyncio.sleep(0.01)
 
@@ -124,7 +129,7 @@ async def drive(load: Load) -> None:
         await asyncio.gather(*(rt.submit(steady, {"pause": load.pause}) for _ in range(load.steady)))
         tasks = [asyncio.ensure_future(rt.worker(concurrency=load.concurrency + load.steady, dispatch=False))]
         if load.fed:
-            tasks.append(asyncio.ensure_future(_feed(rt, brief, pace, load.fed)))
+            tasks.append(asyncio.ensure_future(_feed(rt, brief, pace, load)))
         async for word in _words():
             if word == "go":
                 pace.open.set()

@@ -37,7 +37,8 @@ PATIENCE = 120.0
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a round is asked for. ``minutes``: how long a snapshot is held; ``rows``: how many runs there are in the way; ``samples``: how many
+    """What a round is asked for. ``minutes``: how long a snapshot is held; ``fed``: how many short runs are queued meanwhile, of so many ``tenants`` and
+    ``priorities``; ``rows``: how many runs there are in the way; ``samples``: how many
     runs are timed; ``window``, ``turns``: seconds for which a pace is measured, and how often; ``timed``: whether what was measured is judged; ``budget``: minutes
     after which no more is begun."""
 
@@ -50,6 +51,9 @@ class Asked(msgspec.Struct, frozen=True):
     seed: int = 1
     timed: bool = True
     budget: float = 60.0
+    fed: int = 50
+    tenants: int = 1
+    priorities: int = 1
 
 
 def p99(values: Sequence[float]) -> float:
@@ -102,10 +106,11 @@ async def snapshot(asked: Asked) -> Summary:
     Beside it, on the same server, stands a database whose rows no snapshot holds: it tells how fast the machine is in the same minute.
     """
     began = time.monotonic()
-    summary, claimed = Summary("snapshot", "postgres", round(asked.minutes * 60)), 0
+    summary, claimed, stepped = Summary("snapshot", "postgres", round(asked.minutes * 60)), 0, 0
     with two_stores("postgres") as (held_url, calm_url, server):
         assert server is not None
-        async with Crew(Load(held_url, steady=4, fed=50)) as held, Crew(Load(calm_url, steady=4, fed=50)) as calm:
+        driven = {"steady": 4, "fed": asked.fed, "tenants": asked.tenants, "priorities": asked.priorities}
+        async with Crew(Load(held_url, **driven)) as held, Crew(Load(calm_url, **driven)) as calm:
             await _in_turns((held, calm), asked.window, 1)  # plans are made, pages are read
             before = await _in_turns((held, calm), asked.window, asked.turns)
             with psycopg.connect(server.dsn("holdfast", "postgres")) as db:
@@ -113,14 +118,15 @@ async def snapshot(asked: Asked) -> Summary:
                 db.execute("SELECT count(*) FROM holdfast.run")
                 since, last = time.monotonic(), 2 * asked.turns * (asked.window + 1)
                 await held.say("go")
-                while (left := asked.minutes * 60 - last - (time.monotonic() - since)) > 0 or not claimed:
+                while (left := asked.minutes * 60 - last - (time.monotonic() - since)) > 0 or not stepped:
                     await asyncio.sleep(min(max(left, asked.window), 30.0))
-                    claimed += (await held.say("tell")).claims
+                    told = await held.say("tell")
+                    claimed, stepped = claimed + told.claims, stepped + told.steps
                 await held.say("hold")
                 under = await _in_turns((held, calm), asked.window, asked.turns)
                 summary.done = round(time.monotonic() - since)
-                summary.measured["claimed under it"] = claimed
-    for name in ("steps", "claims"):
+                summary.measured |= {"steps under it": stepped, "claimed under it": claimed}
+    for name in ("steps", "claims") if asked.fed else ("steps",):
         was, beside_then, now, beside_now = (statistics.median(getattr(r, name)) for r in (*before, *under))
         raw = now / was if was else 0.0
         part = raw * beside_then / beside_now if beside_now else raw
@@ -395,6 +401,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("round", nargs="*", help="which rounds; all of them by default")
     parser.add_argument("--store", choices=STORES, action="append", help="over which store; over each by default")
     parser.add_argument("--minutes", type=float, default=10.0, help="for which the snapshot is held (10)")
+    parser.add_argument("--fed", type=int, default=50, help="short runs that are queued while the snapshot is held (50)")
+    parser.add_argument("--tenants", type=int, default=1, help="of these runs (1)")
+    parser.add_argument("--priorities", type=int, default=1, help="of these runs (1)")
     parser.add_argument("--rows", type=int, help="runs in the way; by default as many as the issue asks")
     parser.add_argument("--samples", type=int, default=1000, help="runs that are timed beside a crowd (1000)")
     parser.add_argument("--seed", type=int, default=1, help="of the ids of copied runs; printed (1)")
@@ -409,7 +418,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for store in stores:
             if store in (asked.store or stores):
                 rows = usual if asked.rows is None else asked.rows
-                summary = asyncio.run(round_(Asked(store, asked.minutes, rows, asked.samples, seed=asked.seed, budget=asked.budget)))
+                summary = asyncio.run(round_(Asked(
+                    store, asked.minutes, rows, asked.samples, seed=asked.seed, budget=asked.budget, fed=asked.fed, tenants=asked.tenants, priorities=asked.priorities,
+                )))
                 print(summary.text(), flush=True)
                 wrong += len(summary.wrong)
     return 1 if wrong else 0

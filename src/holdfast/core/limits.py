@@ -127,6 +127,11 @@ class Rules(msgspec.Struct, frozen=True):
     def find(self, name: str) -> Limit | None:
         return self.limits.get(name)
 
+    @property
+    def counts_runs(self) -> bool:
+        """Whether any of them bounds how many runs are in flight."""
+        return any(limit.in_flight is not None and (name == WORKER or name.startswith((QUEUE, TENANT))) for name, limit in self.limits.items())
+
     def touches(self, queue: str, tenant: str) -> bool:
         """Whether a run of this queue and tenant is bound by anything."""
         return queue in self.paused or WORKER in self.limits or self.queue(queue) is not None or self.tenant(tenant) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from holdfast.stores.postgres.hints import Answer
 from holdfast.stores.postgres.owners import Owners
 from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.reading import Reading
+
+EVERY_LINE = 2**31
 
 
 class Claiming(Owners, Reading):
@@ -58,6 +61,8 @@ class Claiming(Owners, Reading):
 
     async def _take_due(self, values: dict[str, Any], limits: Mapping[str, Limit]) -> Claims:
         """Claims what is due, or what owners have left that are gone."""
+        if values["look"] is not None:
+            values |= await self._do(lambda db, sent: self._look_for_ground(db, values))
         if self._crowds.lines:
             await self._mark_crowd(self._crowds.lines[0])
         committer = self._commits()
@@ -74,15 +79,15 @@ class Claiming(Owners, Reading):
                 raise
             return claims  # they are held: whoever asks again finds the rest
         self._dead = dead
+        self._ground.took(len(more))
         return Claims([*claims, *_note_driven(committer, more)]).until(again)
 
     def _ask_for(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limits: Mapping[str, Limit]) -> dict[str, Any]:
         """What a claim is asked for, and what it looks at besides."""
-        begins, look = self._ground.where()
         return {
             "simple": not limits, "owner": owner, "queues": Names(queues) or None, "skills": None if skills is None else Names(skills),
             "shapes": None if shapes is None else Names(shapes), "dead": Names(self._dead), "now": self._clock(),
-            **begins, "look": look, "crowds": self._crowds.look(),
+            **self._ground.values, "look": self._ground.look(), "crowds": self._crowds.look(),
         }
 
     async def claim_or_load(
@@ -96,7 +101,7 @@ class Claiming(Owners, Reading):
         limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> Claims | Loaded:
         values = self._ask_for(owner, queues, skills, shapes, limits) | {"limit": limit}
-        beside = limits or self._moved or self._crowds.lines or values["look"] or values["crowds"]
+        beside = limits or self._moved or self._crowds.lines or values["look"] is not None or values["crowds"]
         may_give = limit > 0 and not beside and self._few.likely
         asked = values["queues"], values["skills"], values["shapes"]
         told = self._hints.take(asked)
@@ -154,24 +159,29 @@ class Claiming(Owners, Reading):
         if self._moved and not await self._spoken(db):
             return [], self._dead, False
         asked: list[Statement] = [(Q.claim, values), (Q.claimers, {"owner": owner, "boot": self._boot})]
-        looks: list[Statement] = [(Q.ground, values)] if values["look"] else []
+        looks: list[Statement] = []
         if values["crowds"]:
             tenant, session, lane = self._crowds.lane
             within = {"lines": LINES, "few": FEW, "crowd": CROWD, "lanes": LANES, "lane_tenant": tenant, "lane_session": session, "lane": lane}
-            looks += [(Q.crowds, {**values, **within}), (Q.behind_lost, {**values, **within})]
+            looks = [(Q.crowds, {**values, **within}), (Q.behind_lost, {**values, **within})]
         _, *seen, rows, known = await many(db, [(Q.planned_once, None), *looks, *asked])
-        if values["look"]:
-            self._ground.see(seen[0])
         if values["crowds"]:
-            self._crowds.see(seen[-2], seen[-1][0] if seen[-1] else None)
+            self._crowds.see(seen[0], seen[1][0] if seen[1] else None)
         dead = self._find_gone(owner, known)
         bounded = bool(rows) and rows[0][0] is None
         return [] if bounded else self._read_claims(rows), dead, bounded
 
+    async def _look_for_ground(self, db: Connection, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Looks where lines begin; what a claim is asked with from now on."""
+        look, began = values["look"], time.monotonic()
+        _, found = await many(db, [(Q.planned_once, None), (Q.ground, {**values, **look.values})])
+        self._ground.see(look, found, time.monotonic() - began)
+        return self._ground.values
+
     async def _mark_crowd(self, line: Line) -> None:
         """Marks some of those who stand behind the holders of their lanes: claims go through them no more."""
         queue, priority, tenant = line
-        asked = {"queue": queue, "priority": priority, "tenant": tenant, "among": AMONG, "marked": MARKED, "now": self._clock()}
+        asked = {"queue": queue, "priority": priority, "tenant": tenant, "begins": self._ground.begins(*line), "among": AMONG, "marked": MARKED, "now": self._clock()}
         marked = await self._do(lambda db, sent: rows_of(db, Q.behind_set, asked), whole=True)
         self._crowds.mark(line, len(marked))
 
@@ -200,12 +210,20 @@ class Claiming(Owners, Reading):
     async def _choose(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> tuple[list[tuple[Any, ...]], int | None]:
         """The claim where a limit may hold runs back, or several tenants wait: what is in use is counted, and who may go is chosen (§10.11)."""
         at, owner, room = {"now": self._clock()}, values["owner"], values["limit"]
-        _, stored, full, holders, lines, ((now, _),) = await many(
-            db, [(Q.limits_lock, None), (Q.rules, None), (Q.buckets, None), (Q.holders, at), (Q.due_lines, values), (Q.see_now, at)]
+        count: list[Statement] = [(Q.see_now, at), (Q.holders, at), (Q.see_now, at)]
+        _, stored, full, lines, ((now, _),), *counted = await many(
+            db, [(Q.limits_lock, None), (Q.rules, None), (Q.buckets, None), (Q.due_lines, {**values, "most_lines": EVERY_LINE}),
+                 *(count[:1] if self._tally.holds else count)]
         )
-        use = Use(in_force(declared, bounds.decode(stored)), owner, bounds.count_held(holders, self._why_lost), dict(full), now)
+        rules = in_force(declared, bounds.decode(stored))
+        if not counted and rules.counts_runs:
+            counted = await many(db, count[1:])
+        if counted:
+            self._tally.see(bounds.count_held(counted[0], self._why_lost), (counted[1][0][0] - now) / 1_000_000)
+        use = Use(rules, owner, self._tally.held, dict(full), now)
         may = [line for line in lines if use.in_the_way(line[0], line[2]) is None]
-        asked = {**values, "in_queues": [q for q, _, _ in may], "in_priorities": [p for _, p, _ in may], "in_tenants": [t for _, _, t in may]}
+        columns = zip(("of_queues", "of_priorities", "of_tenants", "of_begins", "of_times"), zip(*may, strict=True) if may else [()] * 5, strict=True)
+        asked = {**values, **{name: list(column) for name, column in columns}}
         orphans, due = await many(db, [(Q.due_orphans, values), (Q.due_in, asked)])
         waiting = {run: (Due(run, queue, tenant, priority, due_since(due_at, now), turn), previous, cause)
                    for run, queue, tenant, priority, due_at, turn, previous, cause in (*orphans, *due)}
@@ -215,6 +233,8 @@ class Claiming(Owners, Reading):
         if not await rows_of(db, Q.see_takers, {"owners": [owner]}):
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         await bounds.keep_buckets(db, got.buckets)
+        for due_run, _, _ in (waiting[run] for run in got.keys):
+            self._tally.add(owner, due_run.queue, due_run.tenant)
         lost = [waiting[run][1:] for run in got.keys]
         taking = {"b": [ids.bucket_number(run) for run in got.keys], "run": list(got.keys), "previous": [p for p, _ in lost], "cause": [c for _, c in lost]}
         return await rows_of(db, Q.take_chosen, {**at, "owner": owner, **taking}), got.again

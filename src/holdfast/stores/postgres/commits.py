@@ -161,8 +161,7 @@ class _Rows:
         """One for each kind. A lone row has plain parameters, of many each column is an array."""
         asked: list[Statement] = []
         if len(self.moved) == 1:
-            (row,) = self.moved
-            asked.append((Q.run_update, (*row[:10], *row[1:5], *row[10:])))
+            asked.append((Q.run_update, self.moved[0]))
         elif self.moved:
             asked.append((Q.runs_update, _columns(_MOVED, self.moved)))
         if len(self.born) == 1:
@@ -724,7 +723,7 @@ class Committer:
             place = (bucket, run.run_id, c.fence, ruling.owner, ruling.due, ruling.holds, run.status.value)
             rows.born.append((*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, doc, *end))
         else:
-            stands = (ruling.turn or None, c.fence, ruling.owner, ruling.due, ruling.holds)
+            stands = (ruling.turn or None, c.fence, ruling.owner, ruling.due, int(ruling.holds))
             rows.moved.append((*stands, run.status.value, run.priority, run.shape, ended, p.sealed.doc, bucket, run.run_id, _number(c), *end))
             if c.took:
                 yield Q.inbox_take, {"seq": log.seq, "b": bucket, "run": run.run_id, "keys": list(c.took), "count": len(c.took)}

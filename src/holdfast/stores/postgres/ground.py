@@ -2,53 +2,105 @@
 
 What was claimed stays in the index of what is due until it is vacuumed, and as long as somebody holds a snapshot, a dump or a replica, it is
 not: after ten minutes a claim would go through some hundred thousand dead entries, which are all older than what is due now. So this
-process remembers the first line (queue, priority, tenant), and the oldest that was due in it. Whoever commits late, with an earlier
-time, is looked for ``MARGIN`` further back, and every ``WHOLE`` seconds nothing is remembered: so long a run may wait that came while the
+process remembers lines (queue, priority, tenant), and the oldest that was due in each. Whoever commits late, with an earlier
+time, is looked for ``MARGIN`` further back, and from time to time each line is looked through from its beginning: so long a run may wait that came while the
 database's clock was behind. Lines that come anew are always seen. A process that has claimed few runs yet remembers nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-EACH, WHOLE = 0.25, 1.0  # seconds between two looks at where it begins, and between two looks at all there is
+import msgspec
+
+from holdfast.stores.postgres.arrays import Names, Numbers
+
+EACH, WHOLE = 0.25, 1.0  # seconds at least between two looks at where lines begin, and between two of them that begin with nothing remembered
+PART = 50  # such a look takes at most one part in so many of the time
+QUICK = 0.01  # seconds: where such a look took no longer, little lies about, and lines in which nothing is to come are forgotten
 MARGIN = 2_000_000  # microseconds
 FEW = 1_000  # runs: to go through so many costs less than half a millisecond
-NOWHERE: Mapping[str, Any] = {"queue": None, "priority": None, "tenant": None, "begins": -(2**62), "times": -1}
+LINES = 32  # that are remembered
+NEW_LINES = 16  # that a claim goes through without counting who uses what
+BEGINNING = (-(2**62), -1)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A queue, priority and tenant, and behind what times it begins: ``begins`` what is due at once, ``times`` what is due at a time."""
+
+    queue: str
+    priority: int
+    tenant: str
+    begins: int
+    times: int
+
+
+def ask_from(lines: Sequence[Line], *, whole: bool = False) -> Mapping[str, Any]:
+    """What a statement is asked with that begins there; where it looks through the ``whole`` of them, their times count for nothing."""
+    return {
+        "in_queue": Names([*(line.queue for line in lines), ""]),
+        "in_priority": Numbers([*(line.priority for line in lines), -(2**31) - 1]),
+        "in_tenant": Names([*(line.tenant for line in lines), ""]),
+        "in_begins": Numbers([BEGINNING[0] if whole else line.begins for line in lines]),
+        "in_times": Numbers([BEGINNING[1] if whole else line.times for line in lines]),
+        "most_lines": NEW_LINES,
+    }
+
+
+NOWHERE = ask_from(())
+
+
+class Look(msgspec.Struct, frozen=True):
+    """A look at where lines begin: what it is asked with, and whether it looks through the ``whole`` of them."""
+
+    values: Mapping[str, Any]
+    whole: bool
 
 
 class Ground:
-    """What is remembered."""
+    """What is remembered. ``values``: what a statement is asked with that begins there."""
 
-    def __init__(self) -> None:
-        self._values = NOWHERE
-        self._looked = self._whole = float("-inf")
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lines: list[Line] = []
+        self.values = NOWHERE
+        self._looked = self._looked_whole = float("-inf")
+        self._whole_took = 0.0
         self._taken = 0
-
-    def where(self) -> tuple[Mapping[str, Any], bool]:
-        """What goes with a claim, and whether to look besides at where it begins from now on."""
-        if self._taken < FEW:
-            return NOWHERE, False
-        now = time.monotonic()
-        if now - self._whole >= WHOLE:
-            self._looked = self._whole = now
-            return NOWHERE, True
-        look = now - self._looked >= EACH
-        if look:
-            self._looked = now
-        return self._values, look
 
     def took(self, count: int) -> None:
         """So many runs were claimed here."""
         self._taken += count
 
-    def see(self, found: Sequence[Sequence[Any]]) -> None:
-        """What a look has found: nothing where nothing is due, and then the line that was the first still is."""
-        for queue, priority, tenant, at, begins, times in found:
-            oldest = [at if due is None else min(due, at) for due in (begins, times)]
-            self._values = {"queue": queue, "priority": priority, "tenant": tenant, "begins": oldest[0] - MARGIN, "times": oldest[1] - MARGIN}
+    def look(self) -> Look | None:
+        """What is looked at before the next claim, if anything is."""
+        now = self._clock()
+        whole = now - self._looked_whole >= max(WHOLE, PART * self._whole_took)
+        if self._taken < FEW or (not whole and now - self._looked < EACH):
+            return None
+        return Look({**ask_from(self._lines, whole=whole), "known_lines": LINES}, whole)
+
+    def see(self, look: Look, found: Sequence[Sequence[Any]], seconds: float) -> None:
+        """What a look has found, from the last line to the first, and for how long it was asked for. A line in which nothing is to come begins now."""
+        self._looked = self._clock()
+        if look.whole:
+            self._looked_whole, self._whole_took = self._looked, seconds
+        lines, live = [], set()
+        for queue, priority, tenant, at, *oldest in found:
+            begins, times = [(at if due is None else min(due, at)) - MARGIN for due in oldest]
+            lines.append(Line(queue, priority, tenant, begins, times))
+            if oldest != [None, None]:
+                live.add(lines[-1])
+        if look.whole and seconds < QUICK:
+            lines = [line for line in lines if line in live]
+        self._lines = lines
+        self.values = ask_from(lines)
+
+    def begins(self, queue: str, priority: int, tenant: str) -> int:
+        """Behind what time that begins which is due at once in a line."""
+        return next((line.begins for line in self._lines if (line.queue, line.priority, line.tenant) == (queue, priority, tenant)), BEGINNING[0])
 
 
-__all__ = ["Ground"]
+__all__ = ["BEGINNING", "NOWHERE", "Ground", "Line", "Look", "ask_from"]

@@ -5,6 +5,7 @@ Whoever judges by what is in use holds one advisory lock to the end of its trans
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from holdfast.stores.postgres.connection import Connection, many
 from holdfast.stores.postgres.queries import Q
 
 Lost = Callable[[str, str | None, int | None], str | None]
+PART = 20
+QUICK = 0.005  # seconds
 
 
 def decode(found: Sequence[tuple[Any, ...]]) -> list[Rule]:
@@ -37,6 +40,34 @@ def read_sound(found: Sequence[tuple[Any, ...]], stated: Sequence[tuple[Any, ...
 def count_held(found: Sequence[tuple[Any, ...]], lost: Lost) -> list[Held]:
     """Who holds how many runs; owners that are lost hold none."""
     return [Held(owner, queue, tenant, n) for owner, queue, tenant, n, boot, left in found if lost(owner, boot, left) is None]
+
+
+class Tally:
+    """Who holds how many runs, as it was counted last.
+
+    What was driven once stays in the index of owners as long as somebody holds a snapshot, and a count goes through all of it. Where it took longer than
+    ``QUICK``, it counts for a while, so that counting takes at most one part in ``PART`` of the time: tenants then share by what they held a moment ago. A limit
+    of what is in flight has it counted each time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.held: list[Held] = []
+        self._until = float("-inf")
+
+    @property
+    def holds(self) -> bool:
+        """Whether it still counts."""
+        return self._clock() < self._until
+
+    def see(self, held: Sequence[Held], seconds: float) -> None:
+        """What was counted just now, and how long that took."""
+        self.held = list(held)
+        self._until = self._clock() + PART * seconds if seconds > QUICK else float("-inf")
+
+    def add(self, owner: str, queue: str, tenant: str) -> None:
+        """One more run was claimed here."""
+        self.held.append(Held(owner, queue, tenant, 1))
 
 
 def in_use(found: Sequence[tuple[Any, ...]], lost: Lost) -> Counter[str]:
@@ -107,4 +138,4 @@ async def leave(db: Connection, at: int | None, owner: str, places: Sequence[str
         await db.execute(Q.wake_line, {"name": name, "n": n, "now": at})
 
 
-__all__ = ["count_held", "decode", "enter", "in_use", "keep_buckets", "leave", "put_rule", "read_sound", "usage"]
+__all__ = ["Tally", "count_held", "decode", "enter", "in_use", "keep_buckets", "leave", "put_rule", "read_sound", "usage"]

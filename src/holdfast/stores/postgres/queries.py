@@ -21,28 +21,6 @@ _EXPIRY = (
 )
 # Records beside the log are read with what vouches for them. One that was moved to another place in its order is read as one that was altered.
 _VOUCHED = "LEFT JOIN holdfast.vouch v ON v.run = {0}.run_id AND v.kind = '{1}' AND v.id = {2}"
-# The line that is known to be the first, unless there is one before it now. Whoever asks for the first without it goes through all that was ever due.
-_BEFORE = "(SELECT queue FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND NOT behind AND {0} ORDER BY queue, priority DESC, tenant_id LIMIT 1) IS NULL"
-_KNOWN = (
-    "(SELECT %(queue)s::text AS queue, %(priority)s::integer AS priority, %(tenant)s::text AS tenant_id WHERE %(queue)s::text IS NOT NULL AND "
-    + " AND ".join(
-        _BEFORE.format(where)
-        for where in (
-            "queue < %(queue)s::text",
-            "queue = %(queue)s::text AND priority > %(priority)s::integer",
-            "queue = %(queue)s::text AND priority = %(priority)s::integer AND tenant_id < %(tenant)s::text",
-        )
-    )
-    + ")"
-)
-# In which queues, priorities and tenants there is anything to come: each is found behind the one before.
-_COMING = "SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind"
-_LINES = (
-    f"line AS (({_COMING} ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) UNION ALL SELECT n.queue, n.priority, n.tenant_id FROM line l CROSS JOIN LATERAL ("
-    f"({_COMING} AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id ORDER BY r.tenant_id LIMIT 1)"
-    f" UNION ALL ({_COMING} AND r.queue = l.queue AND r.priority < l.priority ORDER BY r.priority DESC, r.tenant_id LIMIT 1)"
-    f" UNION ALL ({_COMING} AND r.queue > l.queue ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) LIMIT 1) n)"
-)
 # The runs of lineages. A root is not in the index of lineages: it is found by its name.
 _OF_ROOTS = (
     "({0}.lineage_root = ANY(%(roots)s::text[]) AND {0}.lineage_root <> {0}.run_id OR {0}.run_id = ANY(%(roots)s::text[]) AND {0}.lineage_root = {0}.run_id)"
@@ -50,8 +28,6 @@ _OF_ROOTS = (
 _FILLED = {
     **{f"{{{of}_of_roots}}": _OF_ROOTS.format(of) for of in "mrs"},
     "{born}": "r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.due, t.seq, t.hash, t.n, t.since, t.whole, t.data",
-    "{lines}": _LINES,
-    "{known}": _KNOWN,
     "{at_once}": _AT_ONCE,
     "{now}": _NOW,
     "{expiry}": _EXPIRY,

@@ -257,31 +257,41 @@ WITH n AS MATERIALIZED (
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT r.bucket, r.id, 1, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.run_id = n.run_id;
--- name: run_update
--- The row was locked in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is, a null turn the place.
-WITH n AS MATERIALIZED (SELECT coalesce(%s::bigint, nextval('holdfast.number')) AS turn), r AS (
-  UPDATE holdfast.run SET fence = %s, owner = %s, due = %s, holds = %s, behind = false, turn = n.turn, status = %s, priority = %s,
-    fingerprint = %s, ended = %s, doc = coalesce(%b, doc), previous = NULL, cause = NULL, seal = holdfast.standing(run_id, %s, %s, %s, %s, n.turn) FROM n WHERE bucket = %s AND run_id = %s
-  RETURNING bucket, id
-)
-INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-SELECT bucket, id, %s, %s, %s, %s, %s, %s, %s, %b, %b FROM r;
--- name: runs_update
--- Many at once.
-WITH n AS MATERIALIZED (
-  SELECT coalesce(t.place, nextval('holdfast.number')) AS turn, t.* FROM unnest(%b::bigint[], %b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::text[],
-    %b::bigint[], %b::text[], %b::bigint[], %b::bytea[], %b::bigint[], %b::text[], %b::bigint[],
-    %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::bytea[], %b::bytea[])
-    AS t (place, fence, owner, due, holds, status, priority, fingerprint, ended, doc, bucket, run_id, n, seq, since, whole, version, step, head, hash, data)
-  WHERE t.bucket + 0 = t.bucket
-), r AS (
-  UPDATE holdfast.run r SET fence = n.fence, owner = n.owner, due = n.due, holds = n.holds <> 0, behind = false, turn = n.turn, status = n.status, priority = n.priority,
-    fingerprint = n.fingerprint, ended = n.ended, doc = coalesce(n.doc, r.doc), previous = NULL, cause = NULL,
-    seal = holdfast.standing(r.run_id, n.fence, n.owner, n.due, n.holds <> 0, n.turn) FROM n WHERE r.bucket = n.bucket AND r.run_id = n.run_id
-  RETURNING r.bucket, r.id, n.n, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data
+-- name: part_update
+-- Writes rows of runs that were locked in this transaction, so that nothing needs comparing again, and the log row of each. A null doc leaves the cold part
+-- as it is, a null turn the place. Whoever keeps a run that is due at once leaves it due since then.
+r AS MATERIALIZED (
+  SELECT n.*, s.id, s.place, d.due_at, {part_differs} AS differs FROM n CROSS JOIN LATERAL (
+    SELECT s.*, s.ctid AS place FROM holdfast.run s WHERE s.bucket = n.bucket AND s.run_id = n.run_id OFFSET 0) s
+  CROSS JOIN LATERAL (SELECT CASE WHEN s.owner = n.owner AND s.due <= n.due AND n.due < 0 THEN s.due ELSE n.due END AS due_at) d
+), written AS (
+  UPDATE holdfast.run s SET fence = r.fence, owner = r.owner, due = r.due_at, holds = r.holds <> 0, behind = false, turn = r.turn, status = r.status, priority = r.priority,
+    fingerprint = r.fingerprint, ended = r.ended, doc = coalesce(r.doc, s.doc), previous = NULL, cause = NULL,
+    seal = holdfast.standing(s.run_id, r.fence, r.owner, r.due_at, r.holds <> 0, r.turn)
+  FROM r WHERE r.differs AND s.bucket = r.bucket AND s.run_id = r.run_id AND s.ctid = r.place
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT bucket, id, n, seq, since, whole, version, step, head, hash, data FROM r;
+-- name: part_differs
+-- The run's row does not stand as it is to be. One that does is not written: as long as somebody holds a snapshot each writing leaves a version of it behind,
+-- and every search for the run goes through them all.
+(s.fence <> n.fence OR s.owner IS DISTINCT FROM n.owner OR s.due IS DISTINCT FROM d.due_at OR s.holds <> (n.holds <> 0) OR s.behind OR s.turn <> n.turn OR s.status <> n.status
+    OR s.priority <> n.priority OR s.fingerprint <> n.fingerprint OR s.ended IS DISTINCT FROM n.ended OR n.doc IS NOT NULL OR s.previous IS NOT NULL OR s.cause IS NOT NULL)
+-- name: run_update
+WITH n AS MATERIALIZED (
+  SELECT coalesce(t.kept, nextval('holdfast.number')) AS turn, t.* FROM (SELECT %s::bigint AS kept, %s::bigint AS fence, %s::text AS owner, %s::bigint AS due, %s::bigint AS holds,
+    %s::text AS status, %s::integer AS priority, %s::text AS fingerprint, %s::bigint AS ended, %b::bytea AS doc, %s::smallint AS bucket, %s::text AS run_id, %s::bigint AS n,
+    %s::bigint AS seq, %s::bigint AS since, %s::bigint AS whole, %s::bigint AS version, %s::text AS step, %s::text AS head, %b::bytea AS hash, %b::bytea AS data) t
+), {part_update}
+-- name: runs_update
+-- Many at once.
+WITH n AS MATERIALIZED (
+  SELECT coalesce(t.kept, nextval('holdfast.number')) AS turn, t.* FROM unnest(%b::bigint[], %b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::text[],
+    %b::bigint[], %b::text[], %b::bigint[], %b::bytea[], %b::bigint[], %b::text[], %b::bigint[],
+    %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::bytea[], %b::bytea[])
+    AS t (kept, fence, owner, due, holds, status, priority, fingerprint, ended, doc, bucket, run_id, n, seq, since, whole, version, step, head, hash, data)
+  WHERE t.bucket + 0 = t.bucket
+), {part_update}
 -- name: behind_next
 -- In lanes that somebody lets go of: the first that stands behind does so no longer. One that is being written to is passed over; it is found when the lanes are gone through.
 UPDATE holdfast.run SET behind = false WHERE (bucket, run_id) IN (
@@ -498,48 +508,76 @@ WHERE x.b + 0 = x.b AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = 
 -- Claims --------------------------------------------------------------------------------------------
 
 -- name: part_lines
--- Who is gone, in which queues and priorities there is anything to come, and whether nothing has to be counted: no limit is stored, and one tenant waits.
--- ORDER BY keeps the search of another tenant a look-up: where the statistics know of the queue, it would read all of it and find none.
+-- Who is gone, where there is anything to come, and whether nothing has to be counted: no limit is stored, and one tenant waits in each queue and priority.
 gone AS MATERIALIZED (
   SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
   WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
-), level AS (
-  (SELECT f.* FROM ({known}
-    UNION ALL (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND NOT behind ORDER BY queue, priority DESC, tenant_id LIMIT 1)
-    LIMIT 1) f)
-  UNION ALL
-  SELECT n.queue, n.priority, n.tenant_id FROM level l CROSS JOIN LATERAL (
-    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind AND r.queue = l.queue AND r.priority < l.priority
-     ORDER BY r.priority DESC, r.tenant_id LIMIT 1)
-    UNION ALL
-    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind AND r.queue > l.queue
-     ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1)
-    LIMIT 1) n
-), simple AS MATERIALIZED (
+), {part_line}, simple AS MATERIALIZED (
   SELECT 1 WHERE %(simple)s::boolean AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND NOT EXISTS (
-    SELECT 1 FROM level l WHERE (%(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) AND (
-      SELECT r.tenant_id FROM holdfast.run r
-      WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id
-      ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) IS NOT NULL)
+    SELECT 1 FROM (SELECT l.*, count(*) OVER (PARTITION BY l.queue, l.priority) AS among FROM line l WHERE %(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) l
+    WHERE l.n >= %(most_lines)s::bigint OR (l.among > 1 AND {part_live})
+    GROUP BY l.queue, l.priority HAVING count(*) > 1 OR max(l.n) >= %(most_lines)s::bigint)
 )
+-- name: part_line
+-- In which queues, priorities and tenants there is anything to come, from the last to the first: those that the claimer knows, with where it begins in each, and
+-- what is found above and between them and below, each behind the one before. `n` is 0 for what is known: there may be nothing in it now. Whoever goes through
+-- one from its end meets what came last, and what is in no other's way: what was claimed meanwhile lies before it as long as somebody holds a snapshot.
+-- What lies between two of them is several ranges of the index, each with its own ends: at the end of a comparison of rows a search does not stop.
+line AS (
+  (SELECT k.queue, k.priority::integer AS priority, k.tenant_id, k.begins, k.times, k.to_queue, k.to_priority, k.to_tenant, 0 AS n
+   FROM unnest(%(in_queue)s::text[], %(in_priority)s::bigint[], %(in_tenant)s::text[], %(in_begins)s::bigint[], %(in_times)s::bigint[],
+     (%(in_queue)s::text[])[2:], (%(in_priority)s::bigint[])[2:], (%(in_tenant)s::text[])[2:]) k (queue, priority, tenant_id, begins, times, to_queue, to_priority, to_tenant)
+   WHERE k.to_queue IS NOT NULL)
+  UNION ALL
+  (SELECT f.queue, f.priority, f.tenant_id, -4611686018427387904, -1, b.queue, b.priority, b.tenant_id, 1
+   FROM (SELECT (%(in_queue)s::text[])[1] AS queue, (%(in_priority)s::bigint[])[1] AS priority, (%(in_tenant)s::text[])[1] AS tenant_id) b CROSS JOIN LATERAL (
+     ({part_coming} AND r.queue > b.queue ORDER BY r.queue DESC, r.priority DESC, r.tenant_id DESC LIMIT 1) UNION ALL
+     ({part_coming} AND r.queue = b.queue AND r.priority > b.priority ORDER BY r.priority DESC, r.tenant_id DESC LIMIT 1) UNION ALL
+     ({part_coming} AND r.queue = b.queue AND r.priority = b.priority AND r.tenant_id > b.tenant_id ORDER BY r.tenant_id DESC LIMIT 1) LIMIT 1) f)
+  UNION ALL
+  SELECT f.queue, f.priority, f.tenant_id, -4611686018427387904, -1, l.to_queue, l.to_priority, l.to_tenant, l.n + 1 FROM line l CROSS JOIN LATERAL (
+    ({part_coming} AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id < l.tenant_id
+        AND r.tenant_id > CASE WHEN (l.queue, l.priority) = (l.to_queue, l.to_priority) THEN l.to_tenant ELSE '' END ORDER BY r.tenant_id DESC LIMIT 1) UNION ALL
+    ({part_coming} AND (l.queue, l.priority) <> (l.to_queue, l.to_priority) AND r.queue = l.queue AND r.priority < l.priority
+        AND r.priority > CASE WHEN l.queue = l.to_queue THEN l.to_priority ELSE -2147483649 END ORDER BY r.priority DESC, r.tenant_id DESC LIMIT 1) UNION ALL
+    ({part_coming} AND l.queue <> l.to_queue AND r.queue < l.queue AND r.queue > l.to_queue ORDER BY r.queue DESC, r.priority DESC, r.tenant_id DESC LIMIT 1) UNION ALL
+    ({part_coming} AND l.queue <> l.to_queue AND l.to_queue <> '' AND r.queue = l.to_queue AND r.priority > l.to_priority ORDER BY r.priority DESC, r.tenant_id DESC LIMIT 1) UNION ALL
+    ({part_coming} AND (l.queue, l.priority) <> (l.to_queue, l.to_priority) AND l.to_queue <> '' AND r.queue = l.to_queue AND r.priority = l.to_priority
+        AND r.tenant_id > l.to_tenant ORDER BY r.tenant_id DESC LIMIT 1) LIMIT 1) f
+  WHERE l.n < %(most_lines)s::bigint
+)
+-- name: part_coming
+SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
+-- name: part_live
+-- There is anything to come in a line.
+(l.n > 0 OR EXISTS (
+        SELECT 1 FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
+          AND r.due > -4611686018427387904 + l.begins AND r.due < 0 OFFSET 0
+      ) OR EXISTS (
+        SELECT 1 FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
+          AND r.due > l.times OFFSET 0))
 -- name: part_due
 -- The oldest that is due in each of these. OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join,
 -- or a hash, that reads the queue.
 kind AS MATERIALIZED (
   SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
-    (once + at, -1::bigint, once, true, 2 * once), (2 * once, once + at, once, false, once + %(begins)s::bigint), (-1, at, 0, false, %(times)s::bigint)) k (after, until, origin, ahead, known)
+    (once + at, -1::bigint, once, true), (2 * once, once + at, once, false), (-1, at, 0, false)) k (after, until, origin, ahead)
 ), due AS MATERIALIZED (
-  SELECT c.* FROM (SELECT queue, priority, tenant_id FROM level WHERE EXISTS (SELECT 1 FROM simple)
+  SELECT c.* FROM (SELECT queue, priority, tenant_id, begins, times FROM line WHERE EXISTS (SELECT 1 FROM simple)
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[])) ORDER BY priority DESC) l
   CROSS JOIN LATERAL (SELECT d.bucket, d.run_id, d.place, d.id FROM kind k CROSS JOIN LATERAL (
     SELECT r.bucket, r.run_id, r.ctid AS place, r.id, r.due, r.turn FROM holdfast.run r
     WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due <= k.until
-      AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text) AND k.known < k.until THEN greatest(k.after, k.known) ELSE k.after END
+      AND r.due > {part_after}
       AND r.owner IS NULL AND NOT r.behind
       AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
       AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
       AND {part_lane}
     ORDER BY r.due, r.turn LIMIT %(limit)s::bigint
+-- name: part_after
+-- From where on a line is looked through for one kind of due: from where it is known to begin, unless the clock went back before that.
+CASE WHEN NOT k.ahead AND k.origin + CASE WHEN k.origin = 0 THEN l.times ELSE l.begins END < k.until
+      THEN greatest(k.after, k.origin + CASE WHEN k.origin = 0 THEN l.times ELSE l.begins END) ELSE k.after END
 -- name: claim
 -- The runs of owners that are proven dead or whose lease has run out, then what is due. Priorities are walked from the highest down, so
 -- that what is due within each is one range of the index for each kind (`due_ranges` in stores/apply); whoever waits longest goes first.
@@ -612,25 +650,24 @@ WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND coalesce(r.owner, '') = '' AND
   AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
   AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND {part_lane} AND {part_unbegun};
 -- name: ground
--- The first line of what is due, and the oldest of what is due there at once and at a time: below them lie only what was due before, and it
+-- What is to come, line by line, and the oldest of what is due in each at once and at a time: below them lie only what was due before, and it
 -- stays in the index as long as somebody holds a snapshot. Nobody is locked.
+WITH RECURSIVE {part_line}
 SELECT l.queue, l.priority, l.tenant_id, n.at,
   (SELECT r.due - n.once FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
-    AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text) AND %(begins)s::bigint < n.at THEN n.once + %(begins)s::bigint ELSE 2 * n.once END AND r.due < 0 ORDER BY r.due LIMIT 1),
+    AND r.due > n.once + CASE WHEN l.begins < n.at THEN l.begins ELSE n.once END AND r.due < 0 ORDER BY r.due LIMIT 1),
   (SELECT r.due FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
-    AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text) AND %(times)s::bigint < n.at THEN %(times)s::bigint ELSE -1 END ORDER BY r.due LIMIT 1)
-FROM (SELECT {now} AS at, -4611686018427387904 AS once) n, (SELECT f.* FROM ({known}
-    UNION ALL (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND NOT behind ORDER BY queue, priority DESC, tenant_id LIMIT 1)
-    LIMIT 1) f) l;
+    AND r.due > CASE WHEN l.times < n.at THEN l.times ELSE -1 END ORDER BY r.due LIMIT 1)
+FROM (SELECT {now} AS at, -4611686018427387904 AS once) n, (SELECT * FROM line LIMIT %(known_lines)s::bigint) l
+ORDER BY l.queue DESC, l.priority DESC, l.tenant_id DESC;
 -- name: crowds
 -- Lines in which many of those who are due first stand behind the holder of their lane: every claim would go through them.
-WITH RECURSIVE {lines}
+WITH RECURSIVE {part_line}
 SELECT l.queue, l.priority, l.tenant_id FROM (SELECT * FROM line WHERE %(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[]) LIMIT %(lines)s::bigint) l
 WHERE %(crowd)s::bigint <= (SELECT count(*) FROM (
   SELECT r.tenant_id, r.session_key, r.lane, r.holds FROM holdfast.run r
   WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
-    AND r.due <= {now} AND r.due > CASE WHEN (l.queue, l.priority, l.tenant_id) = (%(queue)s::text, %(priority)s::integer, %(tenant)s::text)
-      THEN %(begins)s::bigint - 4611686018427387904 ELSE -9223372036854775807::bigint END
+    AND r.due <= {now} AND r.due > l.begins - 4611686018427387904
   ORDER BY r.due LIMIT %(few)s::bigint) f
   WHERE NOT f.holds AND EXISTS (SELECT 1 FROM holdfast.run h WHERE h.tenant_id = f.tenant_id AND h.session_key = f.session_key AND h.lane = f.lane AND h.holds OFFSET 0));
 -- name: behind_lost
@@ -662,6 +699,7 @@ SELECT tenant_id, session_key, lane FROM lane ORDER BY n DESC LIMIT 1;
 WITH among AS MATERIALIZED (
   SELECT r.bucket, r.run_id, r.tenant_id, r.session_key, r.lane FROM holdfast.run r
   WHERE r.queue = %(queue)s AND r.priority = %(priority)s AND r.tenant_id = %(tenant)s AND r.due IS NOT NULL AND r.due <= {now} AND r.owner IS NULL AND NOT r.behind
+    AND r.due > %(begins)s::bigint - 4611686018427387904
   ORDER BY r.due, r.turn LIMIT %(among)s::bigint
 ), held AS MATERIALIZED (
   SELECT h.tenant_id, h.session_key, h.lane FROM (SELECT DISTINCT tenant_id, session_key, lane FROM among) l CROSS JOIN LATERAL (
@@ -679,26 +717,30 @@ UPDATE holdfast.run r SET behind = true FROM few WHERE r.bucket = few.bucket AND
 SELECT pg_advisory_xact_lock(4854);
 -- name: due_lines
 -- In which queues, priorities and tenants there is anything to come.
-WITH RECURSIVE {lines} SELECT queue, priority, tenant_id FROM line WHERE %(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[]);
+WITH RECURSIVE {part_line}
+SELECT l.queue, l.priority, l.tenant_id, l.begins, l.times FROM line l WHERE (%(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) AND {part_live};
 -- name: due_orphans
--- The runs of owners that are proven dead or whose lease has run out.
-SELECT r.run_id, r.queue, r.tenant_id, r.priority, coalesce(r.due, 0), r.turn, r.owner,
-  CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END
-FROM holdfast.worker w JOIN holdfast.run r ON r.owner = w.owner
-WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
-  AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[])) AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-  AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
-ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED;
+-- The runs of owners that are proven dead or whose lease has run out, looked for as in `claim`.
+WITH gone AS MATERIALIZED (
+  SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
+  WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
+)
+SELECT o.run_id, o.queue, o.tenant_id, o.priority, coalesce(o.due, 0), o.turn, gone.owner, gone.cause FROM gone CROSS JOIN LATERAL (
+  SELECT r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn FROM holdfast.run r
+  WHERE r.owner = gone.owner AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[])) AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+    AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
+  ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE SKIP LOCKED) o
+ORDER BY o.priority DESC, o.due, o.turn LIMIT %(limit)s::bigint;
 -- name: due_in
 -- The oldest due runs of each of these lines.
 WITH kind AS MATERIALIZED (
   SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
     (once + at, -1::bigint, once, true), (2 * once, once + at, once, false), (-1, at, 0, false)) k (after, until, origin, ahead)
 )
-SELECT c.* FROM unnest(%(in_queues)s::text[], %(in_priorities)s::integer[], %(in_tenants)s::text[]) l (queue, priority, tenant_id)
+SELECT c.* FROM unnest(%(of_queues)s::text[], %(of_priorities)s::integer[], %(of_tenants)s::text[], %(of_begins)s::bigint[], %(of_times)s::bigint[]) l (queue, priority, tenant_id, begins, times)
 CROSS JOIN kind k CROSS JOIN LATERAL (
   SELECT r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn, NULL::text, NULL::text FROM holdfast.run r
-  WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due > k.after AND r.due <= k.until
+  WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due > {part_after} AND r.due <= k.until
     AND r.owner IS NULL AND NOT r.behind AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
     AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
     AND (r.holds OR (NOT EXISTS (

@@ -55,6 +55,7 @@ from holdfast.stores.postgres.connection import (
 )
 from holdfast.stores.postgres.ground import Ground
 from holdfast.stores.postgres.hints import Hints
+from holdfast.stores.postgres.limits import Tally
 from holdfast.stores.postgres.moving import Moving
 from holdfast.stores.postgres.news import Hearing
 from holdfast.stores.postgres.queries import MIGRATIONS, Q
@@ -87,6 +88,7 @@ class Server:
         self._mine: dict[str, dict[str, Any]] = {}
         self._remembered = Remembered()
         self._ground = Ground()
+        self._tally = Tally()
         self._crowds = Crowds()
         self._few = lone.Few()
         self._moved = 0
