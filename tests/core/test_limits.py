@@ -152,6 +152,13 @@ def test_the_stored_limit_wins() -> None:
     assert bool(rules) and not Rules()
 
 
+def test_only_a_limit_of_what_is_in_flight_has_runs_counted() -> None:
+    fast = Limit(per_second=5)
+    assert not Rules().counts_runs and not Rules({"worker": fast, "queue:q": fast, "model": Limit(in_flight=1)}).counts_runs
+    for name in ("worker", "queue:q", "queue:*", "tenant:t"):
+        assert Rules({"model": fast, name: Limit(in_flight=1)}).counts_runs, name
+
+
 def test_a_star_holds_for_each_and_a_name_for_itself() -> None:
     rules = Rules({"queue:*": Limit(in_flight=1), "queue:big": Limit(in_flight=5)})
     held = [Held("x", "a", "t", 1), Held("x", "big", "t", 1)]
