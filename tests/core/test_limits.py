@@ -155,8 +155,8 @@ def test_the_stored_limit_wins() -> None:
 def test_only_a_limit_of_what_is_in_flight_has_runs_counted() -> None:
     fast = Limit(per_second=5)
     assert not Rules().counts_runs and not Rules({"worker": fast, "queue:q": fast, "model": Limit(in_flight=1)}).counts_runs
-    for name in ("worker", "queue:q", "queue:*", "tenant:t"):
-        assert Rules({"model": fast, name: Limit(in_flight=1)}).counts_runs, name
+    for counted in ("worker", "queue:q", "queue:*", "tenant:t"):
+        assert Rules({"model": fast, counted: Limit(in_flight=1)}).counts_runs, counted
 
 
 def test_a_star_holds_for_each_and_a_name_for_itself() -> None:

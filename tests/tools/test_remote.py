@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import Context, Graph, Retry, Runtime, Send, State, Tool, workspaces
 from holdfast.core.errors import InvalidInput, UsageError, WorkspaceElsewhere
+from holdfast.core.intents import Intent
 from holdfast.core.limits import Limit
 from holdfast.core.status import Status
 from holdfast.encryption import Encryption, Keys
@@ -108,9 +109,14 @@ async def begun(pair: Pair, rt: Runtime) -> None:
 async def lose(pair: Pair, rt: Runtime, run_id: str) -> str:
     """A runner takes the request and is heard of no more; gives its owner."""
     (taken,) = await rt.store.claim_intents("a runner that died", (f"tool@{pair.there.workspace}",), limit=1, ttl_us=1, run_id=run_id)
-    while rt.store.now() <= (taken.lease_until or 0):  # over PostgreSQL a process's account of the store's time lags by as long as the answer took to come
-        continue
+    outlast(rt, taken)
     return str(taken.owner)
+
+
+def outlast(rt: Runtime, taken: Intent) -> None:
+    """Until a lease is over by this process's account of the store's time. Over PostgreSQL it lags by as long as an answer took to come."""
+    while rt.store.now() <= (taken.lease_until or 0):
+        continue
 
 
 async def test_files_and_large_outcomes_come_with_the_answer(open_rt: Open, tmp_path: Path) -> None:

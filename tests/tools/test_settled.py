@@ -16,7 +16,7 @@ from holdfast.ports import ToolOutcome
 from holdfast.testing import CrashingStore, Fault, SimulatedCrash
 from holdfast.tools import ExitCode, FileExists, JsonPathEquals
 from tests.outbox.conftest import Open, Shared
-from tests.tools.test_remote import Pair, Work, graph, lose, served, sh
+from tests.tools.test_remote import Pair, Work, graph, lose, outlast, served, sh
 
 WHY = "I looked into the folder"
 FOUND = {"stdout": "made\n"}
@@ -249,6 +249,7 @@ async def test_what_the_runner_brings_afterwards_is_refused(pair: Pair) -> None:
         run = await rt.invoke(graph, {})
         kind = f"tool@{pair.there.workspace}"
         (taken,) = await rt.store.claim_intents("a runner that stood still", (kind,), limit=1, ttl_us=1, run_id=run.run_id)
+        outlast(rt, taken)
         await rt.settle(taken.intent_id, "abandoned", actor="ada")
         late = intents.after(taken, intents.Sent(), intents.Sending(), rt.store.now())
         assert await rt.store.settle_intents([Settlement(taken, late)]) == [False]
