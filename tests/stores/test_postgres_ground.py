@@ -62,7 +62,7 @@ def test_lines_are_looked_through_whole_as_seldom_as_that_takes_long() -> None:
     clock.now += ground.PART * 0.1
     look = seen(it, (A, AT, None))
     assert look.whole and list(look.values["in_begins"]) == [BEGINNING[0]] and list(look.values["in_times"]) == [BEGINNING[1]]
-    assert look.values["in_queue"] == ("a", ""), "what is known of lines is gone through from the beginning, and they are not looked for"
+    assert look.values["in_queue"] == ("a", ""), "the lines are still named: only where each begins is looked for anew"
 
 
 def test_a_line_in_which_nothing_is_to_come_is_forgotten_once_little_lies_about() -> None:
@@ -79,6 +79,15 @@ def test_a_line_in_which_nothing_is_to_come_is_forgotten_once_little_lies_about(
     clock.now += ground.PART
     assert seen(it, (B, None, None), (A, AT, None)).whole
     assert [queue for queue, _, _ in begins(it)] == ["a"]
+
+
+def test_of_many_lines_those_are_remembered_in_which_something_is_to_come() -> None:
+    it = Ground(Clock())
+    it.took(ground.FEW)
+    every = [((f"q{n:02}", 0, "t"), AT if n % 2 else None, None) for n in range(ground.LINES + ground.NEW_LINES, 0, -1)]
+    look = seen(it, *every, seconds=1.0)
+    assert look.values["found_lines"] == len(every)
+    assert [queue for queue, _, _ in begins(it)] == [line[0] for line, at_once, _ in every if at_once is not None]
 
 
 def test_a_count_that_took_long_counts_for_a_while_and_a_quick_one_does_not() -> None:

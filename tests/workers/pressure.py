@@ -411,6 +411,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if unknown := set(asked.round) - ROUNDS.keys():
         parser.error(f"no round {', '.join(sorted(unknown))}: there are {', '.join(ROUNDS)}")
+    if asked.fed < 0 or min(asked.tenants, asked.priorities) < 1:
+        parser.error("--fed is 0 or more, --tenants and --priorities are 1 or more")
     wrong = 0
     print(f"seed {asked.seed}", flush=True)
     for name in asked.round or ROUNDS:

@@ -29,7 +29,7 @@ from holdfast.stores.postgres.owners import Owners
 from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.reading import Reading
 
-EVERY_LINE = 2**31
+EVERY_LINE = 2**31  # a claim that counts who uses what goes through as many as there are
 
 
 class Claiming(Owners, Reading):

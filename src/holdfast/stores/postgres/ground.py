@@ -22,7 +22,7 @@ PART = 50  # such a look takes at most one part in so many of the time
 QUICK = 0.01  # seconds: where such a look took no longer, little lies about, and lines in which nothing is to come are forgotten
 MARGIN = 2_000_000  # microseconds
 FEW = 1_000  # runs: to go through so many costs less than half a millisecond
-LINES = 32  # that are remembered
+LINES = 32  # that are remembered at most
 NEW_LINES = 16  # that a claim goes through without counting who uses what
 BEGINNING = (-(2**62), -1)
 
@@ -80,10 +80,11 @@ class Ground:
         whole = now - self._looked_whole >= max(WHOLE, PART * self._whole_took)
         if self._taken < FEW or (not whole and now - self._looked < EACH):
             return None
-        return Look({**ask_from(self._lines, whole=whole), "known_lines": LINES}, whole)
+        return Look({**ask_from(self._lines, whole=whole), "found_lines": LINES + NEW_LINES}, whole)
 
     def see(self, look: Look, found: Sequence[Sequence[Any]], seconds: float) -> None:
-        """What a look has found, from the last line to the first, and for how long it was asked for. A line in which nothing is to come begins now."""
+        """What a look has found, from the last line to the first, and for how long it was asked for. A line in which nothing is to come begins now;
+        it is forgotten where there are too many of them."""
         self._looked = self._clock()
         if look.whole:
             self._looked_whole, self._whole_took = self._looked, seconds
@@ -93,13 +94,13 @@ class Ground:
             lines.append(Line(queue, priority, tenant, begins, times))
             if oldest != [None, None]:
                 live.add(lines[-1])
-        if look.whole and seconds < QUICK:
+        if len(lines) > LINES or (look.whole and seconds < QUICK):
             lines = [line for line in lines if line in live]
-        self._lines = lines
-        self.values = ask_from(lines)
+        self._lines = lines[:LINES]
+        self.values = ask_from(self._lines)
 
     def begins(self, queue: str, priority: int, tenant: str) -> int:
-        """Behind what time that begins which is due at once in a line."""
+        """Behind what time what is due at once begins in a line."""
         return next((line.begins for line in self._lines if (line.queue, line.priority, line.tenant) == (queue, priority, tenant)), BEGINNING[0])
 
 

@@ -509,10 +509,7 @@ WHERE x.b + 0 = x.b AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = 
 
 -- name: part_lines
 -- Who is gone, where there is anything to come, and whether nothing has to be counted: no limit is stored, and one tenant waits in each queue and priority.
-gone AS MATERIALIZED (
-  SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
-  WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
-), {part_line}, simple AS MATERIALIZED (
+{part_gone}, {part_line}, simple AS MATERIALIZED (
   SELECT 1 WHERE %(simple)s::boolean AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND NOT EXISTS (
     SELECT 1 FROM (SELECT l.*, count(*) OVER (PARTITION BY l.queue, l.priority) AS among FROM line l WHERE %(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) l
     WHERE l.n >= %(most_lines)s::bigint OR (l.among > 1 AND {part_live})
@@ -551,18 +548,15 @@ SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT N
 -- name: part_live
 -- There is anything to come in a line.
 (l.n > 0 OR EXISTS (
-        SELECT 1 FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
+        SELECT 1 FROM holdfast.run r WHERE {part_of_line}
           AND r.due > -4611686018427387904 + l.begins AND r.due < 0 OFFSET 0
       ) OR EXISTS (
-        SELECT 1 FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
+        SELECT 1 FROM holdfast.run r WHERE {part_of_line}
           AND r.due > l.times OFFSET 0))
 -- name: part_due
 -- The oldest that is due in each of these. OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join,
 -- or a hash, that reads the queue.
-kind AS MATERIALIZED (
-  SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
-    (once + at, -1::bigint, once, true), (2 * once, once + at, once, false), (-1, at, 0, false)) k (after, until, origin, ahead)
-), due AS MATERIALIZED (
+{part_kind}, due AS MATERIALIZED (
   SELECT c.* FROM (SELECT queue, priority, tenant_id, begins, times FROM line WHERE EXISTS (SELECT 1 FROM simple)
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[])) ORDER BY priority DESC) l
   CROSS JOIN LATERAL (SELECT d.bucket, d.run_id, d.place, d.id FROM kind k CROSS JOIN LATERAL (
@@ -570,8 +564,7 @@ kind AS MATERIALIZED (
     WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due <= k.until
       AND r.due > {part_after}
       AND r.owner IS NULL AND NOT r.behind
-      AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-      AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
+      AND {part_fits}
       AND {part_lane}
     ORDER BY r.due, r.turn LIMIT %(limit)s::bigint
 -- name: part_after
@@ -589,8 +582,7 @@ WITH RECURSIVE {part_lines}, orphans AS MATERIALIZED (
   SELECT o.bucket, o.run_id, o.place, gone.owner, gone.cause FROM gone CROSS JOIN LATERAL (
     SELECT r.bucket, r.run_id, r.ctid AS place, r.priority, r.due, r.turn FROM holdfast.run r
     WHERE r.owner = gone.owner AND EXISTS (SELECT 1 FROM simple) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
-      AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-      AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
+      AND {part_fits}
     ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE SKIP LOCKED) o
   ORDER BY o.priority DESC, o.due, o.turn LIMIT %(limit)s::bigint
 ), {part_due} FOR NO KEY UPDATE OF r SKIP LOCKED) d
@@ -634,6 +626,24 @@ SELECT c.n, c.orphans, c.bounded, c.workers, c.known, l.* FROM c LEFT JOIN LATER
         ) AND NOT EXISTS (
           SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
             AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0)))
+-- name: part_gone
+-- Whose runs may be taken over.
+gone AS MATERIALIZED (
+  SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
+  WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
+)
+-- name: part_kind
+-- Due at once and stamped by a clock ahead, due at once, and due since a time: each is one range of the index.
+kind AS MATERIALIZED (
+  SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
+    (once + at, -1::bigint, once, true), (2 * once, once + at, once, false), (-1, at, 0, false)) k (after, until, origin, ahead)
+)
+-- name: part_of_line
+r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
+-- name: part_fits
+-- The claimer has the run's skill, in the shape in which the run was begun.
+(%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+      AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
 -- name: part_unbegun
 -- A run stands as its birth left it.
 r.status = 'pending' AND NOT EXISTS (SELECT 1 FROM holdfast.log m WHERE m.bucket = r.bucket AND m.run = r.id AND m.n = 2 OFFSET 0)
@@ -646,19 +656,18 @@ r.status = 'pending' AND NOT EXISTS (SELECT 1 FROM holdfast.log m WHERE m.bucket
 -- is due is not looked into.
 SELECT {born} FROM holdfast.run r JOIN holdfast.log t ON t.bucket = r.bucket AND t.run = r.id AND t.n = 1
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND coalesce(r.owner, '') = '' AND NOT r.behind AND r.due <= {now}
-  AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[])) AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-  AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
+  AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[])) AND {part_fits}
   AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND {part_lane} AND {part_unbegun};
 -- name: ground
 -- What is to come, line by line, and the oldest of what is due in each at once and at a time: below them lie only what was due before, and it
 -- stays in the index as long as somebody holds a snapshot. Nobody is locked.
 WITH RECURSIVE {part_line}
 SELECT l.queue, l.priority, l.tenant_id, n.at,
-  (SELECT r.due - n.once FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
+  (SELECT r.due - n.once FROM holdfast.run r WHERE {part_of_line}
     AND r.due > n.once + CASE WHEN l.begins < n.at THEN l.begins ELSE n.once END AND r.due < 0 ORDER BY r.due LIMIT 1),
-  (SELECT r.due FROM holdfast.run r WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
+  (SELECT r.due FROM holdfast.run r WHERE {part_of_line}
     AND r.due > CASE WHEN l.times < n.at THEN l.times ELSE -1 END ORDER BY r.due LIMIT 1)
-FROM (SELECT {now} AS at, -4611686018427387904 AS once) n, (SELECT * FROM line LIMIT %(known_lines)s::bigint) l
+FROM (SELECT {now} AS at, -4611686018427387904 AS once) n, (SELECT * FROM line LIMIT %(found_lines)s::bigint) l
 ORDER BY l.queue DESC, l.priority DESC, l.tenant_id DESC;
 -- name: crowds
 -- Lines in which many of those who are due first stand behind the holder of their lane: every claim would go through them.
@@ -666,7 +675,7 @@ WITH RECURSIVE {part_line}
 SELECT l.queue, l.priority, l.tenant_id FROM (SELECT * FROM line WHERE %(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[]) LIMIT %(lines)s::bigint) l
 WHERE %(crowd)s::bigint <= (SELECT count(*) FROM (
   SELECT r.tenant_id, r.session_key, r.lane, r.holds FROM holdfast.run r
-  WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
+  WHERE {part_of_line}
     AND r.due <= {now} AND r.due > l.begins - 4611686018427387904
   ORDER BY r.due LIMIT %(few)s::bigint) f
   WHERE NOT f.holds AND EXISTS (SELECT 1 FROM holdfast.run h WHERE h.tenant_id = f.tenant_id AND h.session_key = f.session_key AND h.lane = f.lane AND h.holds OFFSET 0));
@@ -721,33 +730,21 @@ WITH RECURSIVE {part_line}
 SELECT l.queue, l.priority, l.tenant_id, l.begins, l.times FROM line l WHERE (%(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) AND {part_live};
 -- name: due_orphans
 -- The runs of owners that are proven dead or whose lease has run out, looked for as in `claim`.
-WITH gone AS MATERIALIZED (
-  SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
-  WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
-)
+WITH {part_gone}
 SELECT o.run_id, o.queue, o.tenant_id, o.priority, coalesce(o.due, 0), o.turn, gone.owner, gone.cause FROM gone CROSS JOIN LATERAL (
   SELECT r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn FROM holdfast.run r
-  WHERE r.owner = gone.owner AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[])) AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-    AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
+  WHERE r.owner = gone.owner AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[])) AND {part_fits}
   ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE SKIP LOCKED) o
 ORDER BY o.priority DESC, o.due, o.turn LIMIT %(limit)s::bigint;
 -- name: due_in
 -- The oldest due runs of each of these lines.
-WITH kind AS MATERIALIZED (
-  SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
-    (once + at, -1::bigint, once, true), (2 * once, once + at, once, false), (-1, at, 0, false)) k (after, until, origin, ahead)
-)
+WITH {part_kind}
 SELECT c.* FROM unnest(%(of_queues)s::text[], %(of_priorities)s::integer[], %(of_tenants)s::text[], %(of_begins)s::bigint[], %(of_times)s::bigint[]) l (queue, priority, tenant_id, begins, times)
 CROSS JOIN kind k CROSS JOIN LATERAL (
   SELECT r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn, NULL::text, NULL::text FROM holdfast.run r
   WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due > {part_after} AND r.due <= k.until
-    AND r.owner IS NULL AND NOT r.behind AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-    AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
-    AND (r.holds OR (NOT EXISTS (
-        SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
-      ) AND NOT EXISTS (
-        SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-          AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0)))
+    AND r.owner IS NULL AND NOT r.behind AND {part_fits}
+    AND {part_lane}
   ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) c;
 -- name: take_chosen
 UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(r.due, n.once), previous = c.previous, cause = c.cause,
