@@ -110,14 +110,15 @@ async def test_a_listing_is_looked_up(query: RunFilter, most: int) -> None:
     await Script(store, "r1").submit()
     with shared().admin("holdfast") as db:
         copied(db, MANY)
-        db.execute("ANALYZE holdfast.run")
+        db.execute("VACUUM (ANALYZE) holdfast.run")  # what earlier tests left behind under the same names is not to be read here
     await store.close()
     before = rows_read()
     await store.open()
     for _ in range(10):
         assert len(await store.runs(query)) == (1 if query.before else 2)
     await store.close()
-    assert rows_read() - before < 10 * most
+    read = rows_read() - before
+    assert read < 10 * most, read
 
 
 async def test_logs_without_a_run_are_looked_for_once_for_all_pages_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
