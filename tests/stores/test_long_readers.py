@@ -210,6 +210,25 @@ async def test_nor_through_what_was_claimed_of_other_lines(kind: str, monkeypatc
     assert read < rounds * 60, read
 
 
+@pytest.mark.parametrize(("busy", "other"), [("a", "b"), ("b", "a")])
+async def test_a_queue_with_more_than_is_taken_keeps_no_other_waiting(busy: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EACH", "FEW"):
+        monkeypatch.setattr(ground, name, 0)
+    at = 1_800_000_000_000_000
+    store = PostgresStore(shared().fresh(), now=lambda: at)
+    await store.open()
+    await store.register("w", 3_600_000_000)
+    await Script(store, "other", queue=other).submit()
+    taken: list[str] = []
+    for n in range(6):
+        for k in range(4):
+            at += 1_000_000
+            await Script(store, f"r{n}-{k}", queue=busy).submit()
+        taken += [c.run_id for c in await store.claim("w", [], None, limit=2)]
+    await store.close()
+    assert "other" in taken and len(taken) == 12
+
+
 async def test_what_is_to_come_is_found_whatever_of_it_is_known() -> None:
     """Each queue, priority and tenant once, whether it is known or lies above, between or below those that are."""
     dice = random.Random(7)

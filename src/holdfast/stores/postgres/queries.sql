@@ -554,11 +554,11 @@ SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT N
         SELECT 1 FROM holdfast.run r WHERE {part_of_line}
           AND r.due > l.times OFFSET 0))
 -- name: part_due
--- The oldest that is due in each of these. OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join,
+-- The oldest that is due in each of these, of equal priorities first in the queue in which the oldest waited when they were looked at last. OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join,
 -- or a hash, that reads the queue.
 {part_kind}, due AS MATERIALIZED (
   SELECT c.* FROM (SELECT queue, priority, tenant_id, begins, times FROM line WHERE EXISTS (SELECT 1 FROM simple)
-    AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[])) ORDER BY priority DESC) l
+    AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[])) ORDER BY priority DESC, least(begins, times), queue) l
   CROSS JOIN LATERAL (SELECT d.bucket, d.run_id, d.place, d.id FROM kind k CROSS JOIN LATERAL (
     SELECT r.bucket, r.run_id, r.ctid AS place, r.id, r.due, r.turn FROM holdfast.run r
     WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due <= k.until
