@@ -12,7 +12,7 @@ from tests.postgres.server import shared
 from holdfast.core.limits import Limit, Rule
 from holdfast.ports import Claims, Loaded, News
 from holdfast.stores import PostgresStore
-from holdfast.stores.postgres import hints, news
+from holdfast.stores.postgres import connection, hints, news
 from holdfast.stores.postgres.hints import Answer, Hints
 from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.wire import Connection, Exchange, Statement
@@ -128,6 +128,7 @@ async def two(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
     monkeypatch.setattr(news, "QUIET", 0.0)
     for pause in ("HEARD_POLL", "ACTIVE_POLL", "IDLE_POLL"):
         monkeypatch.setattr(news, pause, 3600.0)
+    monkeypatch.setattr(connection, "AT_REST", 3600.0)  # no plan is made before it is needed
     made = Two(shared().fresh("hints"))
     await made.open()
     yield made

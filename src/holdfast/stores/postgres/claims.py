@@ -21,6 +21,7 @@ from holdfast.stores.apply import Found
 from holdfast.stores.crowds import AMONG, CROWD, FEW, LANES, LINES, MARKED, Line
 from holdfast.stores.postgres import besides, lone
 from holdfast.stores.postgres import limits as bounds
+from holdfast.stores.postgres.ahead import FORCED, LEFT_ALONE
 from holdfast.stores.postgres.arrays import Names
 from holdfast.stores.postgres.commits import Committer, Statement
 from holdfast.stores.postgres.connection import Connection, many, rows_of
@@ -116,7 +117,9 @@ class Claiming(Owners, Reading):
     async def _lone(self, values: Mapping[str, Any]) -> Claims | Loaded | None:
         """The only run that is due, where it has never been begun; nothing where nothing is. None: whoever asks has to claim."""
         looked = {**values, "limit": 2, "most": lone.MOST_WORKERS + 1, "boot": self._boot}
-        _, (found,) = await self._ask((Q.planned_once, None), (Q.lone, looked), apart=True)
+        asked: tuple[Statement, ...] = ((Q.planned_once, None), (Q.lone, looked))
+        self._open().expect(asked, FORCED)
+        _, (found,) = await self._ask(*asked, apart=True)
         there = lone.look(found)
         self._few.see(there.workers)
         if self._find_gone(values["owner"], there.known) != self._dead:
@@ -126,7 +129,10 @@ class Claiming(Owners, Reading):
     def _look_up(self, asked: Mapping[str, Any], run_id: str) -> Answer | None:
         """Looks for a run that is said to be due."""
         named = {**asked, "b": ids.bucket_number(run_id), "run": run_id, "now": self._clock()}
-        return None if self._pool is None else self._pool.at_once([(Q.named, named)])
+        if self._pool is None:
+            return None
+        self._pool.expect([(Q.named, named)], LEFT_ALONE)
+        return self._pool.at_once([(Q.named, named)])
 
     async def _read_named(self, told: Answer) -> Loaded | None:
         """The run that was told of, where it is what this claimer takes; None: whoever asks has to look for what is due."""
@@ -158,6 +164,7 @@ class Claiming(Owners, Reading):
             return found, self._dead, False  # the claim whose answer was lost
         if self._moved and not await self._spoken(db):
             return [], self._dead, False
+        self._open().expect([(Q.planned_once, None), (Q.claim, {**values, "limit": 0})], FORCED)
         asked: list[Statement] = [(Q.claim, values), (Q.claimers, {"owner": owner, "boot": self._boot})]
         looks: list[Statement] = []
         if values["crowds"]:

@@ -513,12 +513,12 @@ class Committer:
             asked.append(_write(BIRTHS, [_birth(w.prepared) for w in born], self._given()))
         told = [w.prepared for w in (*taken, *moved, *born)]
         spoken = self._with_it(_news(told), _name_due(told)) if asked else None
-        return _Plain(born, moved, taken, asked if spoken is None else [*asked, spoken], spoken is not None)
+        return _Plain(born, moved, taken, asked if spoken is None else [spoken, *asked], spoken is not None)
 
     def _answer_at_once(self, batch: Sequence[_Waiting], asked: _Plain, found: Sequence[Rows]) -> list[_Waiting]:
         """Answers those that were written, as they were sent: what is known of runs here may have been forgotten meanwhile. Gives those that
         were not, and all others: why not is found the general way."""
-        given = iter(found)
+        given = iter(found[1:] if asked.told else found)
         written: set[str] = set()
         for rows in (*[_second(given) for sent in (asked.taken, asked.moved) if sent], next(given) if asked.born else ()):
             written.update(run_id for (run_id,) in rows)

@@ -37,6 +37,7 @@ from holdfast.core.errors import (
     VersionConflict,
 )
 from holdfast.machine import note_error
+from holdfast.stores.postgres.ahead import AT_REST, Ahead
 from holdfast.stores.postgres.arrays import taught
 from holdfast.stores.postgres.queries import OFTEN
 from holdfast.stores.postgres.wire import Asked, Connection, Exchange, Plans, Rows, Statement
@@ -355,7 +356,33 @@ class Connections:
         self._asked: set[asyncio.Future[Any]] = set()
         self._questions: set[_Question] = set()
         self._late: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None  # one timer for all questions: each is answered long before it would be too late
+        self._ahead = Ahead(clock)
+        self._quiet: asyncio.TimerHandle | None = None
         self.crowded = False
+
+    def expect(self, asked: Sequence[Statement], uses: int) -> None:
+        """These reads are likely to be asked again: the server makes its plans for them while nobody waits, over each connection. ``uses``: how often the last of them
+        has to be used until the server keeps its plan."""
+        self._ahead.expect(asked, uses)
+        if self._quiet is None:
+            self._quiet = asyncio.get_running_loop().call_later(AT_REST, self._plan_ahead)
+
+    def _plan_ahead(self) -> None:
+        """Has plans made over a connection that lacks any, once nobody else is asking; the others have their turn later."""
+        self._quiet = None
+        if self._closed or self.crowded or not self._ahead.expects():
+            return
+        lacking: list[Statement] = []
+        if not self._questions:
+            for held in self._idle:
+                generation, db = held
+                if generation == self._generation and db.pgconn.status != ConnStatus.BAD and (lacking := self._ahead.list_lacking(db)):
+                    break
+            if lacking and self._room.enter_now():
+                self._idle.remove(held)
+                self.send(held, lacking, ANSWER_SECONDS, lambda found: None)
+        if lacking or self._questions or not self._idle:
+            self._quiet = asyncio.get_running_loop().call_later(AT_REST, self._plan_ahead)
 
     def at_once(self, asked: Sequence[Statement]) -> asyncio.Future[list[Rows]] | None:
         """What these statements give, sent in this turn of the loop; None where no connection is at rest. A task, its turns and its timers would be most of what
@@ -544,9 +571,10 @@ class Connections:
                 question.leave()
             while late := {task for task in self._asked if task.get_loop() is loop}:
                 await asyncio.wait(late)
-        if self._late is not None:
-            self._late[1].cancel()
-            self._late = None
+        for timer in (self._quiet, None if self._late is None else self._late[1]):
+            if timer is not None:
+                timer.cancel()
+        self._quiet = self._late = None
 
 
 async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: float, *, wrote: bool = True) -> T:

@@ -22,6 +22,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.ports import ANYTHING, News
 from holdfast.stores.changes import Changes
 from holdfast.stores.postgres.connection import LAST_ANSWER, Connections, Place, connect
+from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.wire import Statement
 
 ACTIVE_POLL, IDLE_POLL = 0.010, 0.040
@@ -106,7 +107,7 @@ class Hearing:
         if self._place.listen is None or self._pool is None or not kinds or self._is_saying() or (now := time.monotonic()) < self._quiet_until:
             return None
         self._quiet_until = now + QUIET
-        return "SELECT pg_notify(%s, %s)", (CHANNEL, f"{kinds} {self._name}" if born is None else f"{kinds} {self._name} {born}")
+        return Q.tell, (CHANNEL, f"{kinds} {self._name}" if born is None else f"{kinds} {self._name} {born}")
 
     def _is_saying(self) -> bool:
         """Whether others are about to be told of what is owed to them."""

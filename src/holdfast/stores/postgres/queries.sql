@@ -56,6 +56,9 @@ RETURNING hash;
 
 -- Commits that write nothing beside -------------------------------------------------------------------
 
+-- name: tell
+-- Stands before what it tells of, which then has one plan from its first use on, as behind `lock_rows`. Others hear of it once that is committed.
+SELECT pg_notify(%s, %s), set_config('plan_cache_mode', 'force_generic_plan', true);
 -- name: births
 -- Runs that begin at once or wait to: one statement, one round trip. Gives the names of those that were written. Not written is one
 -- that is there already, of another generation of the store, whose taker nobody knows, or that begins in a lane which is not free: why, is looked into.
@@ -90,8 +93,10 @@ WITH n AS MATERIALIZED (
 )
 SELECT run_id FROM r;
 -- name: lock_rows
--- What a statement after this one sees of these runs stays as it is.
-SELECT FROM unnest(%(bucket)b::bigint[], %(run)b::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
+-- What a statement after this one sees of these runs stays as it is. One plan for it serves any values: left to itself the server makes five others first,
+-- each for one use, over each connection, and to make one takes longer than to use it.
+SELECT FROM (SELECT set_config('plan_cache_mode', 'force_generic_plan', true)) once CROSS JOIN unnest(%(bucket)b::bigint[], %(run)b::text[]) AS x (b, run)
+JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- name: moves
 -- Commits of runs that were locked in this transaction, under the fence and after the row that each names. When a run is due and whether it holds its lane

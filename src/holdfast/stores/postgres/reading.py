@@ -19,6 +19,7 @@ from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Head, Loaded, News, RunFilter, Tally
 from holdfast.stores import apply
 from holdfast.stores.postgres import besides, lone, outbox
+from holdfast.stores.postgres.ahead import LEFT_ALONE
 from holdfast.stores.postgres.arrays import Numbers, Texts
 from holdfast.stores.postgres.commits import emitting
 from holdfast.stores.postgres.connection import Connection, many, rows_of
@@ -59,7 +60,9 @@ class Reading(Server):
 
     async def load_if_ended(self, run_id: str) -> Loaded | tuple[Run, Lease] | None:
         known = self._remembered.tip(run_id)
-        (found,) = await self._ask((Q.ended, {"b": ids.bucket_number(run_id), "run": run_id, "now": self._clock()}))
+        asked = (Q.ended, {"b": ids.bucket_number(run_id), "run": run_id, "now": self._clock()})
+        self._open().expect([asked], LEFT_ALONE)
+        (found,) = await self._ask(asked)
         return lone.read_ended(self._run(found[-1]), self._lease(*found[-1][6:11]), found, known) if found else None
 
     async def load(self, run_id: str) -> Loaded | None:

@@ -82,6 +82,8 @@ class Plans:
         self._clock = clock
         self._age = FIRST_AGE
         self._until = clock() + FIRST_AGE
+        self._uses: dict[str, int] = {}
+        self._earlier: dict[str, int] = {}  # before the last plans were let go of
 
     def old(self) -> bool:
         return self._clock() >= self._until
@@ -90,6 +92,18 @@ class Plans:
         """Others are made from now on."""
         self._age = min(2 * self._age, GREATEST_AGE)
         self._until = self._clock() + self._age
+        for text, uses in self._uses.items():
+            self._earlier[text] = self._earlier.get(text, 0) + uses
+        self._uses = {}
+
+    def use(self, text: str) -> None:
+        """A statement is asked: its plan is there from now on."""
+        self._uses[text] = self._uses.get(text, 0) + 1
+
+    def count_lacking(self, text: str, uses: int) -> int:
+        """How often a statement has to be asked until there is a plan for it that lasts: once, and so often in all."""
+        now = 0 if self.old() else self._uses.get(text, 0)
+        return max(uses - self._uses.get(text, 0) - self._earlier.get(text, 0), 0 if now else 1)
 
 
 class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
@@ -169,7 +183,10 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         Raises:
             psycopg.Error: nothing can be sent.
         """
+        anew = self.prepares and self.plans.old() and self.pgconn.transaction_status == TransactionStatus.IDLE
         sent: list[_Sent] = []
+        if anew:
+            self.plans.let_go()
         try:
             for text, values in asked:
                 self._plan(text, values, sent)
@@ -178,9 +195,6 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
                 if each.prepares is not None:
                     self.forget(each.prepares)
             raise
-        anew = self.prepares and self.plans.old() and self.pgconn.transaction_status == TransactionStatus.IDLE
-        if anew:
-            self.plans.let_go()
         return Exchange(self, sent, over, anew=anew)
 
     async def hear(self, told: Callable[[str], None], seconds: float) -> None:
@@ -273,6 +287,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         if name is None:
             sent.append(_Sent(functools.partial(self.pgconn.send_query_params, query, given, types, kinds)))
         else:
+            self.plans.use(text)
             sent.append(_Sent(functools.partial(self.pgconn.send_query_prepared, name, given, kinds)))
 
 
