@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from tests.crash.worlds import Trail, stage
+from tests.virtual import keep_in_virtual_time
 
 from holdfast import Context, Flow, Graph, flow
 from holdfast.ports import Store
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.testing import Fault, VirtualClock
 from holdfast.testing.world import Host, approve_all, crash_everywhere
@@ -27,7 +27,7 @@ Maker = Callable[[VirtualClock], Store]
 
 @pytest.fixture(params=["memory", "sqlite"])
 def maker(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
-    monkeypatch.setattr(writer, "SLOW", float("inf"))  # no thread: virtual time does not wait for one
+    keep_in_virtual_time(monkeypatch)
     names = itertools.count()
     if request.param == "memory":
         return lambda clock: MemoryStore(now=clock.now)

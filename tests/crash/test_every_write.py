@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from tests.crash.worlds import WORLDS, acting, fan, stage
 from tests.postgres.blocking import blocking, finish
+from tests.virtual import keep_in_virtual_time
 
 from holdfast.ports import Store
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.testing import Fault, VirtualClock
 from holdfast.testing.world import Host, approve_all, crash_everywhere
@@ -38,7 +38,7 @@ STORES = ("memory", "sqlite", "postgres")
 
 @pytest.fixture(params=STORES)
 def maker(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
-    monkeypatch.setattr(writer, "SLOW", float("inf"))  # no thread: virtual time does not wait for one
+    keep_in_virtual_time(monkeypatch)
     names = itertools.count()
     makers: dict[str, Maker] = {
         "memory": lambda clock: MemoryStore(now=clock.now),

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from tests.crash.worlds import line, stage
 from tests.postgres.blocking import blocking
+from tests.virtual import keep_in_virtual_time
 
 from holdfast import logs
 from holdfast.core.errors import HoldfastError
 from holdfast.ports import Store
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.testing import Fault, SimulatedCrash, VirtualClock
 from holdfast.testing.crash import Plan, at_write, never
@@ -27,7 +27,7 @@ Maker = Callable[[VirtualClock], Store]
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def maker(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
-    monkeypatch.setattr(writer, "SLOW", float("inf"))  # no thread: virtual time does not wait for one
+    keep_in_virtual_time(monkeypatch)
     names = itertools.count()
     if request.param == "memory":
         return lambda clock: MemoryStore(now=clock.now)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from tests.crash.worlds import stage
 from tests.postgres.blocking import blocking, finish
+from tests.virtual import keep_in_virtual_time
 
 from holdfast import Context, Graph, State, Tool
 from holdfast.core.evidence import Artifact, ExitCode, FileExists, HttpStatus, Report
 from holdfast.ports import Store, ToolOutcome, ToolRequest
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.testing import Fault, VirtualClock
 from holdfast.testing.world import Host, approve_all, crash_everywhere
@@ -30,7 +30,7 @@ UNSEEN = (Report("exit_code", True), Report("http_status", None, "nobody answere
 
 @pytest.fixture
 def maker(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
-    monkeypatch.setattr(writer, "SLOW", float("inf"))  # no thread: virtual time does not wait for one
+    keep_in_virtual_time(monkeypatch)
     names = itertools.count()
     makers: dict[str, Maker] = {
         "memory": lambda clock: MemoryStore(now=clock.now),

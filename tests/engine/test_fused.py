@@ -26,6 +26,7 @@ from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.testing import Fault, VirtualClock
 from holdfast.testing.world import Host, World, crash_everywhere
 from tests.inside import lower
+from tests.virtual import keep_in_virtual_time
 
 # -- a store that tells what it was given, and what a reader finds after it --------------------------
 
@@ -470,7 +471,7 @@ def test_whole_checkpoints_are_saved_when_they_are_due() -> None:
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_a_crash_at_every_write_of_the_line(kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Must show: before and after each write, and each write lost or applied with the answer gone (X-09)."""
-    monkeypatch.setattr(writer, "SLOW", float("inf"))  # no thread: virtual time does not wait for one
+    keep_in_virtual_time(monkeypatch)
     names = itertools.count()
 
     def made(clock: VirtualClock) -> Store:

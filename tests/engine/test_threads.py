@@ -25,12 +25,12 @@ from holdfast.named import CheckpointStore
 from holdfast.ports import Store
 from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore
 from holdfast.stores.apply import WHOLE_FLOOR
-from holdfast.stores.sqlite import writer
 from holdfast.testing import VirtualClock
 from holdfast.testing.crash import CrashingStore, Fault, SimulatedCrash, at_write
 from holdfast.testing.invariants import violations
 from holdfast.testing.world import World, to_the_end
 from tests.inside import threads_of
+from tests.virtual import keep_in_virtual_time
 
 SOUND = 30 * 86_400 * 1_000_000
 
@@ -207,7 +207,7 @@ async def test_a_fork_of_a_turn_stands_on_its_own(maker: Maker) -> None:
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_a_crash_at_each_write_of_a_second_turn(kind: str, fault: Fault, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """T-09, §4.15: whatever write of a carrying run the process dies at, another one ends it with all that was said."""
-    monkeypatch.setattr(writer, "SLOW", float("inf"))  # no thread: virtual time does not wait for one
+    keep_in_virtual_time(monkeypatch)
 
     def story(number: int) -> list[str]:
         clock = VirtualClock()

@@ -17,6 +17,8 @@ from holdfast.testing.plays import PLAYS, STAGE
 from holdfast.testing.simulate import simulate
 
 SEEDS = 400
+CAUGHT = {"lane_order_ignored": 54, "fence_ignored": 30, "attempt_not_durable_before_the_act": 14}
+"""Seeds that caught a bug which few seeds catch: they are tried first. Where one does no longer, the others are gone through."""
 NEEDED = 22
 
 
@@ -36,7 +38,7 @@ def caught_by(name: str) -> Catch | None:
         MUTANTS[name].plant(patch)
         if damage := _damage_unseen():
             return damage
-        for seed in range(SEEDS):
+        for seed in (*range(3), CAUGHT.get(name, 3), *range(3, SEEDS)):
             story = simulate(seed)
             if not story.ok:
                 return Catch(f"seed {seed}", story.told)

@@ -7,7 +7,8 @@ anybody thinking of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import functools
+from collections.abc import Awaitable, Callable, Hashable
 from enum import StrEnum
 from typing import Any, cast
 
@@ -102,11 +103,9 @@ class CrashingStore:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._store, name)
-        if name in READS or not asyncio.iscoroutinefunction(target):
-            if not asyncio.iscoroutinefunction(target):
-                return target
-            return self._read(target)
-        return self._write(name, target)
+        if not callable(target) or not _is_verb(getattr(target, "__func__", target)):
+            return target
+        return self._read(target) if name in READS else self._write(name, target)
 
     def _read(self, target: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def read(*args: Any, **kwargs: Any) -> Any:
@@ -152,6 +151,12 @@ class CrashingStore:
     def _alive(self) -> None:
         if self.dead:
             raise SimulatedCrash
+
+
+@functools.lru_cache(1024)
+def _is_verb(function: Hashable) -> bool:
+    """Whether a store's attribute is a coroutine function. To ask that anew takes longer than most verbs of a store in memory."""
+    return asyncio.iscoroutinefunction(function)
 
 
 __all__ = ["READS", "CrashingStore", "Fault", "Plan", "SimulatedCrash", "at_write", "never"]
