@@ -19,11 +19,13 @@ LEFT_ALONE = 6  # the same where it is left to itself: five are for one use each
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """What was asked last, the statement that is to be planned at its end; how often it has to be used until its plan lasts; and until when it is likely to be asked again."""
+    """What was asked last. Its last statement is the one that is to be planned; what stands before it says how."""
 
     asked: Sequence[Statement]
     uses: int
+    """How often it has to be used until its plan lasts."""
     until: float
+    """When it is forgotten, if it is not asked again."""
 
 
 class Ahead:
@@ -34,7 +36,7 @@ class Ahead:
         self._reads: dict[str, _Read] = {}
 
     def expect(self, asked: Sequence[Statement], uses: int) -> None:
-        """These are asked now, and are likely to be asked again."""
+        """These are asked now, and are likely to be asked again. ``uses``: of the last of them, until the server keeps its plan."""
         self._reads[asked[-1][0]] = _Read(asked, uses, self._clock() + GREATEST_AGE)
 
     def expects(self) -> bool:
