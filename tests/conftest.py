@@ -51,7 +51,7 @@ MEMORY, ROOM = "/dev/shm", 4 * 2**30
 
 def pytest_configure(config: pytest.Config) -> None:
     """Has the package and the frameworks compiled once, where Python is told to keep no bytecode: some hundred processes of the tests would each do it again.
-    Temporary folders are in memory where there is room: no test loses power, and the syncs of thousands of stores take a tenth of the time."""
+    Temporary folders are in memory where there is room: no test loses power, and the syncs of thousands of stores cost next to nothing there."""
     with contextlib.suppress(OSError):  # another system: on its disk
         if shutil.disk_usage(MEMORY).free >= ROOM and os.access(MEMORY, os.W_OK | os.X_OK):
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
@@ -132,7 +132,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """Says what stood for a transaction pooler, where one was asked for, how many tests another store has stood for, and which seeds were played."""
     seeds = [str(value) for reports in terminalreporter.stats.values() for r in reports if getattr(r, "when", "") == "call" for name, value in r.user_properties if name == "seeds"]
     if seeds:
-        terminalreporter.write_line(f"simulated: {sum(int(told.split()[0]) for told in seeds)} seeds, in parts of 125: {', '.join(seeds)}")
+        terminalreporter.write_line(f"simulated: {sum(int(told.split()[0]) for told in seeds)} seeds: {', '.join(seeds)}")
     if terminalreporter.config.getoption("--store") == "postgres":
         told = Counter(name for reports in terminalreporter.stats.values() for r in reports if getattr(r, "when", "") == "teardown" for name, _ in r.user_properties)
         opened, kept = told["opened in PostgreSQL"], told["kept to its store"]

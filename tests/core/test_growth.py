@@ -27,7 +27,7 @@ WRITE = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(steps=st.lists(st.lists(WRITE, min_size=1, max_size=3), max_size=12))
 def test_what_is_added_and_what_goes_is_the_weight(steps: list[list[tuple[str, Any]]]) -> None:
     """Taken from one value to the next it is what the whole value weighs."""
