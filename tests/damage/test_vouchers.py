@@ -39,7 +39,7 @@ SQLITE = {
 }
 SQLITE_FILES = {"s.db": By.ANCHOR, "s.db-anchor": By.STORE}
 POSTGRES = {
-    "meta": By.VOUCHER, **{t: by for t, by in SQLITE.items() if t not in ("meta", "slot", "sqlite_sequence")},
+    "meta": By.VOUCHER, "doc": By.FOLD, **{t: by for t, by in SQLITE.items() if t not in ("meta", "slot", "sqlite_sequence")},
 }
 FILES = {
     "workspace.json": By.HOUSE, "schedules.json": By.HOUSE, "shelves.json": By.HOUSE, "tombstones.jsonl": By.HOUSE, "pruned.jsonl": By.HOUSE, "limits.json": By.HOUSE,

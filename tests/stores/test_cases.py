@@ -48,11 +48,11 @@ class Place:
         """Alters a database by hand."""
         if self.kind == "sqlite":
             with contextlib.closing(apsw.Connection(str(self.folder / "runs.db"))) as db:
-                db.execute(statement.format(p="", blob=f"CAST(x'{GARBAGE.hex()}' AS BLOB)"))
+                db.execute(statement.format(p="", cold="run SET doc", its_id="id", blob=f"CAST(x'{GARBAGE.hex()}' AS BLOB)"))
                 assert db.total_changes(), statement
         else:
             with shared().admin("cases") as db:
-                assert db.execute(statement.format(p="holdfast.", blob=f"'\\x{GARBAGE.hex()}'::bytea").encode()).rowcount, statement
+                assert db.execute(statement.format(p="holdfast.", cold="holdfast.doc SET data", its_id="run", blob=f"'\\x{GARBAGE.hex()}'::bytea").encode()).rowcount, statement
 
     async def typed(self, *words: str) -> str:
         """What a command prints; it fails with a typed error, if it fails."""
@@ -99,7 +99,7 @@ async def _pay(text: str) -> str:
 # -- X-22 --------------------------------------------------------------------------------------------------
 
 SPOILT = {
-    "record": "UPDATE {p}run SET doc = {blob} WHERE run_id = '%s'",
+    "record": "UPDATE {cold} = {blob} WHERE {its_id} = (SELECT id FROM {p}run WHERE run_id = '%s')",
     "log": "UPDATE {p}log SET data = {blob} WHERE run = (SELECT id FROM {p}run WHERE run_id = '%s')",
     "effect": "UPDATE {p}effect SET data = {blob} WHERE run_id = '%s'",
     "ledger": "UPDATE {p}ledger SET data = {blob} WHERE run_id = '%s'",

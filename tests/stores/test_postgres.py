@@ -39,7 +39,7 @@ from holdfast.core.errors import (
 from holdfast.core.intents import Sending, Sent
 from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repairer
-from holdfast.ports import News
+from holdfast.ports import News, RunFilter
 from holdfast.stores import PostgresStore, open_url
 from holdfast.stores.postgres import besides, connection, news
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts, taught
@@ -428,6 +428,8 @@ async def test_an_older_schema_is_brought_up_to_date() -> None:
     with shared().admin("older") as db:
         tables = [str(t) for (t,) in db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast'")]
         later = [f"holdfast.{t}" for t in tables if f"CREATE TABLE holdfast.{t} (" not in MIGRATIONS[0]]
+        db.execute("ALTER TABLE holdfast.run ADD COLUMN doc bytea; UPDATE holdfast.run r SET doc = (SELECT data FROM holdfast.doc d WHERE d.bucket = r.bucket AND d.run = r.id)")
+        db.execute("ALTER TABLE holdfast.run ALTER COLUMN doc SET NOT NULL")
         for table, column in (("run", "seal"), ("run", "behind"), ("effect", "placed"), ("inbox", "placed"), ("intent", "placed"), ("schedule", "placed")):
             db.execute(f"ALTER TABLE holdfast.{table} DROP COLUMN {column}".encode())
         db.execute("CREATE INDEX run_due ON holdfast.run (queue)")  # it went with its column
@@ -437,6 +439,7 @@ async def test_an_older_schema_is_brought_up_to_date() -> None:
     await asyncio.gather(*[s.open() for s in both])
     assert both[0].incarnation == both[1].incarnation != store.incarnation
     assert {p.code for p in await Checker(both[0]).all()} == {"effect_attempted_without_result"}
+    assert [run.run_id for run, _ in await both[0].runs(RunFilter())] == ["r1"], "its row and what lies beside it are read together"
     assert len(await both[0].effects(key="k")) == len(await both[1].inbox("r1")) == 1
     await refused(LeaseLost, both[0].commit(script.commit(ev.NoteAdded("late"))))
     for s in both:

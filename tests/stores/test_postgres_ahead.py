@@ -19,7 +19,7 @@ from holdfast.testing.conformance import TTL, Script, signal
 
 ASKED = ("SELECT %s::int", (1,))
 PLANS = "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE statement = 'SELECT $1::int'"
-ROWS = "SELECT r::text FROM holdfast.run r UNION ALL SELECT l::text FROM holdfast.log l UNION ALL SELECT i::text FROM holdfast.inbox i ORDER BY 1"
+ROWS = "SELECT r::text FROM holdfast.run r UNION ALL SELECT d::text FROM holdfast.doc d UNION ALL SELECT l::text FROM holdfast.log l UNION ALL SELECT i::text FROM holdfast.inbox i ORDER BY 1"
 
 
 class Clock:
@@ -205,7 +205,7 @@ async def test_what_is_read_ahead_changes_nothing(at_rest: None, monkeypatch: py
     assert len(await store.claim("w", (), None, limit=1)) == 1
     with shared().admin("ahead") as db:
         before = db.execute(ROWS).fetchall()
-        assert len(before) == 7
+        assert len(before) == 10, "three runs, each in two rows and with a row of its log, and what is in an inbox"
         for _ in range(3):
             ahead.clear()
             await store.load_if_ended("r1")

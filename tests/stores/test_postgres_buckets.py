@@ -65,8 +65,8 @@ def written() -> dict[int, set[str]]:
 
 def places(tables: set[str]) -> tuple[set[str], set[str]]:
     """The buckets' parts that a transaction wrote, and everything else that it wrote, by its table."""
-    buckets = {t.rpartition("_")[2] for t in tables if re.fullmatch(r"(run|log|whole|inbox)_\d+", t)}
-    return buckets, {re.sub(r"_\d+$", "", t) for t in tables if not re.fullmatch(r"(run|log|whole|inbox)_\d+", t)}
+    buckets = {t.rpartition("_")[2] for t in tables if re.fullmatch(r"(run|doc|log|whole|inbox)_\d+", t)}
+    return buckets, {re.sub(r"_\d+$", "", t) for t in tables if not re.fullmatch(r"(run|doc|log|whole|inbox)_\d+", t)}
 
 
 def parts(*run_ids: str) -> set[str]:

@@ -319,7 +319,7 @@ async def test_a_run_is_in_no_index_by_its_number(partitions: int) -> None:
     with shared().admin(database) as db:
         found = db.execute(INDEXES).fetchall()
     keys = [str(text).split(" USING ")[1] for _, _, text, primary, _ in found if primary]
-    assert keys == ["btree (run_id, bucket) WITH (deduplicate_items=off)"] * (partitions or 1), found
+    assert keys == ["btree (run_id, bucket) WITH (deduplicate_items=off, fillfactor='50')"] * (partitions or 1), found
     assert [text for _, _, text, _, _ in found if re.search(r"\bid\b", str(text))] == []
     assert {str(of) for _, of, _, _, apart in found if not apart} == {"run_owner", "run_ended"}
 

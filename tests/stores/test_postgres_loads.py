@@ -26,7 +26,7 @@ from holdfast.testing.conformance import TTL, Script, effect, signal
 FEW, MANY = 50, 2_000
 USES = 10  # a statement is prepared when it is used again, and from the sixth time on its plan is one for any values
 MORE_ROWS, MORE_BLOCKS = 20, 16  # of each use: entries of what was taken or settled meanwhile are passed over, and an index of two thousand is higher
-RUN = {"run": "run_id", "log": "run", "whole": "run", "inbox": "run", "vouch": "run", "effect": "run_id", "token": "run_id", "ledger": "run_id", "chunk": "run_id"}
+RUN = {"run": "run_id", "doc": "run", "log": "run", "whole": "run", "inbox": "run", "vouch": "run", "effect": "run_id", "token": "run_id", "ledger": "run_id", "chunk": "run_id"}
 
 
 def name(number: int) -> str:

@@ -75,6 +75,7 @@ def copied(db: Psycopg[tuple[object, ...]], count: int) -> None:
     other = {"id": "r.id + n", "turn": "r.turn + n", "run_id": "'r1-' || lpad(n::text, 8, '0')", "session_key": "'s' || n % 100", "lane": "'l' || n", "holds": "n % 2 = 0"}
     picked = ", ".join(other.get(c, f"r.{c}") for c in columns)
     db.execute(f"INSERT INTO holdfast.run ({', '.join(columns)}) SELECT {picked} FROM holdfast.run r, generate_series(1, {count}) n".encode())
+    db.execute(f"INSERT INTO holdfast.doc (bucket, run, data) SELECT d.bucket, d.run + n, d.data FROM holdfast.doc d, generate_series(1, {count}) n".encode())
 
 
 def rows_read() -> int:

@@ -33,6 +33,7 @@ FAMILIES_AT_ONCE = 2_000
 # Which rows of a table are a run's. What is not named here holds nothing of a run that has ended, or nothing that these originals leave.
 TABLES = {
     "run": "run_id = ANY(%(runs)s)",
+    "doc": "(bucket, run) IN (SELECT bucket, id FROM holdfast.run WHERE run_id = ANY(%(runs)s))",
     "log": "(bucket, run) IN (SELECT bucket, id FROM holdfast.run WHERE run_id = ANY(%(runs)s))",
     "whole": "(bucket, run) IN (SELECT bucket, id FROM holdfast.run WHERE run_id = ANY(%(runs)s))",
     "inbox": "(bucket, run) IN (SELECT bucket, id FROM holdfast.run WHERE run_id = ANY(%(runs)s))",
@@ -210,7 +211,7 @@ class Family:
             key = (ids.bucket_number(row["run_id"]), next(numbers))
             keys[before["bucket"], before["id"]], run_of[key] = key, row["run_id"]
             row["bucket"], row["id"], row["turn"] = *key, next(numbers)
-        for table in ("log", "whole", "inbox"):
+        for table in ("doc", "log", "whole", "inbox"):
             for row in out[table]:
                 row["bucket"], row["run"] = keys[row["bucket"], row["run"]]
         self._vouch(out, lambda row: run_of[row["bucket"], row["run"]], dict.fromkeys(NUMBERED, numbers))

@@ -166,7 +166,7 @@ class _Rows:
             asked.append((Q.runs_update, _columns(_MOVED, self.moved)))
         if len(self.born) == 1:
             (row,) = self.born
-            asked.append((Q.run_insert, (*row[:19], *row[1:6], *row[19:])))
+            asked.append((Q.run_insert, (*row[:18], *row[1:6], *row[18:])))
         elif self.born:
             asked.append((Q.runs_insert, _columns(_BORN, self.born)))
         return asked

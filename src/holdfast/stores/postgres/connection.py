@@ -123,6 +123,7 @@ def schema_of(place: Place, script: str) -> str:
 _OFTEN = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0"
 _TUNED = {
     "run": f"fillfactor = 70, {_OFTEN}",
+    "doc": f"fillfactor = 70, {_OFTEN}",
     "log": "autovacuum_vacuum_insert_scale_factor = 0.2",
     "whole": "autovacuum_vacuum_insert_scale_factor = 0.2",
     "inbox": f"fillfactor = 80, {_OFTEN}",

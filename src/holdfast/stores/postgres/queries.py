@@ -27,7 +27,8 @@ _OF_ROOTS = (
 )
 _FILLED = {
     **{f"{{{of}_of_roots}}": _OF_ROOTS.format(of) for of in "mrs"},
-    "{born}": "r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.due, t.seq, t.hash, t.n, t.since, t.whole, t.data",
+    "{born}": "r.run_id, {doc}, r.status, t.version, t.step, t.head, r.fence, r.due, t.seq, t.hash, t.n, t.since, t.whole, t.data",
+    "{doc}": "(SELECT d.data FROM holdfast.doc d WHERE d.bucket = r.bucket AND d.run = r.id)",
     "{at_once}": _AT_ONCE,
     "{now}": _NOW,
     "{expiry}": _EXPIRY,

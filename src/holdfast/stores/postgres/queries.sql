@@ -82,11 +82,13 @@ WITH n AS MATERIALIZED (
         SELECT 1 FROM holdfast.run p WHERE p.tenant_id = n.tenant_id AND p.session_key = n.session_key AND p.lane = n.lane AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0)))
 ), r AS (
   INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
-    priority, parent_run_id, lineage_root, ended, doc, seal)
+    priority, parent_run_id, lineage_root, ended, seal)
   SELECT bucket, run_id, fence, owner, due_at, holds <> 0, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
-    priority, parent_run_id, lineage_root, ended, doc, holdfast.standing(run_id, fence, owner, due_at, holds <> 0, turn) FROM may
+    priority, parent_run_id, lineage_root, ended, holdfast.standing(run_id, fence, owner, due_at, holds <> 0, turn) FROM may
   ON CONFLICT (bucket, run_id) DO NOTHING
   RETURNING bucket, id, run_id
+), d AS (
+  INSERT INTO holdfast.doc (bucket, run, data) SELECT r.bucket, r.id, n.doc FROM n JOIN r ON r.run_id = n.run_id
 ), l AS (
   INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
   SELECT r.bucket, r.id, 1, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.run_id = n.run_id
@@ -122,10 +124,12 @@ WITH g AS MATERIALIZED (
       AND NOT EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id AND l.n = g.n + 1 OFFSET 0) OFFSET 0) f
 ), moved AS (
   UPDATE holdfast.run r SET owner = may.owner, due = may.due_at, holds = may.held, behind = false, status = may.status, priority = may.priority,
-    fingerprint = may.fingerprint, ended = may.ended, doc = coalesce(may.doc, r.doc), previous = NULL, cause = NULL,
+    fingerprint = may.fingerprint, ended = may.ended, previous = NULL, cause = NULL,
     seal = holdfast.standing(r.run_id, r.fence, may.owner, may.due_at, may.held, r.turn)
   FROM may WHERE r.bucket = may.bucket AND r.run_id = may.run_id AND r.ctid = may.place
-  RETURNING r.run_id, r.bucket, r.id, may.n + 1 AS n, may.seq, may.since, may.whole, may.version, may.step, may.head, may.hash, may.data
+  RETURNING r.run_id, r.bucket, r.id, may.doc, may.n + 1 AS n, may.seq, may.since, may.whole, may.version, may.step, may.head, may.hash, may.data
+), d AS (
+  INSERT INTO holdfast.doc (bucket, run, data) SELECT bucket, id, doc FROM moved WHERE doc IS NOT NULL {part_doc_anew}
 ), l AS (
   INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
   SELECT bucket, id, n, seq, since, whole, version, step, head, hash, data FROM moved
@@ -154,10 +158,12 @@ WITH g AS MATERIALIZED (
     AND NOT EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.bucket AND l.run = f.id AND l.n = g.n + 1 OFFSET 0)
 ), taken AS (
   UPDATE holdfast.run r SET fence = may.fence, owner = may.owner, due = may.due_at, holds = true, status = may.status, priority = may.priority,
-    fingerprint = may.fingerprint, doc = coalesce(may.doc, r.doc), previous = NULL, cause = NULL,
+    fingerprint = may.fingerprint, previous = NULL, cause = NULL,
     seal = holdfast.standing(r.run_id, may.fence, may.owner, may.due_at, true, r.turn)
   FROM may WHERE r.bucket = may.bucket AND r.run_id = may.run_id AND r.ctid = may.place
-  RETURNING r.run_id, r.bucket, r.id, may.n + 1 AS n, may.seq, may.since, may.whole, may.version, may.step, may.head, may.hash, may.data
+  RETURNING r.run_id, r.bucket, r.id, may.doc, may.n + 1 AS n, may.seq, may.since, may.whole, may.version, may.step, may.head, may.hash, may.data
+), d AS (
+  INSERT INTO holdfast.doc (bucket, run, data) SELECT bucket, id, doc FROM taken WHERE doc IS NOT NULL {part_doc_anew}
 ), l AS (
   INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
   SELECT bucket, id, n, seq, since, whole, version, step, head, hash, data FROM taken
@@ -238,9 +244,11 @@ SELECT schedule_id, tenant_id, CASE WHEN placed = id THEN due ELSE -1 END, data 
 -- name: run_insert
 WITH n AS MATERIALIZED (SELECT nextval('holdfast.number') AS turn), r AS (
   INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
-    priority, parent_run_id, lineage_root, ended, doc, seal)
-  SELECT %s, %s, %s, %s, %s, %s, n.turn, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %b, holdfast.standing(%s, %s, %s, %s, %s, n.turn) FROM n
+    priority, parent_run_id, lineage_root, ended, seal)
+  SELECT %s, %s, %s, %s, %s, %s, n.turn, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, holdfast.standing(%s, %s, %s, %s, %s, n.turn) FROM n
   RETURNING bucket, id
+), d AS (
+  INSERT INTO holdfast.doc (bucket, run, data) SELECT bucket, id, %b FROM r
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %b, %b FROM r;
@@ -255,10 +263,12 @@ WITH n AS MATERIALIZED (
   WHERE bucket + 0 = bucket
 ), r AS (
   INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
-    priority, parent_run_id, lineage_root, ended, doc, seal)
+    priority, parent_run_id, lineage_root, ended, seal)
   SELECT bucket, run_id, fence, owner, due, holds <> 0, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
-    priority, parent_run_id, lineage_root, ended, doc, holdfast.standing(run_id, fence, owner, due, holds <> 0, turn) FROM n
+    priority, parent_run_id, lineage_root, ended, holdfast.standing(run_id, fence, owner, due, holds <> 0, turn) FROM n
   RETURNING bucket, id, run_id
+), d AS (
+  INSERT INTO holdfast.doc (bucket, run, data) SELECT r.bucket, r.id, n.doc FROM n JOIN r ON r.run_id = n.run_id
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT r.bucket, r.id, 1, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.run_id = n.run_id;
@@ -271,17 +281,22 @@ r AS MATERIALIZED (
   CROSS JOIN LATERAL (SELECT CASE WHEN s.owner = n.owner AND s.due <= n.due AND n.due < 0 THEN s.due ELSE n.due END AS due_at) d
 ), written AS (
   UPDATE holdfast.run s SET fence = r.fence, owner = r.owner, due = r.due_at, holds = r.holds <> 0, behind = false, turn = r.turn, status = r.status, priority = r.priority,
-    fingerprint = r.fingerprint, ended = r.ended, doc = coalesce(r.doc, s.doc), previous = NULL, cause = NULL,
+    fingerprint = r.fingerprint, ended = r.ended, previous = NULL, cause = NULL,
     seal = holdfast.standing(s.run_id, r.fence, r.owner, r.due_at, r.holds <> 0, r.turn)
   FROM r WHERE r.differs AND s.bucket = r.bucket AND s.run_id = r.run_id AND s.ctid = r.place
+), d AS (
+  INSERT INTO holdfast.doc (bucket, run, data) SELECT bucket, id, doc FROM r WHERE doc IS NOT NULL {part_doc_anew}
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT bucket, id, n, seq, since, whole, version, step, head, hash, data FROM r;
+-- name: part_doc_anew
+-- The cold part of a run that is there already; one that was lost is there again.
+ON CONFLICT (run, bucket) DO UPDATE SET data = excluded.data
 -- name: part_differs
 -- The run's row does not stand as it is to be. One that does is not written: as long as somebody holds a snapshot each writing leaves a version of it behind,
 -- and every search for the run goes through them all.
 (s.fence <> n.fence OR s.owner IS DISTINCT FROM n.owner OR s.due IS DISTINCT FROM d.due_at OR s.holds <> (n.holds <> 0) OR s.behind OR s.turn <> n.turn OR s.status <> n.status
-    OR s.priority <> n.priority OR s.fingerprint <> n.fingerprint OR s.ended IS DISTINCT FROM n.ended OR n.doc IS NOT NULL OR s.previous IS NOT NULL OR s.cause IS NOT NULL)
+    OR s.priority <> n.priority OR s.fingerprint <> n.fingerprint OR s.ended IS DISTINCT FROM n.ended OR s.previous IS NOT NULL OR s.cause IS NOT NULL)
 -- name: run_update
 WITH n AS MATERIALIZED (
   SELECT coalesce(t.kept, nextval('holdfast.number')) AS turn, t.* FROM (SELECT %s::bigint AS kept, %s::bigint AS fence, %s::text AS owner, %s::bigint AS due, %s::bigint AS holds,
@@ -896,13 +911,13 @@ FROM (SELECT * FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL AND NOT
 -- Reads ---------------------------------------------------------------------------------------------
 
 -- name: run_get
-SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot
+SELECT r.run_id, {doc}, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot
 FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
 -- name: ended
 -- The same, with where its log ends; where it has ended, and has a short log and nothing beside that would be loaded with it, once for each row of that.
-SELECT r.run_id, CASE WHEN l.n IS NULL OR l.n = t.n THEN r.doc END, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot,
+SELECT r.run_id, CASE WHEN l.n IS NULL OR l.n = t.n THEN {doc} END, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot,
   t.seq, t.hash, t.n, t.since, t.whole, l.seq, l.data, l.hash
 FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT * FROM holdfast.log e WHERE e.bucket = r.bucket AND e.run = r.id ORDER BY e.n DESC LIMIT 1) t ON true
@@ -915,7 +930,7 @@ LEFT JOIN LATERAL (
   CROSS JOIN LATERAL (SELECT * FROM holdfast.log x WHERE x.bucket = r.bucket AND x.run = r.id ORDER BY x.n OFFSET 0) k) l ON true
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s ORDER BY l.n;
 -- name: runs
-SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot
+SELECT r.run_id, {doc}, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot
 FROM {those} LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true;
 -- name: runs_due
@@ -1160,7 +1175,7 @@ SELECT l.bucket, l.run, l.seq, l.data, l.hash FROM holdfast.log l
 WHERE l.n = 1 AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.bucket = l.bucket AND r.id = l.run) ORDER BY l.bucket, l.run LIMIT 10000;
 -- name: run_raw
 SELECT r.bucket, r.id, r.run_id, r.fence, r.owner, r.due, r.holds, r.turn, r.status, r.tenant_id, r.skill_id, r.fingerprint, r.thread_id, r.session_key,
-  r.lane, r.queue, r.priority, r.parent_run_id, r.lineage_root, r.ended, r.doc, r.seal, r.previous, r.cause FROM holdfast.run r WHERE r.bucket = %s AND r.run_id = %s;
+  r.lane, r.queue, r.priority, r.parent_run_id, r.lineage_root, r.ended, {doc}, r.seal, r.previous, r.cause FROM holdfast.run r WHERE r.bucket = %s AND r.run_id = %s;
 -- name: log_tip
 SELECT seq, hash, n, since, whole, version, step, head FROM holdfast.log WHERE bucket = %s AND run = %s ORDER BY n DESC LIMIT 1;
 -- name: log_rows
@@ -1171,9 +1186,11 @@ SELECT seq, data FROM holdfast.whole WHERE bucket = %s AND run = %s AND seq > %s
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
 -- name: run_put
 INSERT INTO holdfast.run (bucket, id, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
-  priority, parent_run_id, lineage_root, ended, doc, seal)
-SELECT %s, %s, %s, %s, %s, %s, %s, n.turn, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, holdfast.standing(%s, %s, %s, %s, %s, n.turn)
+  priority, parent_run_id, lineage_root, ended, seal)
+SELECT %s, %s, %s, %s, %s, %s, %s, n.turn, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, holdfast.standing(%s, %s, %s, %s, %s, n.turn)
 FROM (SELECT coalesce(%s::bigint, nextval('holdfast.number')) AS turn) n;
+-- name: doc_put
+INSERT INTO holdfast.doc (bucket, run, data) VALUES (%s, %s, %b) {part_doc_anew};
 -- name: next_number
 SELECT nextval('holdfast.number');
 -- name: run_delete
@@ -1234,6 +1251,7 @@ DELETE FROM holdfast.effect WHERE effect_id = ANY(%(effects)s::text[]);
 -- name: prune_runs
 WITH gone AS (DELETE FROM holdfast.run WHERE run_id = ANY(%(runs)s::text[]) RETURNING bucket, id),
   logs AS (DELETE FROM holdfast.log l USING gone WHERE l.bucket = gone.bucket AND l.run = gone.id),
+  docs AS (DELETE FROM holdfast.doc d USING gone WHERE d.bucket = gone.bucket AND d.run = gone.id),
   wholes AS (DELETE FROM holdfast.whole w USING gone WHERE w.bucket = gone.bucket AND w.run = gone.id)
 DELETE FROM holdfast.inbox i USING gone WHERE i.bucket = gone.bucket AND i.run = gone.id;
 -- name: prune_beside

@@ -140,18 +140,19 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
     stood, moved = Stands(held["owner"], held["due"], bool(held["holds"])), held["status"] != run.status.value
     left = apply.rebuilt(commits[-1], stood, moved, now, unread=bool(unread[0][0]), taken=bool(holder))
     writes.append((Q.run_delete, (key.bucket, run.run_id)))
-    writes.append(_row(run, key.id, fence=fence, owner=left.owner, due=left.due, holds=left.holds, turn=held["turn"]))
+    writes += _row(run, key.id, fence=fence, owner=left.owner, due=left.due, holds=left.holds, turn=held["turn"])
     if evidence.needs is not None:
         writes += [(Q.carry_insert, (predecessor, run.run_id)) for predecessor in sorted(evidence.needs.predecessors)]
         writes += [(Q.use_again, (run.run_id, digest)) for digest in sorted(evidence.needs.blobs)]
     await many(db, writes)
 
 
-def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, holds: bool, turn: int | None) -> Statement:
+def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, holds: bool, turn: int | None) -> list[Statement]:
     bucket, ended = ids.bucket_number(run.run_id), end_of(run)
     columns = [copy_of(run, name) for name in COPIED]
     stands = (fence, owner, due, holds)
-    return Q.run_put, (bucket, id, run.run_id, *stands, run.status.value, *columns, ended, codec.encode_run(run), run.run_id, *stands, turn)
+    row: Statement = Q.run_put, (bucket, id, run.run_id, *stands, run.status.value, *columns, ended, run.run_id, *stands, turn)
+    return [row, (Q.doc_put, (bucket, id, codec.encode_run(run)))]
 
 
 # -- carrying over ----------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
         raise missing(run.run_id, left)
     ((id,),), drawn = await many(db, [(Q.next_number, None), (Q.see_numbers, {"count": len(d.ledger)})])
     bucket = ids.bucket_number(run.run_id)
-    writes: list[Statement] = [_row(run, id, fence=stands.fence, owner=None, due=stands.due, holds=False, turn=id)]
+    writes = _row(run, id, fence=stands.fence, owner=None, due=stands.due, holds=False, turn=id)
     vouchers: list[Voucher] = []
     since = 0
     for n, log in enumerate(d.rows, 1):

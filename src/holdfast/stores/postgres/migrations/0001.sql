@@ -19,32 +19,33 @@ CREATE TABLE holdfast.meta (
 
 CREATE SEQUENCE holdfast.number;     -- row ids, and places in lanes: without a cache, so that the order is that of asking
 
+-- Columns of a known width that are never null stand first: there the server finds a value at a known place, and when it writes a row anew it compares
+-- each that is in an index. In what order they stand means nothing else; stores that were made before have another.
 CREATE TABLE holdfast.run (
-  bucket        smallint NOT NULL,
   id            bigint NOT NULL DEFAULT nextval('holdfast.number'),
-  run_id        text NOT NULL,
-  -- operational: claims, rests, wake-ups
   fence         bigint NOT NULL,     -- incarnation << 32 | counter
-  owner         text,                -- null at rest and after the end
-  previous      text,                -- whom the owner took it over from, and why: an answer that was lost is found again
-  cause         text,
-  due           bigint,              -- when a worker is next needed; null: never by itself
-  holds         boolean NOT NULL,    -- holds its lane
   turn          bigint NOT NULL,     -- place in its lane: of its submission or latest resurrection
-  -- cold: what runs are found by
-  status        text NOT NULL,
+  priority      integer NOT NULL,
+  bucket        smallint NOT NULL,
+  holds         boolean NOT NULL,    -- holds its lane
+  behind        boolean NOT NULL DEFAULT false, -- stands behind the holder of its lane (0009)
+  due           bigint,              -- when a worker is next needed; null: never by itself
+  ended         bigint,              -- when it ended; null while it has not: what prune goes by
+  run_id        text NOT NULL,
+  owner         text,                -- null at rest and after the end
+  queue         text NOT NULL,
   tenant_id     text NOT NULL,
-  skill_id      text NOT NULL,
-  fingerprint   text NOT NULL,
-  thread_id     text NOT NULL,
   session_key   text NOT NULL,
   lane          text NOT NULL,
-  queue         text NOT NULL,
-  priority      integer NOT NULL,
-  parent_run_id text,
+  status        text NOT NULL,
+  skill_id      text NOT NULL,
+  thread_id     text NOT NULL,
   lineage_root  text NOT NULL,
-  ended         bigint,              -- when it ended; null while it has not: what prune goes by
-  doc           bytea NOT NULL,
+  parent_run_id text,
+  fingerprint   text NOT NULL,
+  previous      text,                -- whom the owner took it over from, and why: an answer that was lost is found again
+  cause         text,
+  doc           bytea NOT NULL,      -- the rest of it; lies beside since 0014
   PRIMARY KEY (bucket, id),
   UNIQUE (bucket, run_id)
 ) {hash bucket};
