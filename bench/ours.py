@@ -279,7 +279,11 @@ def copied_on_a_server(waiting: int, due: int) -> None:
             f"INSERT INTO holdfast.run ({', '.join(columns)}) SELECT {picked} FROM holdfast.run r, generate_series(1, {waiting}) AS n, "
             "LATERAL (SELECT 'copy' || lpad(n::text, 20, '0') || right(r.run_id, 2) AS made) m".encode()
         )
-        db.execute("VACUUM ANALYZE holdfast.run")
+        db.execute(
+            "INSERT INTO holdfast.doc (bucket, run, data) SELECT r.bucket, r.id, d.data FROM holdfast.run r, holdfast.doc d WHERE r.run_id LIKE 'copy%' "
+            "AND d.run = (SELECT id FROM holdfast.run WHERE run_id NOT LIKE 'copy%')"
+        )
+        db.execute("VACUUM ANALYZE holdfast.run, holdfast.doc")
 
 
 def copied_in_a_file(where: pathlib.Path, waiting: int, due: int) -> None:

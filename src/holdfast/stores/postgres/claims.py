@@ -347,8 +347,7 @@ class Claiming(Owners, Reading):
 
 def _note_driven(committer: Committer, taken: Sequence[Claim]) -> Claims:
     """What was claimed through this store, as its caller is told of it."""
-    for claim in taken:
-        committer.drives(claim.run_id, claim.fence)
+    committer.drive(taken)
     return Claims(taken)
 
 

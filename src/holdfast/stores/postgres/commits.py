@@ -41,6 +41,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN
+from holdfast.ports import Claim
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.postgres import besides
@@ -246,10 +247,11 @@ class Committer:
             self._arm()
         return await future
 
-    def drives(self, run_id: str, fence: int) -> None:
-        """A run was claimed through this store: the caller has been told so."""
-        self.driven.add(run_id)
-        self.fences[run_id] = fence
+    def drive(self, claims: Iterable[Claim]) -> None:
+        """Runs were claimed through this store: the caller has been told so."""
+        fences = {claim.run_id: claim.fence for claim in claims}
+        self.driven.update(fences)
+        self.fences.update(fences)
 
     def forget(self) -> None:
         """Runs were handed back: what is still held is learnt anew, so that from now on not all that is driven here is known."""
