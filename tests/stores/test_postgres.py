@@ -446,6 +446,32 @@ async def test_an_older_schema_is_brought_up_to_date() -> None:
         await s.close()
 
 
+@pytest.mark.parametrize("damage", ["DELETE FROM holdfast.doc", "UPDATE holdfast.doc SET data = '\\xc1'"], ids=["lost", "altered"])
+@pytest.mark.parametrize("mends", ["repair", "end"])
+async def test_what_lies_beside_a_runs_row_is_missed_and_written_again(damage: str, mends: str) -> None:
+    """§3.6: it is named, and hides no other run; a repair writes it again, and so does the next commit that has one: the log says what it was."""
+    store = PostgresStore(shared().fresh())
+    await store.open()
+    await store.register("w", TTL)
+    script = await (await Script(store, "r1").begin("w")).steps(2)
+    await Script(store, "r2").submit()
+    sound = await store.get("r1")
+    with shared().admin("holdfast") as db:
+        db.execute(f"{damage} WHERE run = (SELECT id FROM holdfast.run WHERE run_id = 'r1')".encode())
+    await refused(StoreError, store.get("r1"))
+    assert [run.run_id for run, _ in await store.runs(RunFilter())] == ["r2"]
+    assert {p.run_id for p in await Checker(store).all() if p.severity == "error"} == {"r1"}
+    if mends == "repair":
+        await store.retire("w")
+        assert (await Repairer(store).repair("r1", apply=True, actor="ann")).applied
+    else:
+        await script.complete()
+    assert [p for p in await Checker(store).all() if p.severity == "error"] == []
+    found = await store.get("r1")
+    assert sound is not None and found is not None and (found[0].skill_id, found[0].created_at) == (sound[0].skill_id, sound[0].created_at)
+    await store.close()
+
+
 async def test_a_number_is_given_to_one_run_alone() -> None:
     """No index of runs has it: where the sequence was set back, the key of the log says no, and nothing of the run is left. Any other number is as good."""
     store = PostgresStore(shared().fresh("numbers"))

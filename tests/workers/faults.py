@@ -190,7 +190,7 @@ class Round(Chaos):
 
     def summary(self, name: str, store: str) -> Summary:
         report = self.report
-        measured = {**self.measured, "runs": report.runs_done, "acts": report.acts, "asked people": report.asked_people, "ended": report.ended, "of each": report.faults_done}
+        measured = {**self.measured, "runs": report.runs_done, "acts": report.acts, "asked people": report.asked_people, "ended": report.ended, "given up after ten lost owners": report.limited, "of each": report.faults_done}
         return Summary(name, store, report.faults, sum(report.faults_done.values()), report.seconds, measured, report.wrong)
 
 

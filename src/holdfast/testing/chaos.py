@@ -359,6 +359,8 @@ class Chaos:
             for code in HOUSE:
                 if run.stop_reason == code or f'"code": "{code}"' in text:
                     wrong.append(f"{run_id}: {code} was recorded as an outcome")
+            if run.status == "failed" and run.stop_reason not in HOUSE:
+                wrong.append(f"{run_id} failed, which no node of it does: {run.stop_reason}")
             refused = text.count("was refused") + text.count("changed nothing")
             if told[run_id, "cancel"] and not (kinds["run.cancel_requested"] or kinds["run.canceled"] or refused):
                 wrong.append(f"{run_id}: a cancel was accepted, but the log does not show it")
