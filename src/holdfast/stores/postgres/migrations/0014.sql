@@ -8,6 +8,10 @@ CREATE TABLE holdfast.doc (
 INSERT INTO holdfast.doc (bucket, run, data) SELECT bucket, id, doc FROM holdfast.run;
 ALTER TABLE holdfast.run DROP COLUMN doc;
 
+-- Who holds what is counted by queue and tenant too, but what somebody drives has just been written, so that it was looked up in its row anyway.
+DROP INDEX holdfast.run_owner;
+CREATE INDEX run_owner ON holdfast.run (owner) WHERE owner IS NOT NULL;
+
 -- Each run is written anew at least twice, so that each of its keys comes again beside the first: a page of these indexes is left with room for that, or it is
 -- divided by the first claim.
 DO $$
