@@ -209,7 +209,7 @@ async def test_what_is_read_ahead_changes_nothing(at_rest: None, monkeypatch: py
         for _ in range(3):
             ahead.clear()
             await store.load_if_ended("r1")
-            await until(lambda: {Q.lone, Q.claim, Q.ended} <= set(ahead))
+            await until(lambda: {Q.lone, Q.claim_single, Q.ended} <= set(ahead))
         await store.load_if_ended("r1")
         assert db.execute(ROWS).fetchall() == before
     assert len(await store.claim("w", (), None, limit=5)) == 2

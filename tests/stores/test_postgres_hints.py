@@ -18,7 +18,7 @@ from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.wire import Connection, Exchange, Statement
 from holdfast.testing.conformance import TTL, Script, signal
 
-NAMES = {Q.named: "by its name", Q.lone: "all that is due", Q.claim: "claim"}
+NAMES = {Q.named: "by its name", Q.lone: "all that is due", Q.claim: "claim", Q.claim_single: "claim"}
 
 
 class Told:

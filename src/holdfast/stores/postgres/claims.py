@@ -157,15 +157,18 @@ class Claiming(Owners, Reading):
         return tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
 
     async def _claim(self, db: Connection, sent: int, values: Mapping[str, Any]) -> tuple[list[Claim], tuple[str, ...], bool]:
-        """What is due, where nothing has to be counted: one round trip, which is a transaction of its own, and writes nothing where it finds nothing.
+        """What is due, where nothing has to be counted: one round trip, which is a transaction of its own, and writes nothing where it finds nothing; one more where
+        more is to come than a single line, at most once a second.
         Gives too which owners are proven dead, and whether a limit may hold runs back, or several tenants wait: then it takes none."""
         owner = values["owner"]
         if sent and (found := await self._answers_lost(db, owner)):
             return found, self._dead, False  # the claim whose answer was lost
         if self._moved and not await self._spoken(db):
             return [], self._dead, False
-        self._open().expect([(Q.planned_once, None), (Q.claim, {**values, "limit": 0})], FORCED)
-        asked: list[Statement] = [(Q.claim, values), (Q.claimers, {"owner": owner, "boot": self._boot})]
+        single = self._ground.single and not values["dead"]
+        statement = Q.claim_single if single else Q.claim
+        self._open().expect([(Q.planned_once, None), (statement, {**values, "limit": 0})], FORCED)
+        asked: list[Statement] = [(statement, values), (Q.claimers, {"owner": owner, "boot": self._boot})]
         looks: list[Statement] = []
         if values["crowds"]:
             tenant, session, lane = self._crowds.lane
@@ -175,6 +178,9 @@ class Claiming(Owners, Reading):
         if values["crowds"]:
             self._crowds.see(seen[0], seen[1][0] if seen[1] else None)
         dead = self._find_gone(owner, known)
+        if single and rows and rows[0][0] is None:
+            self._ground.see_several()
+            _, rows = await many(db, [(Q.planned_once, None), (Q.claim, values)])
         bounded = bool(rows) and rows[0][0] is None
         return [] if bounded else self._read_claims(rows), dead, bounded
 

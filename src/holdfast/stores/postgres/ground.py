@@ -68,11 +68,21 @@ class Ground:
         self.values = NOWHERE
         self._looked = self._looked_whole = float("-inf")
         self._whole_took = 0.0
+        self._several_until = float("-inf")
         self._taken = 0
 
     def took(self, count: int) -> None:
         """So many runs were claimed here."""
         self._taken += count
+
+    @property
+    def single(self) -> bool:
+        """Whether nothing is known of more than one line."""
+        return len(self._lines) <= 1 and self._clock() >= self._several_until
+
+    def see_several(self) -> None:
+        """A claim that counted on a single line found that there is more to look at."""
+        self._several_until = self._clock() + WHOLE
 
     def look(self) -> Look | None:
         """What is looked at before the next claim, if anything is."""

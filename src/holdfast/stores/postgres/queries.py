@@ -69,7 +69,7 @@ TAKES = Columns(Q.takes, {
 })
 # Statements that each worker asks over each of its connections.
 OFTEN = (
-    Q.planned_once, Q.claim, Q.claimers, Q.lone, Q.named, Q.step, Q.steps, Q.lock_rows, Q.lock_runs,
+    Q.planned_once, Q.claim, Q.claim_single, Q.claimers, Q.lone, Q.named, Q.step, Q.steps, Q.lock_rows, Q.lock_runs,
     *(columns.for_one for columns in (BIRTHS, MOVES, TAKES)), BIRTHS.for_many, MOVES.for_many,
 )
 
