@@ -17,9 +17,11 @@ SELECT set_config('idle_in_transaction_session_timeout', '2000', true), set_conf
 -- name: planned_once
 -- The statements behind this one are long, and good plans for them are the same whatever their values: they are not made anew each time, as the server
 -- would do by what it thinks that a plan for any value costs, nor compiled for what it thinks that costs. As they last, they are such as do not depend
--- on how many runs there were when they were made: by the order of an index.
+-- on how many runs there were when they were made: by the order of an index, and row by row. Where there are few, the server would rather go through all names
+-- beside those that are looked for.
 SELECT set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true),
-  set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true);
+  set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),
+  set_config('enable_mergejoin', 'off', true), set_config('enable_hashjoin', 'off', true);
 -- name: begin_snapshot
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 -- name: commit
