@@ -1,4 +1,4 @@
--- A claim, a rest and an end write a run's row anew, and most of it was what only births, rests and ends change and only readers need: it lies beside now.
+-- A claim, a rest and an end write a run's row anew. Most of the row was its encoded record, which no claim changes and only readers need: it lies beside now.
 CREATE TABLE holdfast.doc (
   bucket smallint NOT NULL,
   run    bigint NOT NULL,
@@ -8,23 +8,15 @@ CREATE TABLE holdfast.doc (
 INSERT INTO holdfast.doc (bucket, run, data) SELECT bucket, id, doc FROM holdfast.run;
 ALTER TABLE holdfast.run DROP COLUMN doc;
 
--- Who holds what is counted by queue and tenant too, but what somebody drives has just been written, so that it was looked up in its row anyway.
+-- Who holds what is counted by queue and tenant. But what somebody drives has just been written, and the server looked into its row anyway.
 DROP INDEX holdfast.run_owner;
 CREATE INDEX run_owner ON holdfast.run (owner) WHERE owner IS NOT NULL;
 
 -- Each run is written anew at least twice, so that each of its keys comes again beside the first: a page of these indexes is left with room for that, or it is
--- divided by the first claim.
-DO $$
-DECLARE
-  it regclass;
-BEGIN
-  FOR it IN SELECT i.indexrelid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-    WHERE c.relkind = 'i' AND (i.indrelid = 'holdfast.run'::regclass OR i.indrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = 'holdfast.run'::regclass))
-    AND EXISTS (SELECT 1 FROM pg_class k WHERE k.relname IN ('run_pkey', 'run_lane_holder') AND k.oid IN (i.indexrelid, (SELECT inhparent FROM pg_inherits WHERE inhrelid = i.indexrelid)))
-  LOOP
-    EXECUTE 'ALTER INDEX ' || it || ' SET (fillfactor = 50)';
-  END LOOP;
-END
-$$;
+-- divided by the first claim. They are made anew, so that it holds of runs that are here already.
+ALTER TABLE holdfast.run DROP CONSTRAINT run_pkey;
+ALTER TABLE holdfast.run ADD PRIMARY KEY (run_id, bucket) WITH (deduplicate_items = off, fillfactor = 50);
+DROP INDEX holdfast.run_lane_holder;
+CREATE UNIQUE INDEX run_lane_holder ON holdfast.run (session_key, tenant_id, lane{, bucket}) WITH (deduplicate_items = off, fillfactor = 50) WHERE holds;
 
 {tuned}
