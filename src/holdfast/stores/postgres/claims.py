@@ -157,15 +157,15 @@ class Claiming(Owners, Reading):
         return tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
 
     async def _claim(self, db: Connection, sent: int, values: Mapping[str, Any]) -> tuple[list[Claim], tuple[str, ...], bool]:
-        """What is due, where nothing has to be counted: one round trip, which is a transaction of its own, and writes nothing where it finds nothing; one more where
-        more is to come than a single line, at most once a second.
+        """What is due, where nothing has to be counted: one round trip, which is a transaction of its own, and writes nothing where it finds nothing. At most once a
+        second it is one more: where the shorter statement, for a single line and nothing beside it, was asked in vain.
         Gives too which owners are proven dead, and whether a limit may hold runs back, or several tenants wait: then it takes none."""
         owner = values["owner"]
         if sent and (found := await self._answers_lost(db, owner)):
             return found, self._dead, False  # the claim whose answer was lost
         if self._moved and not await self._spoken(db):
             return [], self._dead, False
-        single = self._ground.single and not values["dead"]
+        single = self._ground.single and values["simple"] and not values["dead"]
         statement = Q.claim_single if single else Q.claim
         self._open().expect([(Q.planned_once, None), (statement, {**values, "limit": 0})], FORCED)
         asked: list[Statement] = [(statement, values), (Q.claimers, {"owner": owner, "boot": self._boot})]
@@ -353,7 +353,7 @@ class Claiming(Owners, Reading):
 
 def _note_driven(committer: Committer, taken: Sequence[Claim]) -> Claims:
     """What was claimed through this store, as its caller is told of it."""
-    committer.drive(taken)
+    committer.note_driven(taken)
     return Claims(taken)
 
 

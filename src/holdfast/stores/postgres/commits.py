@@ -247,7 +247,7 @@ class Committer:
             self._arm()
         return await future
 
-    def drive(self, claims: Iterable[Claim]) -> None:
+    def note_driven(self, claims: Iterable[Claim]) -> None:
         """Runs were claimed through this store: the caller has been told so."""
         fences = {claim.run_id: claim.fence for claim in claims}
         self.driven.update(fences)
