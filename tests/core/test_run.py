@@ -230,6 +230,22 @@ def test_every_kind_folds_or_is_left_alone() -> None:
         assert after.version == run.version + 1
 
 
+@pytest.mark.parametrize("named", [0, 3, 11])
+@pytest.mark.parametrize("begins", [False, True])
+def test_many_steps_at_once_fold_as_one_by_one(named: int, begins: bool) -> None:
+    """A fan-out's commit: the end of each of its tasks, one of which names the checkpoint, or none, and what begins after it."""
+    facts: list[ev.Fact] = [ev.StepCompleted(1, f"n~{i}", hash=b"h" if i == named else b"") for i in range(1, 12)]
+    facts += [ev.StepStarted(2, f"m~{i}") for i in range(4)] if begins else []
+    one: Run = folded(ev.RunStarted())
+    events = numbered(facts, one.version + 1)
+    together = fold_all(one, events)
+    for event in events:
+        found = fold(one, event)
+        assert found is not None
+        one = found
+    assert together == one and (together.checkpoint_head is None) == (named == 0)
+
+
 def _example(kind: type[ev.Fact]) -> list[object]:
     plain = {"str": "x", "int": 1, "float": 1.0, "bool": True, "bytes": b"x", "tuple[str, ...]": ["x"], "dict[str, float]": {"x": 1.0}}
     out: list[object] = []

@@ -7,6 +7,7 @@ run can be read in one place. A kind it does not know changes nothing, not even 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -443,6 +444,10 @@ def record(run: Run | None, facts: Iterable[ev.Fact], after: int, at: int, actor
     return events, fold_all(run, events)
 
 
+_HOT = frozenset({ev.StepStarted, ev.StepCompleted})
+_fact = attrgetter("fact")
+
+
 def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
     """Folds many; the run must exist afterwards.
 
@@ -451,6 +456,11 @@ def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
     """
     step: ev.StepStarted | None = None
     head = hot = 0
+    events = tuple(events)
+    if run is not None and len(events) > 8 and _HOT.issuperset(map(type, facts := [*map(_fact, events)])):  # a fan-out: only the last of each kind count
+        step = next((f for f in reversed(facts) if type(f) is ev.StepStarted), None)
+        head = next((e.seq for e in reversed(events) if type(e.fact) is ev.StepCompleted and e.fact.hash), 0)
+        return apply_steps(run, step, head, len(events))
     for event in events:
         fact = event.fact
         if run is not None:
