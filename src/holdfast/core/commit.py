@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import msgspec
 
 from holdfast.core import commands
@@ -138,6 +140,9 @@ class ThreadEnd(msgspec.Struct, frozen=True):
     fence: int = 0
 
 
+_seq, _stamp = attrgetter("seq"), attrgetter("at", "actor", "fence")
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything that one decision makes durable. Applied whole, or not at all.
 
@@ -203,16 +208,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint and its delta are written in the same commit"
         assert self.stands is None or (self.checkpoint is None and self.stands.upto == events[-1].seq), "stands must end at the commit's last event, and a commit with a checkpoint has none"
         assert self.behind is None or self.checkpoint is not None, "a commit that continues the values of another run must contain a checkpoint"
-        vouched = None
-        for seq, e in enumerate(events, first):
-            assert e.seq == seq, "event numbers have a gap"
-            assert e.at == at and e.actor == actor and e.fence == fence, "all events of a commit have the same time, actor and fence"
-            if type(e.fact) is not StepStarted and (hash := getattr(e.fact, "hash", b"")):
-                assert vouched is None, "two events of the commit name a checkpoint"
-                vouched = hash
+        assert [*map(_seq, events)] == [*range(first, first + len(events))], "event numbers have a gap"
+        assert {*map(_stamp, events)} == {(at, actor, fence)}, "all events of a commit have the same time, actor and fence"
+        hashes = [hash for e in events if type(e.fact) is not StepStarted and (hash := getattr(e.fact, "hash", b""))]
+        assert len(hashes) < 2, "two events of the commit name a checkpoint"
+        vouched = hashes[0] if hashes else None
         assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "a run that has ended has no lease"
-        assert all(c.after is None and not c.creates for c in self.creates), "a run that a commit creates has a first commit of its own, which creates no other run"
-        assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "the first commit of a run must take, touch or release its lease"
+        assert not self.creates or all(c.after is None and not c.creates for c in self.creates), "a run that a commit creates has a first commit of its own, which creates no other run"
+        assert self.after is not None or type(self.lease) in (Take, Touch, Release), "the first commit of a run must take, touch or release its lease"
         if self.effects or [r for r in self.results if type(r) is StepRecord and r.kind in APART]:
             there = {b.digest for b in self.blobs}
             assert name_blobs(self.results, self.effects).keys() <= there, "a result or an effect needs a blob that the commit does not contain"

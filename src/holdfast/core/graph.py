@@ -139,8 +139,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     ``quick``: of what a light node may write the class that each value fits as it is, ``object`` where any does, None where that is to be looked at; and ``lists``
     the same of the items of a list;
     ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to;
-    ``carried``: those that a thread carries from one run to the next; ``writes`` and ``values``: what may be written to a channel, and what
-    its value may be (§3.7)."""
+    ``carried``: the channels that a thread carries from one run to the next, ``secrets`` those that are encrypted, ``required`` those that an input must have;
+    ``capabilities``: those of its nodes, by a name that changes with them; ``writes`` and ``values``: what may be written to a channel, and what
+    its value may be (§3.7); ``ways``: what the fused line has worked out about the ways from its nodes, once a run has gone them."""
 
     id: str
     version: str
@@ -165,8 +166,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     straight: Mapping[str, Straight] = {}
     heard: frozenset[str] = frozenset()
     carried: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    capabilities: str | None = None
     writes: Mapping[str, Kind] = {}
     values: Mapping[str, Kind] = {}
+    ways: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def compile(
@@ -233,6 +238,9 @@ def compile(
         straight={n: s for n in nodes if (s := _straight(n, nodes, listeners)) is not None},
         heard=heard,
         carried=tuple([c.name for c in channels.values() if c.thread]),
+        secrets=tuple([c.name for c in channels.values() if c.secret]),
+        required=tuple([c.name for c in channels.values() if c.required]),
+        capabilities=canon.fingerprint(asked) if (asked := [[n.name, list(n.capabilities)] for n in nodes.values() if n.capabilities]) else None,
         writes=writes,
         values={c.name: k for c in channels.values() if (k := kinds.of_value(c.type, c.default)) is not None},
         flow=flow,

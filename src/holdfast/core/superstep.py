@@ -200,15 +200,8 @@ def reduce_write(name: str, reducer: Reducer, old: Any, value: Any, kind: Kind |
 
 
 def barrier(
-    program: Program,
-    parent: Checkpoint,
-    results: Mapping[str, TaskResult],
-    *,
-    inline: frozenset[str] | set[str],
-    decoded: Mapping[str, Mapping[str, Any]],
-    source: Source = Source.LOOP,
-    signals: tuple[TaskResult, ...] = (),
-    taken: tuple[Task, ...] | None = None,
+    program: Program, parent: Checkpoint, results: Mapping[str, TaskResult], *, inline: frozenset[str] | set[str], decoded: Mapping[str, Mapping[str, Any]],
+    source: Source = Source.LOOP, signals: tuple[TaskResult, ...] = (), taken: tuple[Task, ...] | None = None
 ) -> tuple[Delta, Checkpoint]:
     """Applies the writes of all tasks in task order and plans what is next.
 
@@ -447,14 +440,8 @@ def _with_pending(delta: Delta, moved: Checkpoint, pending: tuple[Task, ...]) ->
 
 
 def first(
-    program: Program,
-    start: Checkpoint,
-    given: TaskResult,
-    carried: Mapping[str, Any] | None = None,
-    *,
-    inline: bool = False,
-    source: Source = Source.INPUT,
-    carries: tuple[Carry, ...] = (),
+    program: Program, start: Checkpoint, given: TaskResult, carried: Mapping[str, Any] | None = None, *, inline: bool = False, source: Source = Source.INPUT,
+    carries: tuple[Carry, ...] = ()
 ) -> tuple[Delta, Checkpoint]:
     """The checkpoint of a run's start: the input through the reducers, defaults, and what the thread carries (§4.15).
 
@@ -508,7 +495,7 @@ def check_input(program: Program, given: Mapping[str, Any]) -> canon.FrozenDict:
         for name in given:
             if name not in allowed:
                 raise InvalidInput(f"{program.id} has no input {name!r}", hint="it takes " + ", ".join(allowed))
-    missing = [c.name for c in program.channels.values() if c.required and c.name not in given]
+    missing = [name for name in program.required if name not in given]
     if missing:
         raise InvalidInput(f"the skill {program.id!r} needs {', '.join(map(repr, missing))} in its input", hint="such as {" + ", ".join(f'"{m}": …' for m in missing) + "}")
     admitted = canon.admit(dict(given), "input")

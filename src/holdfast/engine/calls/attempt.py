@@ -297,19 +297,8 @@ class Attempt:
     it stands still to be handed back (§10.13). ``plain``: it runs outside the event loop."""
 
     def __init__(
-        self,
-        services: Services,
-        journal: Journal,
-        node: Node,
-        task: Task,
-        *,
-        number: int = 1,
-        key: str = "",
-        inner: str = "",
-        program: Program | None = None,
-        state: Mapping[str, Any] = canon.EMPTY_DICT,
-        patience: Patience | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
+        self, services: Services, journal: Journal, node: Node, task: Task, *, number: int = 1, key: str = "", inner: str = "", program: Program | None = None,
+        state: Mapping[str, Any] = canon.EMPTY_DICT, patience: Patience | None = None, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         self.services = services
         self.journal = journal

@@ -99,6 +99,9 @@ OPTIONS: Mapping[str, bounds.Convert] = {
     "on_busy": bounds.word(*OnBusy),
 }
 """What a caller may say about a new run, and what each may be."""
+USUAL = {name: field.default for field in msgspec.structs.fields(Request) if (name := field.name) in OPTIONS and field.default is not msgspec.NODEFAULT}
+"""What each is where a caller says nothing of it, which need not be looked at."""
+ANY = Request()
 KEPT = tuple(name for name in OPTIONS if name not in ("key", "on_busy"))
 """What a schedule says about its runs."""
 
@@ -109,8 +112,13 @@ def request(given: Mapping[str, Any], *, where: str, due: int | None = None, **o
     Raises:
         UnknownOption: by its name. InvalidInput, TooLarge: by the name of the option.
     """
-    said = {name: value for name, value in given.items() if value is not None}
-    return msgspec.convert({**bounds.admit(said, OPTIONS, where), "not_before": due, **own}, Request)
+    said = _find_said(given)
+    return msgspec.convert({**bounds.admit(said, OPTIONS, where), "not_before": due, **own}, Request) if said or own or due is not None else ANY
+
+
+def _find_said(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a caller said that goes without saying otherwise."""
+    return {name: value for name, value in given.items() if value is not None and value is not USUAL.get(name)}
 
 
 def submission(given: Mapping[str, Any], input: Any, *, where: str, due: int | None = None) -> tuple[Request, Mapping[str, Any]]:
@@ -119,9 +127,9 @@ def submission(given: Mapping[str, Any], input: Any, *, where: str, due: int | N
     Raises:
         UnknownOption: by its name. InvalidInput, TooLarge: by the name of the option, or of the input.
     """
-    said = {name: value for name, value in given.items() if value is not None}
+    said = _find_said(given)
     admitted, values = bounds.admit(said, OPTIONS, where), {} if input is None else bounds.mapping(input, "inputs")
-    return msgspec.convert({**admitted, "not_before": due}, Request), values
+    return msgspec.convert({**admitted, "not_before": due}, Request) if said or due is not None else ANY, values
 
 
 def inputs(value: Any) -> Mapping[str, Any]:

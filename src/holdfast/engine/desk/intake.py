@@ -57,9 +57,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         Unserializable: by the path of the field (§1.10). TooLarge.
     """
     fence, budgets = first_fence(services.store), _budgets(services, request)
-    capabilities = _digest([[n.name, list(n.capabilities)] for n in program.nodes.values() if n.capabilities])
-    bindings = _digest([[t.name, list(t.command), str(t.side_effects), str(t.idempotency)] for t in services.tools.values()])
-    secrets = tuple([c.name for c in program.channels.values() if c.secret])
+    bindings = _digest([[t.name, list(t.command), str(t.side_effects), str(t.idempotency)] for t in services.tools.values()]) if services.tools else None
     admitted = superstep.check_input(program, given)
     data = bounds.check_size(canon.encode(admitted), "inputs")
     now = services.store.now()
@@ -89,7 +87,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         source_run_id=request.source_run_id,
         source_checkpoint_id=request.source_checkpoint_id,
         lineage_root=request.lineage_root,
-        capabilities=capabilities,
+        capabilities=program.capabilities,
         bindings=bindings,
         registry_ref=registry,
         policy_snapshot_id=request.policy_snapshot_id or (services.policy.snapshot_id if services.policy is not None else None),
@@ -102,7 +100,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         budgets=budgets,
         schedule_id=request.schedule_id,
         slot=request.slot,
-        secrets=secrets,
+        secrets=program.secrets,
     )
     claims: tuple[DedupClaim, ...] = ()
     if request.key is not None:
@@ -113,9 +111,9 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
     return Birth(fact, claims, Journal(services.store, None, None, fence, progress), now, OnBusy(request.on_busy))
 
 
-def _digest(declared: list[Any]) -> str | None:
-    """What was declared, by a name that changes with it; None where nothing was."""
-    return canon.fingerprint(declared) if declared else None
+def _digest(declared: list[Any]) -> str:
+    """What was declared, by a name that changes with it."""
+    return canon.fingerprint(declared)
 
 
 def _budgets(services: Services, request: Request) -> dict[str, float]:
