@@ -78,7 +78,7 @@ class Identity:
     def _now(self) -> tuple[tuple[int, int, int] | None, int]:
         """Which file is there, by which name of its own, and its size."""
         try:
-            found = name = os.stat(self._path, follow_symlinks=False)
+            found = name = os.lstat(self._path)
             if stat.S_ISLNK(name.st_mode):
                 found = os.stat(self._path)
         except FileNotFoundError:

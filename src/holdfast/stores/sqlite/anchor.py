@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import struct
 import threading
@@ -55,7 +56,7 @@ def pack(mark: Mark) -> bytes:
     data = bytearray(SIZE)
     data[:_PLACE] = _check(_HEAD.pack(_MAGIC, mark.incarnation))
     for at, place in _places(mark):
-        data[at : at + _PLACE] = place
+        data[at : at + _PLACE] = _check(place)
     return bytes(data)
 
 
@@ -74,6 +75,7 @@ def unpack(data: bytes) -> Mark | None:
     return Mark(incarnation, last, digest, max((n for of, n in counts if of == incarnation), default=0))
 
 
+@functools.lru_cache(16)
 def _begins(incarnation: int) -> bytes:
     """What the file of an incarnation begins with."""
     return _MAGIC + incarnation.to_bytes(4, "big")
@@ -89,12 +91,12 @@ def _check(body: bytes) -> bytes:
 
 
 def _places(mark: Mark) -> list[tuple[int, bytes]]:
-    """Where what of a mark goes."""
+    """Where what of a mark goes, and what goes there but for its checksum."""
     places = []
     if mark.last:
-        places.append(((1 + mark.last % ROWS) * _PLACE, _check(_ROW.pack(mark.incarnation, mark.last, mark.hash))))
+        places.append(((1 + mark.last % ROWS) * _PLACE, _ROW.pack(mark.incarnation, mark.last, mark.hash)))
     if mark.writes:
-        places.append(((1 + ROWS + mark.writes % WRITES) * _PLACE, _check(_WRITES.pack(mark.incarnation, mark.writes))))
+        places.append(((1 + ROWS + mark.writes % WRITES) * _PLACE, _WRITES.pack(mark.incarnation, mark.writes)))
     return places
 
 
@@ -190,14 +192,26 @@ class Anchor:
         """Moves the anchor upwards; False if the store has another incarnation by now, and nothing was written."""
         with self._threads:
             data = os.pread(self._fd, SIZE, 0)
-            if data[:8] != _begins(mark.incarnation):
+            if not data.startswith(_begins(mark.incarnation)):
                 return False
             for at, place in _places(mark):
                 there = data[at : at + 12]
                 if there < place[:12] or there[:4] != place[:4]:  # the incarnation and the number, compared as numbers are
-                    os.pwrite(self._fd, place, at)
+                    os.pwrite(self._fd, _check(place), at)
                     self._dirty = True
             return True
+
+    def raise_row(self, incarnation: int, number: int, digest: bytes) -> bool:
+        """``raise_to`` for a mark of a log row alone, as nearly each commit leaves it."""
+        place, at = _ROW.pack(incarnation, number, digest), (1 + number % ROWS) * _PLACE
+        with self._threads:
+            data = os.pread(self._fd, SIZE, 0)
+            if not data.startswith(_begins(incarnation)):
+                return False
+            if data[at : at + 12] < place[:12] or not data.startswith(place[:4], at):
+                os.pwrite(self._fd, _check(place), at)
+                self._dirty = True
+        return True
 
     def of(self, incarnation: int) -> bool:
         """Whether it still is that of this incarnation."""

@@ -176,19 +176,21 @@ class File:
         self._same_file()
         if not self._log:
             self._same_log()
-        if isinstance(self.suspect, StoreMoved):
+        if self.suspect is not None and isinstance(self.suspect, StoreMoved):
             return self.suspect
         (number, digest), wrote, (rows, writes) = committer.last, committer.wrote, self._noted
-        if number <= rows:
-            number = 0  # what does not grow stands in the anchor already
-        if wrote <= writes:
-            wrote = 0
-        self._noted = (number or rows, wrote or writes)
-        try:  # what does not grow may be another store by now, restored from an older copy
-            followed = self._anchor.raise_to(Mark(self.incarnation, number, digest, wrote)) if number or wrote else self._anchor.of(self.incarnation)
+        try:  # what does not grow stands in the anchor already; but this may be another store by now, restored from an older copy
+            if wrote > writes:
+                followed = self._anchor.raise_to(Mark(self.incarnation, number if number > rows else 0, digest, wrote))
+            elif number > rows:
+                followed = self._anchor.raise_row(self.incarnation, number, digest)
+            else:
+                followed = self._anchor.of(self.incarnation)
         except OSError as e:
             self._note_unsynced(e)
             return None
+        finally:
+            self._noted = (max(number, rows), max(wrote, writes))
         if not followed:
             self.suspect = self._refuse_replaced()
             return self.suspect
