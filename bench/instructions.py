@@ -4,7 +4,7 @@ Instructions in user mode are counted, so that neither the disk nor whatever els
 processes, one of which repeats it oftener, and divides the difference: imports, the opening of the store and the first rounds are in neither.
 
 A counter may slow a process fifty times. What goes by the clock is held where it is without one: commits count as quick, so that they are made in
-place, and limits are not read again.
+place, limits are not read again, and a run alone gives others their turn after as many steps.
 
 ``perf stat`` counts them (Debian: linux-perf). Where the processor's counters cannot be read, as in most virtual machines, ``valgrind`` counts them (Debian:
 valgrind); that takes about eight minutes.
@@ -37,7 +37,7 @@ async def alone(times: int) -> None:
     """One run of 100 nodes after the other."""
     with folder() as where:
         async with Runtime(url(where)) as rt:
-            for _ in range(3 * times):
+            for _ in range(10 * times):
                 await rt.invoke(line(NODES), {})
 
 
@@ -65,7 +65,7 @@ async def turns(times: int) -> None:
     """Turns of three nodes on a thread, from the tenth on."""
     with folder() as where:
         async with Runtime(url(where)) as rt:
-            for i in range(10 + 5 * times):
+            for i in range(10 + 20 * times):
                 await rt.invoke(chat(), {"messages": [{"role": "user", "content": "q" * 200, "n": i}]}, thread_id="t")
 
 
@@ -79,11 +79,11 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    "alone": Row("a step of one run", alone, 3 * NODES, 180_000),
+    "alone": Row("a step of one run", alone, 10 * NODES, 180_000),
     "long": Row("a step of 100 runs of 100", together(NODES), RUNS * NODES, 130_000),
     "short": Row("a step of 100 runs of 20, with births and ends", together(SHORT), RUNS * SHORT, 190_000),
     "worker": Row("a step of 100 runs of 100, by a worker", by_worker, RUNS * NODES, None),
-    "turn": Row("a turn of three nodes on a thread", turns, 5, 1_200_000),
+    "turn": Row("a turn of three nodes on a thread", turns, 20, 1_200_000),
 }
 BESIDE_INVOKE = 1.15  # a worker's step, at most
 
@@ -128,6 +128,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.case:
         writer.SLOW = services.BOUNDS_SECONDS = float("inf")
+        writer.TURN = 0.1
         asyncio.run(_done(ROWS[given.case].case(given.times)))
         return
     counter = next((one for one in COUNTERS if read(one, sys.executable, "-c", "") is not None), None)
