@@ -660,6 +660,43 @@ class Steps(Protocol):
         """What ``Store.commit`` does with the commit that this step stands for, and what it raises."""
 
 
+class Seat(Protocol):
+    """Who waits for a step that is written with those of others. It is told inside the event loop, and outside of any task."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it still does: if it does not, the step need not be written."""
+
+    def tell(self, tip: Tip) -> Step | None:
+        """The step is durable. Gives the next one, to be written with what comes next and told of in the same seat."""
+
+    def refuse(self, error: BaseException) -> None:
+        """The step was refused, or what became of it is not known."""
+
+
+@runtime_checkable
+class Gathering(Steps, Protocol):
+    """A store that writes a step of a run alone at once, and the steps of runs that are driven beside each other together, and tells each of them in its seat."""
+
+    def step_at_once(self, step: Step) -> Tip | None:
+        """What ``step`` does, without a turn of the loop; None, and nothing is done, where others have something to write too, or it is their turn.
+
+        Raises:
+            StoreError: as ``step``.
+        """
+
+    @property
+    def gathers(self) -> bool:
+        """Whether others have something to write beside a step."""
+
+    def join(self, step: Step, seat: Seat) -> None:
+        """Has a step written with what else comes in this turn of the loop, and then tells the seat what ``step`` would give or raise.
+
+        Raises:
+            StoreClosed, StoreMoved: nothing can be written; the seat is not told.
+        """
+
+
 @runtime_checkable
 class Untaken(Protocol):
     """A store that can give a run, in the place of its claim, as it stands: its first commit takes it. One without is asked for claims."""
@@ -755,6 +792,11 @@ def offers_threads(store: object) -> TypeGuard[Threads]:
 def offers_steps(store: object) -> TypeGuard[Steps]:
     """Whether a store takes sealed steps by the same hand as commits: whoever stands before its commits alone is to see them all."""
     return _offers(store, Steps) and _hand(store.step) == _hand(store.commit)  # type: ignore[attr-defined]
+
+
+def offers_gathering(store: object) -> TypeGuard[Gathering]:
+    """Whether a store takes the steps of many by the same hand as those of one."""
+    return offers_steps(store) and _offers(store, Gathering) and _hand(store.join) == _hand(store.step)  # type: ignore[attr-defined]
 
 
 def offers_untaken(store: object) -> TypeGuard[Untaken]:
@@ -941,7 +983,7 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Served",
-    "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
+    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "Gathering", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Seat", "Served",
+    "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_gathering", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
     "offers_steps", "offers_threads", "offers_upkeep", "outcome_told", "takes_statements",
 ]

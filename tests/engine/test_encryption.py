@@ -436,7 +436,7 @@ async def test_shelves_and_stores_by_hand(tmp_path: Path) -> None:
     assert isinstance(open_url(workspace(tmp_path)), WorkspaceStore)
 
 
-OTHERS = {"Rested", "Executor", "Saver", "Clock", "Transport", "ToolRunner", "Resolver", "Sealing"}
+OTHERS = {"Rested", "Executor", "Saver", "Clock", "Transport", "ToolRunner", "Resolver", "Sealing", "Seat"}
 """The ports that no store stands behind, and the encrypted store's own."""
 
 
@@ -458,12 +458,14 @@ def test_every_verb_of_a_store_is_sealed_or_carries_nothing() -> None:
     assert not ports.offers_steps(SealedStore(SqliteStore("x.db"), Encryption(FIRST)))
 
 
-@pytest.mark.parametrize("name", ["step", "note", "a_verb_of_tomorrow"])
+@pytest.mark.parametrize("name", ["step", "join", "note", "a_verb_of_tomorrow"])
 def test_a_verb_that_may_carry_payloads_is_not_there(name: str) -> None:
     class Tomorrow(MemoryStore):
         async def a_verb_of_tomorrow(self, payload: bytes) -> None: ...
 
         async def note(self, payload: bytes) -> None: ...
+
+        def join(self, payload: bytes) -> None: ...
 
     assert hasattr(Tomorrow(), name)
     assert not hasattr(SealedStore(Tomorrow(), Encryption(FIRST)), name)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import pathlib
 from collections import Counter
+from collections.abc import Coroutine
 from typing import Annotated, Any
 
 import msgspec
@@ -19,7 +20,7 @@ from holdfast.core.errors import HoldfastError, LeaseLost, RunNotFound
 from holdfast.core.graph import any_of
 from holdfast.engine.drive.beginner import Beginner
 from holdfast.engine.drive.executor import execute
-from holdfast.ports import Loaded, RunFilter, Store, offers_steps
+from holdfast.ports import Loaded, RunFilter, Seat, Store, offers_gathering, offers_steps
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.store import SqliteStore
@@ -52,6 +53,62 @@ class Told(MemoryStore):
         return tip
 
 
+class Gathers(Told):
+    """The same, which writes all steps of a turn of the loop together, also where there is one, and tells them in their seats."""
+
+    gathers = True
+    alone = False
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self._waiting: list[tuple[Step, Seat]] = []
+        self.joined = 0
+
+    async def commit(self, commit: Commit) -> Tip:
+        return await super().commit(commit)
+
+    async def step(self, step: Step) -> Tip:
+        return await super().step(step)
+
+    def step_at_once(self, step: Step) -> Tip | None:
+        return _at_once(self.step(step)) if self.alone else None
+
+    def join(self, step: Step, seat: Seat) -> None:
+        assert not self.alone, "each was written at once"
+        self._waiting.append((step, seat))
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        together, self._waiting = self._waiting, []
+        for step, seat in together:
+            if not seat.waits:
+                continue
+            self.joined += 1
+            try:
+                tip = _at_once(self.step(step))
+            except HoldfastError as e:
+                seat.refuse(e)
+            else:
+                if (following := seat.tell(tip)) is not None:
+                    self.join(following, seat)
+
+
+class AtOnce(Gathers):
+    """The same for a run alone: each step is written before anything else has its turn."""
+
+    alone = True
+
+
+def _at_once(writing: Coroutine[Any, Any, Tip]) -> Tip:
+    """What a store in memory answers, which waits for nothing."""
+    try:
+        writing.send(None)
+    except StopIteration as written:
+        return written.value  # type: ignore[no-any-return]
+    raise AssertionError("it waits")
+
+
 class General(Told):
     """The same without sealed steps."""
 
@@ -67,7 +124,17 @@ def test_whoever_stands_before_commits_alone_sees_them_all() -> None:
         async def commit(self, commit: Commit) -> Tip:
             return await super().commit(commit)
 
-    assert offers_steps(MemoryStore()) and offers_steps(Told(clock))
+    assert offers_steps(MemoryStore()) and offers_steps(Told(clock)) and not offers_gathering(Told(clock))
+    assert offers_gathering(Gathers(clock)) and offers_gathering(SqliteStore("x.db"))
+
+    class BeforeSteps(Gathers):
+        async def step(self, step: Step) -> Tip:
+            return await super().step(step)
+
+        async def commit(self, commit: Commit) -> Tip:
+            return await super().commit(commit)
+
+    assert offers_steps(BeforeSteps(clock)) and not offers_gathering(BeforeSteps(clock))
     assert not offers_steps(Before()) and not offers_steps(General(clock))
 
 
@@ -264,13 +331,13 @@ def told(store: Told, graph: Graph[Any], disturbances: list[tuple[str, int]], cl
 def test_fast_is_general(nodes: list[dict[str, Any]], disturbances: list[tuple[str, int]]) -> None:
     """Issue «Speed», 1: rows, hashes, events, checkpoints, and what a reader finds after each commit."""
     seen = []
-    for kind in (Told, General):
+    for kind in (Told, General, Gathers, AtOnce):
         clock = VirtualClock()
         store = kind(clock)
         held: list[tuple[Board, str]] = []
         seen.append((told(store, graph_of(nodes, held), disturbances, clock), store.after))
         assert all(repr(state) == was for state, was in held), "what a node was given never moves"
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2] == seen[3]
 
 
 # -- fan-outs ---------------------------------------------------------------------------------------
@@ -468,17 +535,19 @@ def test_whole_checkpoints_are_saved_when_they_are_due() -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "gathers"])
 def test_a_crash_at_every_write_of_the_line(kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Must show: before and after each write, and each write lost or applied with the answer gone (X-09)."""
     keep_in_virtual_time(monkeypatch)
     names = itertools.count()
 
     def made(clock: VirtualClock) -> Store:
+        if kind == "gathers":
+            return Gathers(clock)
         return MemoryStore(now=clock.now) if kind == "memory" else SqliteStore(tmp_path / f"{next(names)}.db", now=clock.now)
 
     whole, ends = crash_everywhere(row(5), {}, store=made, faults=tuple(Fault))
-    assert [end.verb for end in ends].count("step") >= 4 * 4
+    assert len([end for end in ends if end.verb in ("step", "step_at_once", "join")]) >= 4 * 4
     for end in [whole, *(e.run for e in ends)]:
         assert (end.status, end.state.n) == ("completed", 5)
 
@@ -535,6 +604,7 @@ async def test_a_step_of_the_line_is_refused_with_the_reason(tmp_path: pathlib.P
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(type(store), "step", step)
                 step.__qualname__ = f"{type(store).__name__}.step"
+                patch.setattr(type(store), "step_at_once", lambda self, s: None, raising=False)
                 run = await rt.invoke(row(4), {})
             assert len(given) == 3
             late = given[1]

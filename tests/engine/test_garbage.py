@@ -235,6 +235,12 @@ async def cancel_of_the_caller(rt: Runtime) -> None:
 
 
 @scenario
+async def crowd(rt: Runtime) -> None:
+    """Runs that ride beside each other, some of which wait, fail, or stop."""
+    await asyncio.gather(*[rt.invoke(made, {}) for made in (line, late, line, fails, line, steps, late, line)])
+
+
+@scenario
 async def emitted(rt: Runtime) -> None:
     run = await rt.submit(emits, {})
     following = asyncio.ensure_future(collect(rt, run.run_id))

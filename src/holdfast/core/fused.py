@@ -43,78 +43,91 @@ from holdfast.core.superstep import Turns, plan
 NO_KINDS: dict[str, str] = {}
 
 
-class _Next(msgspec.Struct, frozen=True, gc=False):
-    """What becomes of the line once a step of it is durable."""
+class _Stand(msgspec.Struct, frozen=True, gc=False):
+    """Where a line stands after a super-step: ``task`` is the plain task that is next, None if something else is; ``straight``: what is pending is the one that follows, and
+    nothing but its turn; ``number`` is that of the next super-step, as it is encoded. The rest is of the step itself, of which a line that has just begun has none."""
 
-    step: Step
-    at: int
-    task: Task
-    seen: Mapping[str, int]
-    writes: Mapping[str, Any]
-    done: str
+    step: int
+    number: bytes
     hash: bytes
+    version: int
     vouched: int
     pending: tuple[Task, ...]
-    kinds: dict[str, str]
-    number: bytes
+    task: Task | None
     straight: bool
+    by: Task | None = None
+    at: int = 0
+    seen: Mapping[str, int] = {}
+    writes: Mapping[str, Any] = {}
+    kinds: dict[str, str] = NO_KINDS
+    done: str = ""
 
 
 class _Way(msgspec.Struct, frozen=True, gc=False):
-    """From a node to the one that follows it, and to nothing else: what is the same of each step that goes it. ``done``: the channel of its end."""
+    """From a node to the one that follows it, and to nothing else: what is the same of each step that goes it. ``done``: the channel of its end; ``goto``: that which sends
+    elsewhere; ``task``: that of the one that follows, if it may be plain."""
 
     done: str
+    goto: str
+    follows: str
     pending: tuple[Task, ...]
+    task: Task | None
     form: codec.Form
 
 
+def _find_way(program: Program, node: str) -> _Way | None:
+    """That from this node, if there is only one."""
+    then = program.straight.get(node)
+    return None if then is None else _way(node, then, then.node in program.plain)
+
+
 @functools.lru_cache(4096)
-def _way(node: str, then: Straight) -> _Way:
-    pending = (Task(then.node, seen=(then.done,)),)
-    delta = Delta(0, Source.LOOP, (TaskResult(node, OK, None),), NO_KINDS, pending=pending)
-    return _Way(then.done, pending, codec.form(delta, ev.StepCompleted(0, node, OK, bytes(canon.HASH_BYTES)), ev.StepStarted(0, then.node)))
+def _way(node: str, then: Straight, plain: bool) -> _Way:
+    task = Task(then.node, seen=(then.done,))
+    delta = Delta(0, Source.LOOP, (TaskResult(node, OK, None),), NO_KINDS, pending=(task,))
+    form = codec.form(delta, ev.StepCompleted(0, node, OK, bytes(canon.HASH_BYTES)), ev.StepStarted(0, then.node))
+    return _Way(then.done, then.goto, then.node, (task,), task if plain else None, form)
 
 
 class Line:
     """A run on its plain steps: where its log, its row and its checkpoint stand, as loose values.
 
     ``versions`` and ``seen`` are the head's, in copies that the line alone changes. ``sole`` says of a value that nobody else holds it: it may
-    grow where it stands.
+    grow where it stands. ``task``: the plain task that is next; None if something else is.
     """
 
     __slots__ = (
-        "_before", "_checkpoint", "_counted", "_decided", "_fence", "_last", "_number", "_program", "_run", "_sole", "_straight", "_tip", "hash", "pending", "seen", "skipped", "step",
-        "values", "version", "versions",
+        "_before", "_checkpoint", "_counted", "_decided", "_fence", "_program", "_reduces", "_run", "_run_id", "_sole", "_stand", "_tip", "_ways", "seen", "skipped", "task", "values",
+        "versions",
     )
 
     def __init__(self, program: Program, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint, sole: Callable[[Mapping[str, Any], str], bool] = must_copy) -> None:
         self._program = program
+        self._reduces = bool(program.reducing)
+        self._ways: dict[str, _Way | None] = program.ways
         self._sole = sole
         self._run = run
+        self._run_id = run.run_id
         self._tip = tip
         self._fence = fence
         self._checkpoint = checkpoint
         self._before = checkpoint.seq
-        self._decided: _Next | None = None
-        self._last: _Next | None = None
+        self._decided: _Stand | None = None
+        self.task = task = self._find_plain(checkpoint.pending)
+        step = checkpoint.step
+        self._stand = _Stand(step, codec.number(step + 1), checkpoint.hash, run.version, checkpoint.seq, checkpoint.pending, task, False)
         self.values = checkpoint.values
         self.versions = dict(checkpoint.versions)
         self.seen = dict(checkpoint.seen)
         self.skipped: frozenset[str] = frozenset()
-        self.pending = checkpoint.pending
-        self._straight = False  # whether what is pending is the one that follows, and nothing but its turn
-        self.step = checkpoint.step
-        self._number = codec.number(self.step + 1)
         self._counted = codec.number(counter(fence))
-        self.hash = checkpoint.hash
-        self.version = run.version
 
     @property
-    def task(self) -> Task | None:
-        """The plain task that is next; None if something else is."""
-        pending = self.pending
-        if self._straight:
-            return pending[0] if pending[0].node in self._program.plain else None
+    def pending(self) -> tuple[Task, ...]:
+        """The tasks of the next super-step."""
+        return self._stand.pending
+
+    def _find_plain(self, pending: tuple[Task, ...]) -> Task | None:
         if len(pending) != 1:
             return None
         task = pending[0]
@@ -134,37 +147,39 @@ class Line:
 
         Nothing has changed by it: that is for ``keep``, once it is durable.
         """
-        program, node, step, tip = self._program, task.node, self.step + 1, self._tip
-        upto, kinds = self._see(task), self._kinds(writes) if program.reducing else NO_KINDS
+        node, stand, tip, fence, run_id = task.node, self._stand, self._tip, self._fence, self._run_id
+        step, vouched = stand.step + 1, tip.seq + 1
+        kinds = self._kinds(writes) if self._reduces else NO_KINDS
         if kinds is None:
             return None
-        after, vouched = codec.number(step + 1), tip.seq + 1
-        then, straight = program.straight.get(node), False
-        if then is not None and not kinds and then.goto not in self.versions and program.heard.isdisjoint(writes):
+        # The end of the node before it, at the step before, is all that it has seen, if this is its first turn.
+        upto = {task.seen[0]: stand.step} if stand.straight and node not in self.seen else self._see(task)
+        after = codec.number(step + 1)
+        way = self._ways.get(node, MISSING)
+        if way is MISSING:
+            way = self._ways[node] = _find_way(self._program, node)
+        if way is not None and not kinds and way.goto not in self.versions and self._program.heard.isdisjoint(writes):
             # The one that follows only listens to this node's end, and to nothing that was written: that is known without a plan.
-            way = _way(node, then)
-            done, pending, count, straight = way.done, way.pending, 2, True
-            hash, row = way.form.fill(self.hash, self._number, after, packed, at, self._counted)
+            done, pending, following, follows, count, straight = way.done, way.pending, way.task, way.follows, 2, True
+            hash, row = way.form.fill(stand.hash, stand.number, after, packed, at, self._counted)
         else:
-            done = f"done:{node}"
+            done, straight = f"done:{node}", False
             news = [done, *writes]
-            pending = plan(program, Turns(self.versions | dict.fromkeys(news, step), {**self.seen, node: upto} if upto else self.seen, self.skipped), news)
+            pending = plan(self._program, Turns(self.versions | dict.fromkeys(news, step), {**self.seen, node: upto} if upto else self.seen, self.skipped), news)
             if not pending:
                 return self._end(task, writes, packed, at, upto, kinds, news) if ends else None
             data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), kinds, pending=pending))
-            hash = canon.chain(self.hash, data)
+            hash = canon.chain(stand.hash, data)
             facts: list[ev.Fact] = [ev.StepCompleted(step, node, OK, hash), *[ev.StepStarted(step + 1, t.node) for t in pending]]
-            row, count = codec.encode_row(at, self._fence, ev.SYSTEM, facts, data), len(facts)
+            row, count, following, follows = codec.encode_row(at, fence, ev.SYSTEM, facts, data), len(facts), self._find_plain(pending), pending[-1].node
         since = tip.since + len(row)
         if whole_due(since, tip.whole):
             return None
-        run_id = self._run.run_id
-        decided = Step(
-            run_id, self._fence, tip, tip.seq + count, canon.chain(tip.hash, row), row, since, self.version + count,
-            ids.step_id(run_id, step + 1, pending[-1].node), ids.checkpoint_id(run_id, vouched),
+        version = stand.version + count
+        self._decided = _Stand(step, after, hash, version, vouched, pending, following, straight, task, at, upto, writes, kinds, done)
+        return Step(
+            run_id, fence, tip, tip.seq + count, canon.chain(tip.hash, row), row, since, version, ids.step_id(run_id, step + 1, follows), ids.checkpoint_id(run_id, vouched)
         )
-        self._decided = _Next(decided, at, task, upto, writes, done, hash, vouched, pending, kinds, after, straight)
-        return decided
 
     def _kinds(self, writes: Mapping[str, Any]) -> dict[str, str] | None:
         """The reducers that the writes go through; None if the general way is to say whether they may, or how much there may be."""
@@ -176,10 +191,7 @@ class Line:
         return None if wrong or self._tip.since + self._tip.whole > ROOM else kinds
 
     def _see(self, task: Task) -> dict[str, int]:
-        before = self.seen.get(task.node)
-        if before is None and self._straight:
-            return {task.seen[0]: self.step}  # the end of the node before it, at the step before
-        versions, upto = self.versions, dict(before or ())
+        versions, upto = self.versions, dict(self.seen.get(task.node) or ())
         for channel in task.seen:
             upto[channel] = versions.get(channel, 0)
         return upto
@@ -188,12 +200,12 @@ class Line:
         self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int, upto: Mapping[str, int], kinds: dict[str, str], news: list[str]
     ) -> Commit:
         """The commit of a plain task after which nothing comes: the run has completed."""
-        node, step, run, last, tip = task.node, self.step + 1, self.run, self.checkpoint, self._tip
+        node, step, run, last, tip = task.node, self._stand.step + 1, self.run, self.checkpoint, self._tip
         values = dict(self.values)
         for name, value in writes.items():
             values[name] = reduce(kinds[name], values.get(name, MISSING), value) if name in kinds else value
         data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), kinds, pending=()))
-        hash = canon.chain(self.hash, data)
+        hash = canon.chain(self._stand.hash, data)
         fence, vouched = counter(self._fence), tip.seq + 1
         events = (ev.Event(vouched, at, ev.StepCompleted(step, node, OK, hash), ev.SYSTEM, fence), ev.Event(vouched + 1, at, ev.RunCompleted(), ev.SYSTEM, fence))
         checkpoint = Checkpoint(
@@ -217,32 +229,29 @@ class Line:
     def keep(self, tip: Tip) -> None:
         """What was decided last is durable, and the log ends there now."""
         kept = self._decided
-        assert kept is not None, "something was decided"
-        last, self._last, self._decided, self._tip = self._last, kept, None, tip
-        if last is not None:
-            self._before = last.vouched
-        self.step = step = self.step + 1
-        self.version, self.hash, self.pending, self._number, self._straight = kept.step.version, kept.hash, kept.pending, kept.number, kept.straight
+        assert kept is not None and kept.by is not None, "something was decided"
+        self._before, self._stand, self._decided, self._tip = self._stand.vouched, kept, None, tip
+        self.task = kept.task
+        step, writes, versions = kept.step, kept.writes, self.versions
         if kept.kinds:
             values = self.values = dict(self.values)  # those that were given out stay as they are
-            for name, value in kept.writes.items():
+            for name, value in writes.items():
                 if name in kept.kinds:
                     grow(values, name, kept.kinds[name], value, self._sole)
                 else:
                     values[name] = value
         else:
-            self.values = {**self.values, **kept.writes}
-        versions = self.versions
+            self.values = {**self.values, **writes}
         versions[kept.done] = step
-        for channel in kept.writes:
+        for channel in writes:
             versions[channel] = step
         if kept.seen:
-            self.seen[kept.task.node] = kept.seen
+            self.seen[kept.by.node] = kept.seen
 
     @property
     def moved(self) -> bool:
         """Whether any step of it is durable."""
-        return self._last is not None
+        return self._stand.by is not None
 
     @property
     def tip(self) -> Tip:
@@ -251,31 +260,31 @@ class Line:
     @property
     def run(self) -> Run:
         """The run as it is after the last step."""
-        last = self._last
-        if last is None:
+        stand = self._stand
+        if stand.by is None:
             return self._run
-        return apply_steps(self._run, ev.StepStarted(self.step + 1, last.pending[-1].node), last.vouched, self.version - self._run.version)
+        return apply_steps(self._run, ev.StepStarted(stand.step + 1, stand.pending[-1].node), stand.vouched, stand.version - self._run.version)
 
     @property
     def checkpoint(self) -> Checkpoint:
         """The checkpoint that the last step saved, as its commit would have had it."""
-        last, run_id = self._last, self._run.run_id
-        if last is None:
+        stand, run_id = self._stand, self._run_id
+        if stand.by is None:
             return self._checkpoint
         return Checkpoint(
             run_id=run_id,
-            seq=last.vouched,
-            step=self.step,
+            seq=stand.vouched,
+            step=stand.step,
             values=self.values,
             versions=dict(self.versions),
             seen=dict(self.seen),
-            pending=self.pending,
+            pending=stand.pending,
             parent=ids.checkpoint_id(run_id, self._before) if self._before else None,
             source=Source.LOOP,
             boundaries=STEPPED,
-            writes={last.task.node: last.writes},
-            hash=last.hash,
-            created_at=last.at,
+            writes={stand.by.node: stand.writes},
+            hash=stand.hash,
+            created_at=stand.at,
             idle=self._checkpoint.idle,
         )
 

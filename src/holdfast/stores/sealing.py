@@ -62,6 +62,7 @@ VERBS: Mapping[str, Passes] = {
     "claim_or_load": Passes.REFUSED,  # what is claimed is loaded by ``load``
     "load_if_ended": Passes.REFUSED,  # what is loaded is decrypted by ``load``
     "step": Passes.REFUSED,  # what is fused comes as a commit
+    **dict.fromkeys(("gathers", "join", "step_at_once"), Passes.REFUSED),  # and so is what is written with others
     "note": Passes.REFUSED,  # a file for people in a run's directory
     **dict.fromkeys(("keep_tail", "take_tail"), Passes.REFUSED),  # lost effects, as they are kept: the store beneath is asked for them
     **dict.fromkeys(("rings", "unmake"), Passes.CLEAR),

@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Hashable
 from enum import StrEnum
 from typing import Any, cast
 
+from holdfast.core.commit import Step, Tip
 from holdfast.core.errors import StoreError
 from holdfast.engine.base.failures import ControlFlow
-from holdfast.ports import Store
+from holdfast.ports import Seat, Store
 
 READS = frozenset(
     {
@@ -103,6 +104,8 @@ class CrashingStore:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._store, name)
+        if name in ("join", "step_at_once"):
+            return self._write(name, target)
         if not callable(target) or not _is_verb(getattr(target, "__func__", target)):
             return target
         return self._read(target) if name in READS else self._write(name, target)
@@ -116,23 +119,54 @@ class CrashingStore:
 
         return read
 
-    def _write(self, verb: str, target: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def write(*args: Any, **kwargs: Any) -> Any:
+    def begin(self, verb: str) -> Fault | None:
+        """Counts a write; gives what goes wrong with it."""
+        self._alive()
+        self.writes.append(verb)
+        return self._plan(len(self.writes), verb)
+
+    def tell(self, verb: str, arguments: tuple[Any, ...], answer: Any) -> None:
+        """A write was applied."""
+        if self._seen is not None:
+            self._seen(verb, arguments, answer)
+
+    def die(self) -> SimulatedCrash:
+        """The process ends here; gives what its calls raise from now on."""
+        self.cut()
+        if self._on_crash is not None:
+            self._on_crash()
+        return SimulatedCrash()
+
+    def _write(self, verb: str, target: Callable[..., Any]) -> Callable[..., Any]:
+        def join(step: Step, seat: Seat) -> None:
+            fault = self.begin(verb)
+            if fault is Fault.BEFORE:
+                raise self.die()
+            if fault is Fault.LOST:
+                raise StoreError(f"the connection broke before {verb} was done", code="store_unreachable")
+            target(step, _Watched(self, seat, step, fault))
+
+        def step_at_once(step: Step) -> Tip | None:
             self._alive()
-            self.writes.append(verb)
-            fault = self._plan(len(self.writes), verb)
+            tip: Tip | None = target(step) if self._plan is never else None  # else the step comes again, by a verb that may crash
+            if tip is not None:
+                self.writes.append(verb)
+                self.tell(verb, (step,), tip)
+            return tip
+
+        async def write(*args: Any, **kwargs: Any) -> Any:
+            fault = self.begin(verb)
             if self._pause is not None:
                 await self._pause()
                 self._alive()
             if fault is Fault.BEFORE:
-                self._die()
+                raise self.die()
             if fault is Fault.LOST:
                 raise StoreError(f"the connection broke before {verb} was done", code="store_unreachable")
             answer = await target(*args, **kwargs)
-            if self._seen is not None:
-                self._seen(verb, args, answer)
+            self.tell(verb, args, answer)
             if fault is Fault.AFTER:
-                self._die()
+                raise self.die()
             if self._pause is not None:
                 await self._pause()
                 self._alive()
@@ -140,17 +174,49 @@ class CrashingStore:
                 raise StoreError(f"the connection broke while {verb} was done", code="store_unreachable")
             return answer
 
-        return write
-
-    def _die(self) -> None:
-        self.cut()
-        if self._on_crash is not None:
-            self._on_crash()
-        raise SimulatedCrash
+        return join if verb == "join" else step_at_once if verb == "step_at_once" else write
 
     def _alive(self) -> None:
         if self.dead:
             raise SimulatedCrash
+
+
+class _Watched:
+    """The seat of a run that hands steps to a store which may crash at each of them."""
+
+    def __init__(self, store: CrashingStore, seat: Seat, step: Step, fault: Fault | None) -> None:
+        self._store = store
+        self._seat = seat
+        self._step = step
+        self._fault = fault
+
+    @property
+    def waits(self) -> bool:
+        return self._seat.waits
+
+    def tell(self, tip: Tip) -> Step | None:
+        store, fault = self._store, self._fault
+        store.tell("join", (self._step, self._seat), tip)
+        if store.dead or fault is Fault.AFTER:
+            self._seat.refuse(SimulatedCrash() if store.dead else store.die())
+            return None
+        if fault is Fault.APPLIED:
+            self._seat.refuse(StoreError("the connection broke while join was done", code="store_unreachable"))
+            return None
+        step = self._seat.tell(tip)
+        if step is None:
+            return None
+        self._step, self._fault = step, store.begin("join")
+        if self._fault is Fault.BEFORE:
+            self._seat.refuse(store.die())
+            return None
+        if self._fault is Fault.LOST:
+            self._seat.refuse(StoreError("the connection broke before join was done", code="store_unreachable"))
+            return None
+        return step
+
+    def refuse(self, error: BaseException) -> None:
+        self._seat.refuse(SimulatedCrash() if self._store.dead else error)
 
 
 @functools.lru_cache(1024)

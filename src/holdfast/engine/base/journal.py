@@ -63,6 +63,8 @@ from holdfast.ports import Loaded, Store
 
 T = TypeVar("T")
 SOME_ROWS = 64
+_LOUD = frozenset([kind for wire, kind in ev.KINDS.items() if wire in logs.LOUD])
+_EFFECTS = frozenset([kind for kind in ev.KINDS.values() if issubclass(kind, ev.EffectFact)])
 _making = threading.Lock()
 
 
@@ -144,6 +146,8 @@ class Journal:
         self.echo: Echo | None = None
         self._ring: Ring | None = None
         self._lock = asyncio.Lock()
+        self.stepping = False
+        self._stepped: asyncio.Future[None] | None = None
         self._next: Draft | None = None
         self._joined: asyncio.Task[None] | None = None
 
@@ -236,21 +240,40 @@ class Journal:
         return self._line is line and self.dead is None
 
     async def step(self, write: Callable[[Step], Awaitable[Tip]], line: Line, step: Step) -> None:
-        """Makes a step of the line durable; returns after the sync. Whoever looks meanwhile finds the run as it was before.
+        """Makes a step of the line durable; returns after the sync.
 
         Raises:
             LeaseLost, VersionConflict, StoreError: and the journal is dead from then on.
         """
-        await self._lock.acquire()
+        self.stepping = True
         try:
-            line.keep(await write(step))
+            tip = await write(step)
         except BaseException as e:
-            self.dead = e
+            self.end_step(line, None, e)
             raise
+        self.end_step(line, tip)
+
+    def end_step(self, line: Line, tip: Tip | None, error: BaseException | None = None) -> bool:
+        """The step that was decided last is durable, or what has become of it is not known and the journal is dead. Gives whether the line goes on."""
+        self.stepping = False
+        if tip is None:
+            self.dead = error
+        else:
+            line.keep(tip)
+        if self._stepped is not None and not self._stepped.done():
+            self._stepped.set_result(None)
+        if self._line is line:
+            return self.dead is None
+        self._follow(line)
+        return False
+
+    async def _until_stepped(self) -> None:
+        """A step of the line is with the store: waits until it is known what has become of it. One task at most does, that which has the lock."""
+        self._stepped = stepped = asyncio.get_running_loop().create_future()
+        try:
+            await stepped
         finally:
-            self._lock.release()
-            if self._line is not line:
-                self._follow(line)
+            self._stepped = None
 
     async def end(self, line: Line, commit: Commit) -> None:
         """Makes the end of a run durable that has come along the line; which is over, whatever becomes of it.
@@ -389,6 +412,8 @@ class Journal:
         if self.dead is not None:
             raise self.dead
         async with self._lock:
+            if self.stepping:
+                await self._until_stepped()
             draft = become(self.run)
             if draft is not None:
                 await self._write(draft, actor=actor)
@@ -415,16 +440,8 @@ class Journal:
             await self._write(draft)
 
     async def checkpoint(
-        self,
-        draft: Draft,
-        delta: Delta,
-        checkpoint: Checkpoint,
-        *,
-        lease: LeaseAction = KEEP,
-        due: int | None = None,
-        actor: str = ev.SYSTEM,
-        behind: Behind | None = None,
-        follows: ThreadEnd | None = None,
+        self, draft: Draft, delta: Delta, checkpoint: Checkpoint, *, lease: LeaseAction = KEEP, due: int | None = None, actor: str = ev.SYSTEM,
+        behind: Behind | None = None, follows: ThreadEnd | None = None
     ) -> None:
         """A commit with a checkpoint. Its hash goes into the last completed step's fact, else into ``checkpoint.saved`` (§13.2)."""
         async with self._lock:
@@ -446,20 +463,14 @@ class Journal:
             await self._write(draft, None, None, lease, due, actor, at=at)
 
     async def _write(
-        self,
-        draft: Draft,
-        checkpoint: Checkpoint | None = None,
-        delta: Delta | None = None,
-        lease: LeaseAction = KEEP,
-        due: int | None = None,
-        actor: str = ev.SYSTEM,
-        behind: Behind | None = None,
-        follows: ThreadEnd | None = None,
-        at: int | None = None,
+        self, draft: Draft, checkpoint: Checkpoint | None = None, delta: Delta | None = None, lease: LeaseAction = KEEP, due: int | None = None,
+        actor: str = ev.SYSTEM, behind: Behind | None = None, follows: ThreadEnd | None = None, at: int | None = None
     ) -> None:
+        self._look()
+        if self.stepping:
+            await self._until_stepped()
         if self.dead is not None:
             raise self.dead
-        self._look()
         if draft.results:
             self._note(draft)
         held = self._held
@@ -490,7 +501,8 @@ class Journal:
             self.dead = e
             raise
         told = [e for e in commit.events if not e.fact.hot]
-        if logs.LISTENERS or METERS or logs.LOG.isEnabledFor(logging.INFO) or not logs.LOUD.isdisjoint([e.fact.wire for e in commit.events]):
+        kinds = {type(e.fact) for e in commit.events}
+        if logs.LISTENERS or METERS or logs.LOG.isEnabledFor(logging.INFO) or not _LOUD.isdisjoint(kinds):
             logs.log_commit(commit)  # seldom: nobody listens to what goes well
         if ring is not None and commit.emitted is not None:
             ring.forget(commit.emitted.replaced)
@@ -498,12 +510,11 @@ class Journal:
         self._stands(commit.run, tip, progress)
         if commit.puts:
             self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
-        heard = not HEARD.isdisjoint([type(e.fact) for e in told])
-        if told:
+        if not _EFFECTS.isdisjoint(kinds):
             self._account(told)
         if commit.intents:
             self.post()
-        if heard:
+        if not HEARD.isdisjoint(kinds):
             progress.hear(told)
         if commit.checkpoint is not None:
             stood, progress.checkpoint = progress.checkpoint.step, commit.checkpoint
@@ -582,16 +593,8 @@ class Journal:
         return self._number(draft, None, None, lease, None, actor)
 
     def _number(
-        self,
-        draft: Draft,
-        checkpoint: Checkpoint | None,
-        delta: Delta | None,
-        lease: LeaseAction,
-        due: int | None,
-        actor: str,
-        behind: Behind | None = None,
-        follows: ThreadEnd | None = None,
-        at: int | None = None,
+        self, draft: Draft, checkpoint: Checkpoint | None, delta: Delta | None, lease: LeaseAction, due: int | None, actor: str, behind: Behind | None = None,
+        follows: ThreadEnd | None = None, at: int | None = None
     ) -> Commit:
         """Numbers and folds the facts. A checkpoint gets what only its commit knows, and is named after the fact that vouches for it."""
         facts, before, parent, plain = draft.facts, self._run, self._progress.checkpoint, draft.only_facts

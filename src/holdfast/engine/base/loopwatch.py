@@ -90,7 +90,7 @@ class Whole:
 # Frames of the engine from which user code is called, by module and name; what is raised out of that call is a failure of its step.
 # At those of ``SETTLING`` ``settle`` is called; the others are all within one try of the engine's, with nothing but pure code.
 SETTLING = frozenset({
-    "holdfast.engine.calls.functions:Begun.__init__", "holdfast.engine.calls.functions:Begun._step", "holdfast.engine.drive.fused:Fused._go",
+    "holdfast.engine.calls.functions:Begun.__init__", "holdfast.engine.calls.functions:Begun._step", "holdfast.engine.drive.fused:_Ride.call",
     "holdfast.engine.drive.beginner:Beginner.begin",
 })
 GATES = SETTLING | frozenset({
@@ -142,6 +142,8 @@ def holder(frame: FrameType, whose: Callable[[contextvars.Context], Placed | Non
             gates.append(f)
         elif not gates and _engines(f):
             users = users and (module.startswith(PURE) or _name(f) in BETWEEN)
+    if placed is None and gates:
+        placed = gates[0].f_locals.get("hand")  # called for a task that waits, in a turn of nobody's
     regions = tuple(r for f in gates if (r := _region(f)).time.limit_us > 0)
     if not regions and placed is not None:
         regions = (Region((gates[0] if gates else turn, 0.0), frame.f_code.co_qualname, placed.patience),)

@@ -53,7 +53,7 @@ from holdfast.engine.base.streams import Streams
 from holdfast.engine.look.living import living
 from holdfast.engine.look.threads import Threads
 from holdfast.machine import note_error
-from holdfast.ports import Clock, News, Resolver, Store
+from holdfast.ports import Clock, Gathering, News, Resolver, Steps, Store, offers_gathering, offers_steps
 
 BOUNDS_SECONDS = 1.0
 
@@ -577,7 +577,7 @@ class Services:
     ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
     which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told. ``limits`` are those declared here,
     ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back; ``unbounded``: limits that calls named and nobody declares, as was said once;
-    ``sends``: the types of intents that are sent from here for everybody.
+    ``sends``: the types of intents that are sent from here for everybody. ``stepping`` and ``crowd``: the store, where it takes plain steps sealed, and where it writes those of many together.
     """
 
     store: Store
@@ -617,6 +617,8 @@ class Services:
     streams: Streams = dataclasses.field(init=False)
     drivers: Drivers = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)
+    stepping: Steps | None = dataclasses.field(init=False)
+    crowd: Gathering | None = dataclasses.field(init=False)
     _bounds: tuple[float, Rules] | None = dataclasses.field(init=False)
     _offers: tuple[float, list[Offer]] = dataclasses.field(init=False)
 
@@ -624,6 +626,8 @@ class Services:
         self.streams = Streams(self.store, self.clock)
         self.drivers = Drivers(self.store, self.clock, lambda: self.owner)
         self.threads = Threads(self.store)
+        self.stepping = self.store if offers_steps(self.store) else None
+        self.crowd = self.store if offers_gathering(self.store) else None
         self._bounds: tuple[float, Rules] | None = None
         self._offers: tuple[float, list[Offer]] = 0.0, []
 

@@ -666,7 +666,7 @@ class Hand:
     """The step in hand, and its face while its node is called without an attempt: one is made when its code asks for it. ``asked`` holds that.
     ``ended``: its code has ended, and an attempt that something asks for which it left running is closed already."""
 
-    __slots__ = ("_key", "_loop", "_node", "_number", "_path", "_patience", "_program", "_services", "_state", "_task", "asked", "ended", "journal")
+    __slots__ = ("_key", "_loop", "_number", "_path", "_patience", "_program", "_services", "_state", "asked", "ended", "journal", "node", "task")
 
     def __init__(self, services: Services, journal: Journal, program: Program, loop: asyncio.AbstractEventLoop) -> None:
         self._services = services
@@ -683,7 +683,7 @@ class Hand:
 
     def take(self, node: Node, task: Task, state: State) -> None:
         """Takes a step in hand, with what it sees."""
-        self._node, self._task, self._state = node, task, state
+        self.node, self.task, self._state = node, task, state
         self._patience: Patience | None = None
 
     def drop(self) -> None:
@@ -697,15 +697,15 @@ class Hand:
 
     @property
     def what(self) -> str:
-        return self._node.name
+        return self.node.name
 
     @property
     def key(self) -> str:
-        return self._key or self._task.key
+        return self._key or self.task.key
 
     @property
     def payload(self) -> Any:
-        return None if self._task.payload is None else canon.decode(self._task.payload)
+        return None if self.task.payload is None else canon.decode(self.task.payload)
 
     @property
     def step_id(self) -> str:
@@ -714,7 +714,7 @@ class Hand:
     @property
     def patience(self) -> Patience:
         """Its time, to look at; also from another thread."""
-        return self._patience or Patience(self._node.timeout_us, own=self._node.timed)
+        return self._patience or Patience(self.node.timeout_us, own=self.node.timed)
 
     def time(self) -> Patience:
         """Its time, from now on kept."""
@@ -725,7 +725,7 @@ class Hand:
     def attempt(self) -> Attempt:
         """An attempt made anew, which counts as the one that was asked for."""
         at = Attempt(
-            self._services, self.journal, self._node, self._task, number=self._number, key=self.key, inner=self._path, program=self._program, state=self._state,
+            self._services, self.journal, self.node, self.task, number=self._number, key=self.key, inner=self._path, program=self._program, state=self._state,
             patience=self.time(), loop=self._loop,
         )
         self.asked[:] = [at]
@@ -736,7 +736,7 @@ class Hand:
         with _asking:  # several threads of the node's may ask at once
             if not self.asked:
                 at = self.attempt()
-                at.plain = not self._node.asynchronous
+                at.plain = not self.node.asynchronous
                 if self.ended:
                     at.close()
                 else:

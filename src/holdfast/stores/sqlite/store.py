@@ -16,7 +16,7 @@ from __future__ import annotations
 from holdfast.core import codec
 from holdfast.core.commit import Commit, Step, ThreadEnd, Tip
 from holdfast.core.effects import Effect
-from holdfast.ports import News
+from holdfast.ports import News, Seat
 from holdfast.stores import apply
 from holdfast.stores.sqlite import besides
 from holdfast.stores.sqlite.claims import Claiming
@@ -42,6 +42,16 @@ class SqliteStore(Claiming, People, Sending, Keeping):
 
     async def step(self, step: Step) -> Tip:
         return await self._write().commit(step)
+
+    def step_at_once(self, step: Step) -> Tip | None:
+        return self._write().step_at_once(step)
+
+    @property
+    def gathers(self) -> bool:
+        return self._writer is not None and self._writer.gathers
+
+    def join(self, step: Step, seat: Seat) -> None:
+        self._write().join(step, seat)
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
         def work(committer: Committer) -> bool:

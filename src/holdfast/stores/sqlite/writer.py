@@ -11,6 +11,7 @@ On any error a group is rolled back and each member is tried alone and answered 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import queue
 import threading
 import time
@@ -23,8 +24,9 @@ from holdfast import meters
 from holdfast.core.commit import Step, Tip
 from holdfast.core.errors import HoldfastError, StoreClosed
 from holdfast.core.lease import Take
+from holdfast.ports import Seat
 from holdfast.stores.apply import Prepared, news_of
-from holdfast.stores.sqlite.commits import Committer, Outcome, Write
+from holdfast.stores.sqlite.commits import Committer, Outcome, Refused, Write
 from holdfast.stores.sqlite.connection import shut, translate
 
 SLOW = 0.002
@@ -34,8 +36,27 @@ TURN = 0.002
 T = TypeVar("T")
 
 
-_Waiting = tuple[Write, "asyncio.Future[Tip]"]
-"""A commit, and where its answer is awaited."""
+_Waiting = tuple[Write, Seat]
+"""A commit, and who waits for its answer."""
+
+
+class _Awaited:
+    """The seat of whoever awaits what becomes of a commit."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: asyncio.Future[Tip]) -> None:
+        self._future = future
+
+    @property
+    def waits(self) -> bool:
+        return not self._future.done()
+
+    def tell(self, tip: Tip) -> None:
+        self._future.set_result(tip)
+
+    def refuse(self, error: BaseException) -> None:
+        self._future.set_exception(error)
 
 
 class _Job(NamedTuple):
@@ -58,6 +79,7 @@ class Writer:
         self._after = after
         self._tell = tell
         self._pending: list[_Waiting] = []
+        self._context = contextvars.Context()  # seats run code of runs, each in a context of its own
         self._flushing: asyncio.AbstractEventLoop | None = None  # the loop that will flush; a loop that has died will not
         self._keys: dict[str, int] = {}
         self._news: int | None = None  # what others are to be told of, if anything
@@ -72,7 +94,24 @@ class Writer:
 
     def commit(self, w: Write) -> Awaitable[Tip]:
         """Writes a commit, alone or with what else waits; answers after the sync."""
-        return self._join(w) if type(w) is Step and len(self._keys) > 1 else self._first(w)
+        return self._await(w) if type(w) is Step and len(self._keys) > 1 else self._first(w)
+
+    def step_at_once(self, s: Step) -> Tip | None:
+        """Writes the step of the only run that is driven here, in place; None where it has to be written otherwise, or is refused."""
+        key = self._keys.get(s.run_id)
+        if key is None or len(self._keys) > 1 or self._pending or self._away or self._average >= SLOW or time.perf_counter() > self._turn_ends:
+            return None
+        here = self._here
+        try:
+            tip = here.step(s, key)
+        except (Refused, apsw.BusyError):
+            return None
+        except apsw.Error as e:
+            raise translate(e, self._path) from e
+        if (error := self._after(here)) is not None:
+            raise error
+        self._average += (here.took - self._average) * 0.1
+        return tip
 
     async def _first(self, w: Write) -> Tip:
         """Writes a commit in place, unless others have something to write too."""
@@ -100,17 +139,27 @@ class Writer:
                 pass  # another process writes: the thread waits for it, the loop does not
             except apsw.Error as e:
                 raise translate(e, self._path) from e
-        return await self._join(w)
+        return await self._await(w)
 
-    def _join(self, w: Write) -> asyncio.Future[Tip]:
-        """Has a commit written with what else comes in this tick."""
+    def _await(self, w: Write) -> asyncio.Future[Tip]:
+        """The same, for who awaits the answer."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Tip] = loop.create_future()
-        self._pending.append((w, future))
+        self.join(w, _Awaited(future))
+        return future
+
+    @property
+    def gathers(self) -> bool:
+        """Whether this store drives several runs."""
+        return len(self._keys) > 1
+
+    def join(self, w: Write, seat: Seat) -> None:
+        """Has a commit written with what else comes in this tick; the seat is told after the sync."""
+        self._pending.append((w, seat))
+        loop = asyncio.get_running_loop()
         if self._flushing is not loop:
             self._flushing = loop
-            loop.call_soon(self._flush)
-        return future
+            loop.call_soon(self._flush, context=self._context)
 
     def _alone(self, w: Write) -> bool:
         """Whether this store drives no other run, so that waiting for company would be in vain."""
@@ -141,28 +190,29 @@ class Writer:
                 self._send_away(batch)
                 return
             self._answer(batch, outcomes, self._here.took)
-            if self._pending:
-                asyncio.get_running_loop().call_soon(self._flush)
             return
         self._send_away(batch)
 
+    def _flush_soon(self) -> None:
+        """What is left to be written comes next."""
+        loop = asyncio.get_running_loop()
+        if self._pending and self._flushing is not loop:
+            self._flushing = loop
+            loop.call_soon(self._flush, context=self._context)
+
     def _next_batch(self) -> list[_Waiting]:
         """The oldest waiting commits, at most one of each run: a second one must see what became of the first."""
-        batch: list[_Waiting] = []
-        rest: list[_Waiting] = []
-        runs: set[str] = set()
-        for waiting in self._pending:
-            w, future = waiting
-            if future.done():
-                continue  # its task was cancelled before anything was written
-            run_id = w.run_id
-            if run_id in runs or len(batch) == GROUP:
-                rest.append(waiting)
+        batch = [waiting for waiting in self._pending if waiting[1].waits]  # else its task was cancelled before anything was written
+        self._pending = []
+        if len(batch) <= GROUP and len({w.run_id for w, _ in batch}) == len(batch):
+            return batch
+        first: dict[str, _Waiting] = {}
+        for waiting in batch:
+            if waiting[0].run_id in first or len(first) == GROUP:
+                self._pending.append(waiting)
             else:
-                runs.add(run_id)
-                batch.append(waiting)
-        self._pending = rest
-        return batch
+                first[waiting[0].run_id] = waiting
+        return list(first.values())
 
     def _settle(self, committer: Committer, batch: Sequence[_Waiting]) -> Sequence[Outcome | Exception]:
         """Commits a group; whatever goes wrong, each member gets its own outcome. Only a busy database is left to the caller."""
@@ -204,19 +254,21 @@ class Writer:
         self._note(took)
         if meters.METERS and batch:
             meters.group(len(batch), took)
-        for (w, future), outcome in zip(batch, outcomes, strict=True):
-            if not isinstance(outcome, Exception):
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            w, seat = waiting
+            if type(outcome) is Tip or not isinstance(outcome, Exception):
                 tip = outcome if type(outcome) is Tip else self._finish(w, outcome)
-                if not future.done():
-                    future.set_result(tip)
+                if seat.waits and (step := seat.tell(tip)) is not None:
+                    self._pending.append((step, seat))
             elif isinstance(outcome, apsw.BusyError) and not final:
-                self._send_away([(w, future)])
+                self._send_away([waiting])
             else:
                 self._keys.pop(w.run_id, None)
                 error = translate(outcome, self._path) if isinstance(outcome, apsw.Error) else outcome
-                if not future.done():
-                    future.set_exception(error)
+                if seat.waits:
+                    seat.refuse(error)
         self._announce()
+        self._flush_soon()
 
     def _finish(self, w: Write, outcome: Outcome) -> Tip:
         """Remembers whose run is driven here, and whether there is something for others to look at."""
@@ -316,8 +368,8 @@ class Writer:
 
     def _back(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
         self._away -= 1
-        if self._pending and not self._away:
-            asyncio.get_running_loop().call_soon(self._flush)
+        if not self._away:
+            self._flush_soon()
         if future.cancelled():
             return
         if error is not None:
@@ -331,7 +383,7 @@ class Writer:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
-        for _, future in self._pending:
-            if not future.done():
-                future.set_exception(StoreClosed())
+        for _, seat in self._pending:
+            if seat.waits:
+                seat.refuse(StoreClosed())
         self._pending = []
