@@ -17,7 +17,7 @@ from holdfast.core import canon, codec
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, Delta, Source, TaskResult, advance, empty, voucher
 from holdfast.core.commands import Cancel, Decide, Signal
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Step, Tip
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import (
     Conflict,
@@ -38,8 +38,8 @@ from holdfast.core.run import Run, fold
 from holdfast.core.tokens import Token
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.keep.transfer import dossier
-from holdfast.ports import Claim, Loaded, RunFilter, Store, Upkeep, as_kept, offers_awaited, offers_untaken
-from holdfast.stores.apply import WHOLE_FLOOR
+from holdfast.ports import Claim, Loaded, RunFilter, Store, Upkeep, as_kept, offers_awaited, offers_gathering, offers_untaken
+from holdfast.stores.apply import WHOLE_FLOOR, prepare
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sealing import SealedStore
 
@@ -1167,6 +1167,59 @@ async def case_group_isolates(h: Harness) -> None:
         rebuilt(loaded)
         if i in good:
             assert loaded.tip == outcomes[i]
+
+
+class _Sitting:
+    """A seat that hands over the next of its steps when it is told of one."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self.steps = steps
+        self.waits = True
+        self.tips: list[Tip] = []
+        self.error: BaseException | None = None
+        self.over = asyncio.Event()
+
+    def tell(self, tip: Tip) -> Step | None:
+        assert asyncio.current_task() is None, "a seat is told outside of any task"
+        self.tips.append(tip)
+        if self.steps:
+            return replace(self.steps.pop(0), after=tip)
+        self.over.set()
+        return None
+
+    def refuse(self, error: BaseException) -> None:
+        self.error = error
+        self.over.set()
+
+
+@case
+async def case_seats_are_told(h: Harness) -> None:
+    """§1.11: runs that hand over step after step are each told of their own, and one that is refused, or waits no more, of nothing else."""
+    crowd: object = h.store
+    if not offers_gathering(crowd):
+        return
+    await h.store.register("w", TTL)
+    scripts = [await Script(h.store, f"r{i:02}").begin("w") for i in range(6)]
+    scripts[2].fence += 1
+    seats, lengths = [], [len(await h.store.rows(s.run_id)) for s in scripts]
+    assert crowd.gathers
+    for script in scripts:
+        first = prepare(script.step()).step
+        assert first is not None and first.after is not None
+        # Each further one follows the last; which tip that is, is known when it is told.
+        seat = _Sitting([replace(first, seq=first.seq + 2, data=b"second", hash=bytes(16), since=first.since + 6, version=first.version + 2)])
+        seats.append(seat)
+        assert crowd.step_at_once(first) is None, "others have something to write too"
+        crowd.join(first, seat)
+    seats[4].waits = False
+    await asyncio.wait_for(asyncio.gather(*[s.over.wait() for i, s in enumerate(seats) if i != 4]), 30)
+    assert isinstance(seats[2].error, LeaseLost) and not seats[2].tips
+    assert not seats[4].tips and seats[4].error is None, "nobody waited for it any more"
+    for i, (script, seat) in enumerate(zip(scripts, seats, strict=True)):
+        rows = await h.store.rows(script.run_id)
+        assert len(rows) == lengths[i] + (0 if i in (2, 4) else 2)
+        if i not in (2, 4):
+            assert seat.error is None and (seat.tips[-1].seq, rows[-1].data) == (rows[-1].seq, b"second")
 
 
 @case
