@@ -142,8 +142,8 @@ def holder(frame: FrameType, whose: Callable[[contextvars.Context], Placed | Non
             gates.append(f)
         elif not gates and _engines(f):
             users = users and (module.startswith(PURE) or _name(f) in BETWEEN)
-    if placed is None and gates:
-        placed = gates[0].f_locals.get("hand")  # called for a task that waits, in a turn of nobody's
+    if gates and (hand := gates[0].f_locals.get("hand")) is not None:
+        placed = hand  # it may be called for a task that waits, in a turn of somebody else's
     regions = tuple(r for f in gates if (r := _region(f)).time.limit_us > 0)
     if not regions and placed is not None:
         regions = (Region((gates[0] if gates else turn, 0.0), frame.f_code.co_qualname, placed.patience),)

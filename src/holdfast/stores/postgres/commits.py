@@ -41,7 +41,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN
-from holdfast.ports import Claim
+from holdfast.ports import Claim, Seat
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.postgres import besides
@@ -51,6 +51,7 @@ from holdfast.stores.postgres.hints import may_name
 from holdfast.stores.postgres.outbox import put_intents
 from holdfast.stores.postgres.queries import BIRTHS, MOVES, TAKES, Q
 from holdfast.stores.postgres.wire import Rows
+from holdfast.stores.seats import Awaited
 
 GROUP = 256
 STEPS = 512
@@ -65,8 +66,15 @@ class _Stepping(msgspec.Struct, gc=False):
     """A plain step nobody has answered yet. ``sent``: it has been sent before, and the answer was lost."""
 
     step: Step
-    future: asyncio.Future[Tip]
+    seat: Seat
     sent: bool = False
+
+    @property
+    def waits(self) -> bool:
+        return self.seat.waits
+
+    def refuse(self, error: HoldfastError) -> None:
+        self.seat.refuse(error)
 
     def find_touched(self) -> tuple[set[object], set[object]]:
         return {self.step.run_id}, set()
@@ -78,6 +86,13 @@ class _Waiting(msgspec.Struct, gc=False):
     prepared: Prepared
     future: asyncio.Future[Tip]
     sent: bool = False
+
+    @property
+    def waits(self) -> bool:
+        return not self.future.done()
+
+    def refuse(self, error: HoldfastError) -> None:
+        self.future.set_exception(error)
 
     def find_touched(self) -> tuple[set[object], set[object]]:
         return _find_touched(self.prepared)
@@ -240,12 +255,16 @@ class Committer:
 
     async def step(self, step: Step) -> Tip:
         future: asyncio.Future[Tip] = asyncio.get_running_loop().create_future()
-        self._steps.append(_Stepping(step, future))
+        self.join(step, Awaited(future))
+        return await future
+
+    def join(self, step: Step, seat: Seat) -> None:
+        """Has a step sent with what else comes in this tick, or with the first half of a crowd; the seat is told."""
+        self._steps.append(_Stepping(step, seat))
         if len(self._steps) == self._half and self._busy < WRITERS:
             self._flush()
         else:
             self._arm()
-        return await future
 
     def note_driven(self, claims: Iterable[Claim]) -> None:
         """Runs were claimed through this store: the caller has been told so."""
@@ -327,19 +346,20 @@ class Committer:
             late.cancel()
             self._half = max(HALVED, (self._sent + len(self._steps) + 1) // 2)
             self._sent -= len(batch)
+            written: set[bytes] | None = None
             try:
                 if error is not None:
                     raise error
                 (answer,) = exchange.answers()
-                left = _answer_written(batch, _read_written(held[1], answer, steps))
+                written = _read_written(held[1], answer, steps)
             except Exception as e:  # nobody awaits this: whoever waits for these steps is told
                 self._send(len(batch), self._step_again(batch, held, e))
             else:
                 self._pool.give_back(held)
-                if left:
-                    self._send(len(left), self._look_into(left))
             ended.set_result(None)
             self._end(ended)
+            if written is not None and (left := self._answer_written(batch, written)):  # those who are told hand over their next steps
+                self._send(len(left), self._look_into(left))
 
         def too_late() -> None:
             exchange.leave()
@@ -369,8 +389,29 @@ class Committer:
         except (psycopg.Error, OSError) as e:
             await self._fail_steps(batch, e)
             return
-        if left := _answer_written(batch, written):
+        if left := self._answer_written(batch, written):
             await self._look_into(left)
+
+    def _answer_written(self, batch: Sequence[_Stepping], written: set[bytes]) -> list[_Stepping]:
+        """Answers the steps that were written, and gives those that were not."""
+        left = []
+        for w in batch:
+            if w.step.hash in written:
+                self._answer_step(w.seat, w.step.tip(w.step.after.row + 1))
+            elif w.waits:
+                left.append(w)
+        return left
+
+    def _answer_step(self, seat: Seat, tip: Tip) -> None:
+        """Tells a seat, which must not be in the midst of a task."""
+        if type(seat) is Awaited or asyncio.current_task() is None:
+            self._tell_seat(seat, tip)
+        else:
+            asyncio.get_running_loop().call_soon(self._tell_seat, seat, tip)
+
+    def _tell_seat(self, seat: Seat, tip: Tip) -> None:
+        if seat.waits and (step := seat.tell(tip)) is not None:
+            self.join(step, seat)
 
     async def _fail_steps(self, batch: list[_Stepping], error: Exception) -> None:
         if not passing(error) and not isinstance(error, UNPREPARED):
@@ -379,7 +420,7 @@ class Committer:
             return
         for w in batch:
             w.sent = True
-        if left := [w for w in batch if not w.future.done()]:
+        if left := [w for w in batch if w.waits]:
             await self._look_into(left)
 
     async def _step(self, db: Connection, steps: Sequence[Step]) -> set[bytes]:
@@ -406,7 +447,7 @@ class Committer:
             return
         for w, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Tip):
-                _answer(w, outcome)
+                self._answer_step(w.seat, outcome)
             else:
                 self.driven.discard(w.step.run_id)
                 _fail(w, outcome)
@@ -924,13 +965,13 @@ def _apart(waiting: Sequence[W], most: int) -> tuple[list[W], list[W]]:
     """The oldest commits that have nothing to do with each other, and the rest: what one of them does to a run, a lane or a key that
     another needs to see, is done when that other one is looked at."""
     if len(waiting) == 1:
-        return [w for w in waiting if not w.future.done()], []
+        return [w for w in waiting if w.waits], []
     batch: list[W] = []
     rest: list[W] = []
     written: set[object] = set()
     told: set[object] = set()
     for w in waiting:
-        if w.future.done():
+        if not w.waits:
             continue  # its task was cancelled before anything was sent
         writes, tells = w.find_touched()
         if len(batch) == most or writes & written or writes & told or tells & written:
@@ -981,25 +1022,14 @@ def _read_written(db: Connection, answer: PGresult, steps: Sequence[Step]) -> se
     return {digest for (digest,) in db.rows(answer)}
 
 
-def _answer_written(batch: Sequence[_Stepping], written: set[bytes]) -> list[_Stepping]:
-    """Answers the steps that were written, and gives those that were not."""
-    left = []
-    for w in batch:
-        if w.step.hash in written:
-            _answer(w, w.step.tip(w.step.after.row + 1))
-        elif not w.future.done():
-            left.append(w)
-    return left
-
-
-def _answer(w: _Waiting | _Stepping, tip: Tip) -> None:
+def _answer(w: _Waiting, tip: Tip) -> None:
     if not w.future.done():
         w.future.set_result(tip)
 
 
 def _fail(w: _Waiting | _Stepping, error: HoldfastError) -> None:
-    if not w.future.done():
-        w.future.set_exception(error)
+    if w.waits:
+        w.refuse(error)
 
 
 def put_values(item: InboxItem, at: int | None) -> dict[str, Any]:

@@ -19,14 +19,37 @@ from holdfast.core import codec, vouch
 from holdfast.core.commit import Commit, Step, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import RunNotFound
-from holdfast.ports import News
+from holdfast.ports import News, Seat
 from holdfast.stores import apply
 from holdfast.stores.postgres.claims import Claiming
 from holdfast.stores.postgres.connection import Connection, first_of
 from holdfast.stores.postgres.keeping import Keeping
 from holdfast.stores.postgres.people import People
 from holdfast.stores.postgres.queries import Q
+from holdfast.stores.postgres.remembered import Remembered
 from holdfast.stores.postgres.sending import Sending
+
+
+class _Remembering:
+    """The seat of a run whose newest acknowledged commit is remembered."""
+
+    __slots__ = ("_remembered", "_run_id", "_seat")
+
+    def __init__(self, seat: Seat, remembered: Remembered, run_id: str) -> None:
+        self._seat = seat
+        self._remembered = remembered
+        self._run_id = run_id
+
+    @property
+    def waits(self) -> bool:
+        return self._seat.waits
+
+    def tell(self, tip: Tip) -> Step | None:
+        self._remembered.step(self._run_id, tip)
+        return self._seat.tell(tip)
+
+    def refuse(self, error: BaseException) -> None:
+        self._seat.refuse(error)
 
 
 class PostgresStore(Claiming, People, Sending, Keeping):
@@ -56,6 +79,18 @@ class PostgresStore(Claiming, People, Sending, Keeping):
             raise await self._missing(e, step.run_id) from None
         self._remembered.step(step.run_id, tip)
         return tip
+
+    @property
+    def gathers(self) -> bool:
+        return True  # a step waits for its answer in any case, and others may come meanwhile
+
+    def step_at_once(self, step: Step) -> None:
+        return None
+
+    def join(self, step: Step, seat: Seat) -> None:
+        committer = self._commits()
+        self._writable()
+        committer.join(step, _Remembering(seat, self._remembered, step.run_id))
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
         data = codec.encode_effect(effect)

@@ -26,6 +26,7 @@ from holdfast.core.errors import HoldfastError, StoreClosed
 from holdfast.core.lease import Take
 from holdfast.ports import Seat
 from holdfast.stores.apply import Prepared, news_of
+from holdfast.stores.seats import Awaited
 from holdfast.stores.sqlite.commits import Committer, Outcome, Refused, Write
 from holdfast.stores.sqlite.connection import shut, translate
 
@@ -38,25 +39,6 @@ T = TypeVar("T")
 
 _Waiting = tuple[Write, Seat]
 """A commit, and who waits for its answer."""
-
-
-class _Awaited:
-    """The seat of whoever awaits what becomes of a commit."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: asyncio.Future[Tip]) -> None:
-        self._future = future
-
-    @property
-    def waits(self) -> bool:
-        return not self._future.done()
-
-    def tell(self, tip: Tip) -> None:
-        self._future.set_result(tip)
-
-    def refuse(self, error: BaseException) -> None:
-        self._future.set_exception(error)
 
 
 class _Job(NamedTuple):
@@ -145,7 +127,7 @@ class Writer:
         """The same, for who awaits the answer."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Tip] = loop.create_future()
-        self.join(w, _Awaited(future))
+        self.join(w, Awaited(future))
         return future
 
     @property
