@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from tests.postgres.server import shared
 
+from holdfast.core.commit import Tip
 from holdfast.core.errors import StoreError
 from holdfast.stores import PostgresStore
+from holdfast.stores.apply import prepare
 from holdfast.stores.postgres.queries import BIRTHS, MOVES, Q
 from holdfast.stores.postgres.wire import Connection, Exchange
 from holdfast.testing.conformance import TTL, Script
@@ -67,6 +69,38 @@ async def test_few_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     await asyncio.gather(*[step(script) for script in scripts])
     assert sent == [(30, 30)]
     await store.close()
+
+
+class Sitting:
+    """A seat that keeps what it is told, and in whose midst."""
+
+    def __init__(self) -> None:
+        self.waits = True
+        self.told: list[tuple[Tip, asyncio.Task[Any] | None]] = []
+        self.over = asyncio.Event()
+
+    def tell(self, tip: Tip) -> None:
+        self.told.append((tip, asyncio.current_task()))
+        self.over.set()
+
+    def refuse(self, error: BaseException) -> None:
+        raise error
+
+
+async def test_a_step_that_is_looked_into_first_is_told_outside_of_any_task() -> None:
+    """Its run is driven by another store of this process, so that this one does not know of it until it has looked."""
+    url = shared().fresh("looked_into")
+    one, other = PostgresStore(url), PostgresStore(url)
+    (script,) = await crowd(one, 1)
+    await other.open()
+    step, seat = prepare(script.step()).step, Sitting()
+    assert step is not None
+    other.join(step, seat)
+    await asyncio.wait_for(seat.over.wait(), 30)
+    loaded = await one.load(script.run_id)
+    assert loaded is not None and seat.told == [(loaded.tip, None)]
+    await other.close()
+    await one.close()
 
 
 @pytest.mark.parametrize("what", ["end", "rest", "birth"])
