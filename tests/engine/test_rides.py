@@ -17,8 +17,11 @@ from holdfast.core.fused import Line
 from holdfast.engine.base import loopwatch
 from holdfast.engine.base.journal import Journal
 from holdfast.ports import Seat
+from holdfast.stores import PostgresStore
 from holdfast.stores.sqlite import writer
+from holdfast.stores.sqlite.anchor import Anchor
 from holdfast.stores.sqlite.store import SqliteStore
+from tests.postgres.server import shared
 
 STEPS = 12
 MANY = 5
@@ -246,6 +249,46 @@ async def test_a_step_that_is_refused_ends_the_ride_and_no_other(tmp_path: pathl
         ended = await asyncio.gather(*[rt.invoke(row(), {}) for _ in range(MANY)], return_exceptions=True)
     whole = [r for r in ended if not isinstance(r, BaseException) and r.terminal]
     assert store.refused == 2 and [r.state.n for r in whole] == [STEPS] * (MANY - 2)
+
+
+async def test_a_ride_ends_where_nothing_may_be_written_any_more(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the anchor could not follow is the last that is acknowledged."""
+    store, left = Counting(tmp_path / "a.db"), 20
+    raises = Anchor.raise_row
+
+    def raise_row(anchor: Anchor, incarnation: int, number: int, digest: bytes) -> bool:
+        nonlocal left
+        left -= 1
+        if left < 16:
+            raise OSError(28, "no space left on device")
+        return raises(anchor, incarnation, number, digest)
+
+    async with Runtime(store) as rt:
+        await rt.invoke(row(steps=1), {})
+        left = 20
+        with monkeypatch.context() as patch:
+            patch.setattr(Anchor, "raise_row", raise_row)
+            ended = await asyncio.gather(*[rt.invoke(row(steps=40), {}) for _ in range(MANY)], return_exceptions=True)
+        assert all(isinstance(e, StoreError) for e in ended) and store.suspect is not None
+        assert store.told < MANY * 20
+        store.suspect = None
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_store_that_no_longer_knows_itself_takes_no_further_step(tmp_path: pathlib.Path, kind: str) -> None:
+    store = SqliteStore(tmp_path / "a.db") if kind == "sqlite" else PostgresStore(shared().fresh("rides"))
+    began: list[int] = []
+
+    async def suspects(state: Row) -> dict[str, Any]:
+        began.append(state.n)
+        store.suspect = StoreError("it may be another store", code="store_other")
+        return {"n": state.n + 1}
+
+    async with Runtime(store) as rt:
+        ended = await asyncio.gather(*[rt.invoke(row(suspects), {}) for _ in range(MANY)], return_exceptions=True)
+        assert {getattr(e, "code", None) for e in ended} == {"store_other"} and began and set(began) == {6}
+        store.suspect = None
+        assert max([(await rt.get(r.run_id)).values.get("n", 0) for r in await rt.runs()]) == 6, "nothing of it is on record, and nothing after it"
 
 
 async def test_a_node_that_holds_the_loop_is_ended_by_its_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,10 +15,12 @@ all of them. What writes a run is here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from holdfast.core import codec, vouch
 from holdfast.core.commit import Commit, Step, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import RunNotFound
+from holdfast.core.errors import HoldfastError, RunNotFound
 from holdfast.ports import News, Seat
 from holdfast.stores import apply
 from holdfast.stores.postgres.claims import Claiming
@@ -33,12 +35,13 @@ from holdfast.stores.postgres.sending import Sending
 class _Remembering:
     """The seat of a run whose newest acknowledged commit is remembered."""
 
-    __slots__ = ("_remembered", "_run_id", "_seat")
+    __slots__ = ("_remembered", "_run_id", "_seat", "_writable")
 
-    def __init__(self, seat: Seat, remembered: Remembered, run_id: str) -> None:
+    def __init__(self, seat: Seat, remembered: Remembered, run_id: str, writable: Callable[[], None]) -> None:
         self._seat = seat
         self._remembered = remembered
         self._run_id = run_id
+        self._writable = writable
 
     @property
     def waits(self) -> bool:
@@ -46,7 +49,14 @@ class _Remembering:
 
     def tell(self, tip: Tip) -> Step | None:
         self._remembered.step(self._run_id, tip)
-        return self._seat.tell(tip)
+        step = self._seat.tell(tip)
+        if step is not None:
+            try:
+                self._writable()
+            except HoldfastError as e:
+                self._seat.refuse(e)
+                return None
+        return step
 
     def refuse(self, error: BaseException) -> None:
         self._seat.refuse(error)
@@ -90,7 +100,7 @@ class PostgresStore(Claiming, People, Sending, Keeping):
     def join(self, step: Step, seat: Seat) -> None:
         committer = self._commits()
         self._writable()
-        committer.join(step, _Remembering(seat, self._remembered, step.run_id))
+        committer.join(step, _Remembering(seat, self._remembered, step.run_id, self._writable))
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
         data = codec.encode_effect(effect)

@@ -104,7 +104,7 @@ class File:
                 unmake(self.path)
             raise
         self._db = connect(self.path, patience=LOOP_BUSY)
-        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._after, self._changes.tell)
+        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._refusal, self._after, self._changes.tell)
         self._forks = machine.PROCESS.forks
         self._anchor.keep_synced()
         posted = partial(Board.of, os.path.join(self.path + "-live", BOARD), self.path)
@@ -307,9 +307,14 @@ class File:
             raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
         if machine.PROCESS.forks != self._forks:
             self._own()
-        if self.suspect is not None:
-            raise type(self.suspect)(self.suspect.message, hint=self.suspect.hint, code=self.suspect.code)
+        if (refused := self._refusal()) is not None:
+            raise refused
         return writer
+
+    def _refusal(self) -> HoldfastError | None:
+        """Why nothing may be written, if nothing may."""
+        suspect = self.suspect
+        return None if suspect is None else type(suspect)(suspect.message, hint=suspect.hint, code=suspect.code)
 
     # -- news ---------------------------------------------------------------------------------------
 

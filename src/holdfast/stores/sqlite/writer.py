@@ -50,14 +50,18 @@ class _Job(NamedTuple):
 class Writer:
     """The way into the database for everything that writes.
 
-    ``here`` is the loop's own committer; ``there`` makes the thread's when it is first needed; ``after`` is told of every
+    ``here`` is the loop's own committer; ``there`` makes the thread's when it is first needed; ``refusal`` says why nothing may be written any more, if that is so; ``after`` is told of every
     transaction before anybody is answered, and may give an error to answer instead.
     """
 
-    def __init__(self, path: str, here: Committer, there: Callable[[], Committer], after: Callable[[Committer], HoldfastError | None], tell: Callable[[int], None]) -> None:
+    def __init__(
+        self, path: str, here: Committer, there: Callable[[], Committer], refusal: Callable[[], HoldfastError | None], after: Callable[[Committer], HoldfastError | None],
+        tell: Callable[[int], None],
+    ) -> None:
         self._path = path
         self._here = here
         self._there = there
+        self._refusal = refusal
         self._after = after
         self._tell = tell
         self._pending: list[_Waiting] = []
@@ -165,6 +169,10 @@ class Writer:
         if self._away or not self._pending:
             return
         batch = self._next_batch()
+        if self._refusal() is not None:  # of steps that follow others nobody else has asked
+            for _, seat in batch:
+                seat.refuse(cast(HoldfastError, self._refusal()))
+            return
         if self._average < SLOW:
             try:
                 outcomes = self._settle(self._here, batch)
