@@ -754,7 +754,7 @@ def test_who_has_waited_for_a_locked_database_waits_no_second_time(monkeypatch: 
 
     async def body() -> None:
         committer: Any = Locked()
-        writer = writer_module.Writer("s.db", committer, lambda: committer, lambda _: None, lambda: None)
+        writer = writer_module.Writer("s.db", committer, lambda: committer, lambda: None, lambda _: None, lambda _: None)
         commits: list[Any] = [SimpleNamespace(run_id="r1"), SimpleNamespace(run_id="r2")]
         told = await asyncio.gather(*[writer.commit(w) for w in commits], return_exceptions=True)
         assert [type(t) for t in told] == [StoreBusy, StoreBusy]
