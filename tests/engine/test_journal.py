@@ -13,8 +13,9 @@ from holdfast import Graph, State
 from holdfast.core import canon, superstep
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult, empty
-from holdfast.core.commit import Commit, Tip
+from holdfast.core.commit import Commit, Step, Tip
 from holdfast.core.errors import LeaseLost
+from holdfast.core.fused import Line
 from holdfast.core.progress import Progress
 from holdfast.engine.base.begun import Rest
 from holdfast.engine.base.journal import Draft, Journal
@@ -37,9 +38,24 @@ def row() -> Graph[Row]:
     return graph
 
 
-async def test_whoever_looks_at_a_line_finds_its_newest_step() -> None:
-    """Where the log ends is where its last step has left it, whichever is looked at first; and the look ends the line."""
+async def test_a_command_is_decided_once_the_step_that_is_with_the_store_is_durable() -> None:
+    """And no further step of the line comes in between."""
     store = MemoryStore()
+    journal, line, step = await on_a_line(store)
+    decided: list[int] = []
+    journal.stepping = True
+    asking = asyncio.create_task(journal.command(lambda run: decided.append(run.version), "ada"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not decided and not asking.done()
+    assert not journal.end_step(line, await store.step(step)), "the line is over"
+    await asking
+    assert decided == [step.version]
+    await store.close()
+
+
+async def on_a_line(store: MemoryStore) -> tuple[Journal, Line, Step]:
+    """The journal of a run that has begun, its line, and the first step of that, which is not written yet."""
     await store.open()
     await store.register("w", TTL)
     script = await Script(store, "r1").begin("w")
@@ -52,10 +68,17 @@ async def test_whoever_looks_at_a_line_finds_its_newest_step() -> None:
     assert line is not None and line.task is not None and journal.goes_along(line)
     step = line.decide(line.task, {"n": 1}, canon.encode(canon.FrozenDict({"n": 1})), store.now())
     assert step is not None
+    return journal, line, step
+
+
+async def test_whoever_looks_at_a_line_finds_its_newest_step() -> None:
+    """Where the log ends is where its last step has left it, whichever is looked at first; and the look ends the line."""
+    store = MemoryStore()
+    journal, line, step = await on_a_line(store)
     await journal.step(store.step, line, step)
     loaded = await store.load("r1")
     assert loaded is not None and journal.goes_along(line) and journal.due is None
-    assert journal.tip == loaded.tip != script.tip
+    assert journal.tip == loaded.tip != step.after
     assert not journal.goes_along(line) and journal.run.version == loaded.run.version
     await store.close()
 

@@ -146,7 +146,7 @@ class Journal:
         self.echo: Echo | None = None
         self._ring: Ring | None = None
         self._lock = asyncio.Lock()
-        self.stepping = False
+        self.stepping = False  # whether a step of the line is with the store
         self._stepped: asyncio.Future[None] | None = None
         self._next: Draft | None = None
         self._joined: asyncio.Task[None] | None = None
@@ -268,7 +268,7 @@ class Journal:
         return False
 
     async def _until_stepped(self) -> None:
-        """A step of the line is with the store: waits until it is known what has become of it. One task at most does, that which has the lock."""
+        """A step of the line, which is over, is with the store: waits until it is known what has become of it. One task at most does, that which has the lock."""
         self._stepped = stepped = asyncio.get_running_loop().create_future()
         try:
             await stepped
@@ -412,6 +412,7 @@ class Journal:
         if self.dead is not None:
             raise self.dead
         async with self._lock:
+            self._look()
             if self.stepping:
                 await self._until_stepped()
             draft = become(self.run)
