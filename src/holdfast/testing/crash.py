@@ -174,6 +174,7 @@ class CrashingStore:
                 raise StoreError(f"the connection broke while {verb} was done", code="store_unreachable")
             return answer
 
+        # All of them are functions of this method, so that the engine sees one hand behind every write (``ports.offers_gathering``).
         return join if verb == "join" else step_at_once if verb == "step_at_once" else write
 
     def _alive(self) -> None:

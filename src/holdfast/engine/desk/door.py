@@ -100,8 +100,8 @@ OPTIONS: Mapping[str, bounds.Convert] = {
 }
 """What a caller may say about a new run, and what each may be."""
 USUAL = {name: field.default for field in msgspec.structs.fields(Request) if (name := field.name) in OPTIONS and field.default is not msgspec.NODEFAULT}
-"""What each is where a caller says nothing of it, which need not be looked at."""
-ANY = Request()
+"""The value of each where a caller says nothing of it. It need not be looked at."""
+ANY = Request()  # with nothing said
 KEPT = tuple(name for name in OPTIONS if name not in ("key", "on_busy"))
 """What a schedule says about its runs."""
 
@@ -117,7 +117,7 @@ def request(given: Mapping[str, Any], *, where: str, due: int | None = None, **o
 
 
 def _find_said(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a caller said that goes without saying otherwise."""
+    """The options that a caller gave, but for those with the value that they have anyway."""
     return {name: value for name, value in given.items() if value is not None and value is not USUAL.get(name)}
 
 

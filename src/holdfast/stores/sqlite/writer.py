@@ -128,7 +128,7 @@ class Writer:
         return await self._await(w)
 
     def _await(self, w: Write) -> asyncio.Future[Tip]:
-        """The same, for who awaits the answer."""
+        """As ``join``, for whoever awaits the answer."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Tip] = loop.create_future()
         self.join(w, Awaited(future))
