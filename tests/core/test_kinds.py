@@ -14,11 +14,13 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, Op
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast import Graph, State, merge
+from holdfast import Graph, State, append, merge, override, window
 from holdfast.core import canon, kinds, superstep
 from holdfast.core.channels import MISSING, Reducer
-from holdfast.core.errors import InvalidInput, InvalidWrite
+from holdfast.core.errors import InvalidInput, InvalidWrite, Unserializable
 from holdfast.core.kinds import Misfit, compile_kind
 
 Name = NewType("Name", str)
@@ -244,9 +246,9 @@ def test_what_a_node_writes() -> None:
 def test_what_comes_from_outside() -> None:
     found = program()
     assert superstep.check_input(found, {"share": 2})["share"] == 2.0
-    for given, field in (({"n": "1"}, "n"), ({"facts": 3}, "input.facts")):
+    for wrong, field in (({"n": "1"}, "n"), ({"facts": 3}, "input.facts")):
         with pytest.raises(InvalidInput) as caught:
-            superstep.check_input(found, given)
+            superstep.check_input(found, wrong)
         assert caught.value.field == field
 
 
@@ -274,3 +276,37 @@ class Bare:
     """Its field is never set."""
 
     x: int = dataclasses.field(init=False)
+
+
+TAKEN: list[Any] = [Any, int, float, str, bool, bytes, list, dict, list[int], list[str | None], list[dict[str, Any]], dict[str, Any], dict[str, int], dict[int, str], dict[str, list[float]], list[list[str]], Line, int | None]
+PLAIN = st.one_of(st.integers(-1, 2**64), st.text("aé\0\ud800", max_size=2), st.floats(), st.booleans(), st.none(), st.binary(max_size=1), st.just(Word("w")))
+VALUES = st.recursive(PLAIN, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["k", "to", "é"]), inner, max_size=2)), max_leaves=5)
+
+
+@given(st.sampled_from(TAKEN), st.sampled_from([None, append, merge, window(2), override]), VALUES, st.booleans())
+def test_an_input_that_is_taken_as_it_is_would_be_taken_so_at_length(annotation: Any, reducer: Any, value: Any, named: bool) -> None:
+    """Issue «Speed»: the short way of an input takes nothing that the long one refuses or converts."""
+    if reducer is append or type(reducer) is type(window(2)):
+        annotation = list[annotation]
+    namespace = {"__annotations__": {"x": annotation if reducer is None else Annotated[annotation, reducer]}, "__module__": __name__}
+    graph: Graph[Any] = Graph("g", type("Some", (State,), namespace), version="1")
+
+    @graph.node(start=True)
+    async def only(state: Any) -> None: ...
+
+    program, given_ = graph.program, {"x" if named else "y": value}
+    try:
+        found, data = superstep.check_input(program, given_), b""
+        data = canon.encode(found)
+    except (InvalidInput, Unserializable) as e:
+        with pytest.raises(type(e)):
+            superstep.pack_input(program, given_)
+    else:
+        packed = superstep.pack_input(program, given_)
+        assert packed == (found, data) and repr(packed) == repr((found, data)) and show_kinds(packed[0]) == show_kinds(found)
+
+
+def show_kinds(value: Any) -> Any:
+    if isinstance(value, list):
+        return [type(value), *map(show_kinds, value)]
+    return [type(value), {k: show_kinds(v) for k, v in value.items()}] if isinstance(value, dict) else type(value)

@@ -25,7 +25,7 @@ import math
 import pathlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeAlias, get_args
 
 import msgspec
 
@@ -454,50 +454,113 @@ def pack(value: Any, path: str = "value") -> tuple[Any, bytes]:
     return frozen, data
 
 
-def pack_plain(value: dict[Any, Any], kinds: Mapping[str, type | None], lists: Mapping[str, type | None]) -> tuple[FrozenDict, bytes] | None:
-    """``pack`` of a dict of plain values, and of lists of such, where ``kinds`` has a class for each of its keys, and ``lists`` one for the items of each list,
-    ``object`` for any; None if there is more to be looked at."""
+class ListOf(msgspec.Struct, frozen=True, gc=False):
+    """The shape of lists whose items have this one."""
+
+    each: Shape
+
+
+class DictOf(msgspec.Struct, frozen=True, gc=False):
+    """The shape of dicts with keys of text whose values have this one."""
+
+    each: Shape
+
+
+Shape: TypeAlias = type | ListOf | DictOf | None
+"""What a value may be to be kept as it is: of this class and no other, ``object`` for any plain value and containers of such. None has to be looked at."""
+
+
+def pack_plain(value: dict[Any, Any], shapes: Mapping[str, Shape], lists: Mapping[str, Shape]) -> tuple[FrozenDict, bytes] | None:
+    """``pack`` of a dict of plain values, and of lists and dicts of such, where ``shapes`` has one for each of its keys, and ``lists`` one for the items of each list;
+    None if there is more to be looked at."""
     frozen: FrozenDict | None = None
     for key, item in value.items():
         kind = type(item)
-        if kind is list:
-            each = lists.get(key) if type(key) is str else None
-            if each is None or not _are_plain(item, each):
+        asked = (lists if kind is list else shapes).get(key) if type(key) is str else None
+        if kind is list or kind is dict:
+            made = _freeze_items(item, asked, 0) if kind is list else _freeze_fields(item, asked, 0)
+            if made is None:
                 return None
             if frozen is None:
                 frozen = FrozenDict(value)
-            dict.__setitem__(frozen, key, FrozenList(item))
-            continue
-        asked = kinds.get(key) if type(key) is str else None
-        if kind is not asked and asked is not object:
+            dict.__setitem__(frozen, key, made)
+        elif kind is not asked and asked is not object:
             return None
         elif kind is str:
-            if "\0" in item or not item.isascii():
+            if "\0" in item:
                 return None
         elif kind is int:
             if not _INT_MIN <= item <= _INT_MAX:
                 return None
         elif kind not in _ATOMS and not (kind is float and math.isfinite(item)):
             return None
-    data = _encoder.encode(value)
+    try:
+        data = _encoder.encode(value)
+    except UnicodeEncodeError:
+        return None  # half a character, which the long way names
     return None if len(data) > MAX_VALUE_BYTES else (FrozenDict(value) if frozen is None else frozen, data)
 
 
-def _are_plain(items: list[Any], each: type) -> bool:
-    """Whether these are all plain values of a class."""
+def _freeze_items(items: list[Any], each: Shape, depth: int) -> FrozenList | None:
+    """The frozen copy of a list whose items have this shape; None if one of them is to be looked at."""
+    if each is None or depth > MAX_DEPTH:
+        return None
+    made = []
     for item in items:
         kind = type(item)
-        if kind is not each and each is not object:
-            return False
-        if kind is str:
-            if "\0" in item or not item.isascii():
-                return False
-        elif kind is int:
-            if not _INT_MIN <= item <= _INT_MAX:
-                return False
-        elif kind not in _ATOMS and not (kind is float and math.isfinite(item)):
-            return False
-    return True
+        if kind is dict:
+            item = _freeze_fields(item, each, depth + 1)
+            if item is None:
+                return None
+        elif kind is list:
+            item = _freeze_items(item, _within(each, ListOf), depth + 1)
+            if item is None:
+                return None
+        elif not _is_plain(kind, item, each):
+            return None
+        made.append(item)
+    return FrozenList(made)
+
+
+def _freeze_fields(value: dict[Any, Any], shape: Shape, depth: int) -> FrozenDict | None:
+    """The frozen copy of a dict of this shape; None if one of its values is to be looked at."""
+    each = _within(shape, DictOf)
+    if each is None or depth > MAX_DEPTH:
+        return None
+    frozen: FrozenDict | None = None
+    for key, item in value.items():
+        if type(key) is not str or "\0" in key:
+            return None
+        kind = type(item)
+        if kind is str and (each is object or each is str):
+            if "\0" in item:
+                return None
+        elif kind is list or kind is dict:
+            made = _freeze_items(item, _within(each, ListOf), depth + 1) if kind is list else _freeze_fields(item, each, depth + 1)
+            if made is None:
+                return None
+            if frozen is None:
+                frozen = FrozenDict(value)
+            dict.__setitem__(frozen, key, made)
+        elif not _is_plain(kind, item, each):
+            return None
+    return FrozenDict(value) if frozen is None else frozen
+
+
+def _within(shape: Shape, container: type[ListOf | DictOf]) -> Shape:
+    """The shape of what such a container holds, where that is what ``shape`` asks for; None where it is not."""
+    return object if shape is object else shape.each if type(shape) is container else None
+
+
+def _is_plain(kind: type, item: Any, asked: Shape) -> bool:
+    """Whether a value, which is of this class, is a plain one of the class that is asked for."""
+    if kind is not asked and asked is not object:
+        return False
+    if kind is str:
+        return "\0" not in item
+    if kind is int:
+        return bool(_INT_MIN <= item <= _INT_MAX)
+    return kind in _ATOMS or (kind is float and math.isfinite(item))
 
 
 # -- bytes ------------------------------------------------------------------------------------------

@@ -136,8 +136,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
     ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these and of ``reducing``, the channels with a built-in reducer of another kind, by its tag (``core/fused``);
     ``light``: what each light node may write, whatever the reducer;
-    ``quick``: of what a light node may write the class that each value fits as it is, ``object`` where any does, None where that is to be looked at; and ``lists``
-    the same of the items of a list;
+    ``quick``: of what a light node may write the shape that values fit as they are, and ``lists`` that of the items of a list;
+    ``given``: the same two of what an input may have;
     ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to;
     ``carried``: the channels that a thread carries from one run to the next, ``secrets`` those that are encrypted, ``required`` those that an input must have;
     ``capabilities``: those of its nodes, by a name that changes with them; ``writes`` and ``values``: what may be written to a channel, and what
@@ -161,8 +161,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     plain: Mapping[str, frozenset[str]] = {}
     reducing: Mapping[str, str] = {}
     light: Mapping[str, frozenset[str]] = {}
-    quick: Mapping[str, Mapping[str, type | None]] = {}
-    lists: Mapping[str, Mapping[str, type | None]] = {}
+    quick: Mapping[str, Mapping[str, canon.Shape]] = {}
+    lists: Mapping[str, Mapping[str, canon.Shape]] = {}
+    given: tuple[Mapping[str, canon.Shape], Mapping[str, canon.Shape]] = ({}, {})
     straight: Mapping[str, Straight] = {}
     heard: frozenset[str] = frozenset()
     carried: tuple[str, ...] = ()
@@ -219,7 +220,7 @@ def compile(
     light = {} if flow else {n.name: frozenset(channels if n.writes is None else n.writes).intersection(channels) for n in nodes.values() if n.light}
     plain = {name: known_of & may for name, may in light.items() if nodes[name].plain}
     writes = {c.name: k for c in channels.values() if (k := kinds.of_write(c.type, c.reducer.tag, c.default, _takes(c.reducer.function))) is not None}
-    fits = {name: (None, None) if reducing.get(name) == "merge" else _fits(writes.get(name)) for name in known_of if name.isidentifier()}  # which may be keys as they are
+    fits = {name: _fits(writes.get(name), reducing.get(name, LAST)) for name in known_of if name.isidentifier()}  # which may be keys as they are
     quick, lists = {name: one for name, (one, _) in fits.items()}, {name: each for name, (_, each) in fits.items()}
     return Program(
         id=id,
@@ -235,6 +236,7 @@ def compile(
         light=light,
         quick={name: _within(may, quick) for name, may in light.items()},
         lists={name: _within(may, lists) for name, may in light.items()},
+        given=({}, {}) if flow else (quick, lists),
         straight={n: s for n in nodes if (s := _straight(n, nodes, listeners)) is not None},
         heard=heard,
         carried=tuple([c.name for c in channels.values() if c.thread]),
@@ -257,13 +259,16 @@ def _straight(name: str, nodes: Mapping[str, Node], listeners: Mapping[str, list
     return Straight(after[0], done, f"goto:{after[0]}")
 
 
-def _within(may: frozenset[str], found: Mapping[str, type | None]) -> Mapping[str, type | None]:
+def _within(may: frozenset[str], found: Mapping[str, canon.Shape]) -> Mapping[str, canon.Shape]:
     return found if found.keys() <= may else {c: found[c] for c in may if c in found}
 
 
-def _fits(kind: Kind | None) -> tuple[type | None, type | None]:
-    """The classes of which a value, and each item of a list, fits a channel as it is."""
-    return (object, object) if kind is None else (kind.exact, kind.items)
+def _fits(kind: Kind | None, tag: str) -> tuple[canon.Shape, canon.Shape]:
+    """The shapes of which a value that is no list, and each item of a list, fits a channel as it is."""
+    if tag == "merge":
+        shape = canon.DictOf(object) if kind is None else kind.shape
+        return shape if isinstance(shape, canon.DictOf) else None, None
+    return (object, object) if kind is None else (kind.shape, kind.each)
 
 
 def _takes(reducer: Callable[[Any, Any], Any] | None) -> Any:

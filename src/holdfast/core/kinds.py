@@ -49,11 +49,12 @@ def _refuse_unknown(cls: Any, what: str, path: str, given: str) -> Misfit:
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """What values of a channel may be; those of the class ``exact`` fit as they are, and lists whose items are all of the class ``items``, ``object`` for any."""
+    """What values of a channel may be; those of the class ``exact`` fit as they are, so do those of ``shape``, and lists whose items all are of the shape ``each``."""
 
     fit: Fit
     exact: type | None = None
-    items: type | None = None
+    shape: canon.Shape = None
+    each: canon.Shape = None
 
 
 def compile_kind(annotation: Any) -> Kind | None:
@@ -61,10 +62,26 @@ def compile_kind(annotation: Any) -> Kind | None:
     fit = _fit(annotation)
     if fit is None:
         return None
-    if get_origin(annotation) is list or annotation is list:
-        inner = get_args(annotation)
-        return Kind(fit, items=_class_of(_fit(inner[0]) if inner else None))
-    return Kind(fit, annotation if annotation in FAST and isinstance(annotation, type) else None)
+    shape = _find_shape(annotation)
+    if isinstance(shape, canon.ListOf):
+        return Kind(fit, each=shape.each)
+    return Kind(fit, annotation if annotation in FAST and isinstance(annotation, type) else None, shape)
+
+
+def _find_shape(annotation: Any) -> canon.Shape:
+    """The shape whose values an annotation takes as they are; None if each is to be looked at."""
+    if annotation is Any or isinstance(annotation, typing.TypeVar):
+        return object
+    if annotation in FAST and isinstance(annotation, type):
+        return annotation
+    base, inner = get_origin(annotation) or annotation, get_args(annotation)
+    if base is list:
+        each = _find_shape(inner[0]) if inner else object
+        return None if each is None else canon.ListOf(each)
+    if base is dict:
+        each = _find_shape(inner[1]) if inner else object
+        return None if each is None or (inner and inner[0] not in (str, Any)) else canon.DictOf(each)
+    return None
 
 
 def _fit(kind: Any) -> Fit | None:
@@ -271,11 +288,6 @@ _EXACT: dict[Fit, type] = {_text: str, _int: int, _bool: bool, _bytes: bytes, _f
 """The class of which each value fits as it is."""
 
 
-def _class_of(fit: Fit | None) -> type | None:
-    """The class of which each value fits as it is, ``object`` where all do; None if each is to be looked at."""
-    return object if fit is None else _EXACT.get(fit)
-
-
 # -- containers ---------------------------------------------------------------------------------------
 
 
@@ -453,23 +465,24 @@ def of_write(annotation: Any, tag: str, default: Any, takes: Any = Any) -> Kind 
     is replaced, whatever a function of the author's says that it ``takes``."""
     match tag.partition(":")[0]:
         case "append" | "window" | "topic":
-            each = _item(annotation)
-            return None if each is None else Kind(_growing(each), _EXACT.get(each), _EXACT.get(each))
+            item = _item(annotation)
+            each, shape = _fit(item), _find_shape(item)
+            return None if each is None else Kind(_growing(each), _EXACT.get(each), None if isinstance(shape, canon.ListOf) else shape, shape)
         case "custom":
             return compile_kind(takes)
     return of_value(annotation, default)
 
 
-def _item(annotation: Any) -> Fit | None:
-    """The fit of the items of a list that an annotation speaks of; None if it says nothing of them."""
+def _item(annotation: Any) -> Any:
+    """What an annotation that speaks of a list says of its items; Any if that is nothing."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _item(inner[0])
     if origin is typing.Union or origin is types.UnionType:
-        return next((found for k in inner if (found := _item(k)) is not None), None)
+        return next((found for k in inner if _fit(found := _item(k)) is not None), Any)
     if inner and (origin in LISTS or (origin is tuple and inner[1:] == (...,)) or origin in SETS):
-        return _fit(inner[0])
-    return None
+        return inner[0]
+    return Any
 
 
 def _growing(each: Fit) -> Fit:

@@ -481,6 +481,14 @@ def first(
     return _with_pending(delta, moved, tasks)
 
 
+def pack_input(program: Program, given: Mapping[str, Any]) -> tuple[canon.FrozenDict, bytes]:
+    """``check_input``, and the bytes of what it gives."""
+    if type(given) is dict and all(map(given.__contains__, program.required)) and (plain := canon.pack_plain(given, *program.given)) is not None:
+        return plain
+    admitted = check_input(program, given)
+    return admitted, canon.encode(admitted)
+
+
 def check_input(program: Program, given: Mapping[str, Any]) -> canon.FrozenDict:
     """The admitted input of a run.
 
@@ -525,5 +533,5 @@ def expect(program: Program, pending: tuple[Task, ...]) -> None:
 
 __all__ = [
     "INTENTS", "REVIEW_TASK", "Turns", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect", "first",
-    "fit_writes", "plan", "settle", "wakes", "whole", "write_signals",
+    "fit_writes", "pack_input", "plan", "settle", "wakes", "whole", "write_signals",
 ]

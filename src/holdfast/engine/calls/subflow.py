@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
+from holdfast.core import superstep
 from holdfast.core.checkpoint import Checkpoint, IntentWrite, LedgerWrite, StepRecord, Task, TaskResult
 from holdfast.core.errors import StepLimit
 from holdfast.core.graph import Node, Program
@@ -85,7 +85,7 @@ class Subflow:
         given = {n: values[n] for n in self._node.pass_in or () if n in values}
         if isinstance(payload, Mapping):
             given |= payload
-        start = TaskResult(cps.INPUT_TASK, writes=canon.encode(superstep.check_input(program, given)))
+        start = TaskResult(cps.INPUT_TASK, writes=superstep.pack_input(program, given)[1])
         _, cp = superstep.first(program, cps.empty(self._journal.run.run_id), start)
         ended = Ended(given=frozenset(given), wrote={n: [v] for n, v in cp.values.items() if n not in given and v})
         rounds = 0

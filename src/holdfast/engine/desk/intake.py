@@ -58,8 +58,8 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
     """
     fence, budgets = first_fence(services.store), _budgets(services, request)
     bindings = _digest([[t.name, list(t.command), str(t.side_effects), str(t.idempotency)] for t in services.tools.values()]) if services.tools else None
-    admitted = superstep.check_input(program, given)
-    data = bounds.check_size(canon.encode(admitted), "inputs")
+    admitted, data = superstep.pack_input(program, given)
+    bounds.check_size(data, "inputs")
     now = services.store.now()
     entropy, registry = services.entropy(), services.skills.ref
     run_id = run_id or ids.run_id(now, entropy, request.tenant_id, request.session_key or request.thread_id or "")

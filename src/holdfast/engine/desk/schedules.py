@@ -61,7 +61,7 @@ class Scheduler:
         wanted = {name: options[name] for name in sorted(options) if options[name] is not None}
         door.request(wanted, where="a schedule")
         said = msgspec.json.decode(msgspec.json.encode({name: value for name, value in wanted.items() if name in OPTIONS}))
-        data = bounds.check_size(canon.encode(superstep.check_input(program, given)), "inputs")
+        data = bounds.check_size(superstep.pack_input(program, given)[1], "inputs")
         every_us = 0 if rule.every_us is None else rule.every_us or -1  # no time at all is too short, not an interval left out
         more = {name: value for name, value in wanted.items() if name not in OPTIONS}
         parts = (program.id, rule.cron or "", str(rule.every_us), rule.zone or "", data.hex(), repr(said), repr(more))
