@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, codec
+from holdfast.core import canon, codec, starts
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core import superstep as ss
@@ -88,7 +88,7 @@ class World:
         self.durable: list[dict[str, TaskResult]] = []
         self.live: list[Checkpoint] = []
         start = TaskResult(INPUT_TASK, writes=raw(ss.check_input(prog, given or {})))
-        delta, cp = ss.first(prog, cps.empty(RUN), start)
+        delta, cp = starts.first(prog, cps.empty(RUN), start)
         self.keep(delta, cp, {INPUT_TASK: start})
 
     def keep(self, delta: cps.Delta, cp: Checkpoint, durable: dict[str, TaskResult]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core import canon, codec
+from holdfast.core import canon, codec, starts
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core import superstep as ss
@@ -29,7 +29,7 @@ def begun(given: dict[str, Any] | None = None) -> tuple[Log, cps.Checkpoint]:
     given = given or {"n": 1}
     log = Log(input=raw(given))
     start = TaskResult(INPUT_TASK, writes=raw(given))
-    delta, first = ss.first(PAIR, cps.empty(RUN), start)
+    delta, first = starts.first(PAIR, cps.empty(RUN), start)
     log.commit(ev.RunStarted(), ev.StepStarted(1, "a"), ev.StepStarted(1, "b"), ev.CheckpointSaved(b"", "input"), delta=delta)
     return log, first
 
@@ -47,7 +47,7 @@ def test_what_a_run_carries_comes_before_its_first_checkpoint() -> None:
     prog = program(node("a", start=True), channels={"out": Channel("out", append, thread=True)})
     log, given = Log(input=raw({"out": [2]})), TaskResult(INPUT_TASK, writes=raw({"out": [2]}))
     carries = (cps.Carry("before", 7, b"h", ("out",)),)
-    delta, first = ss.first(prog, cps.empty(RUN), given, {"out": canon.admit([1])}, carries=carries)
+    delta, first = starts.first(prog, cps.empty(RUN), given, {"out": canon.admit([1])}, carries=carries)
     log.commit(ev.RunStarted(), ev.StepStarted(1, "a"), ev.CheckpointSaved(b"", "input"), delta=delta)
     origin = codec.decode_whole(RUN, codec.encode_whole(cps.empty(RUN, canon.admit({"out": [1]})), b""))
     found = Progress(RUN, origin).walk(log.rows)
@@ -340,7 +340,7 @@ def test_a_signal_before_the_first_checkpoint_is_kept_for_the_first_step() -> No
     """§5.11: early signals are kept; the input's checkpoint carries none of them across."""
     log = Log(input=raw({"n": 1}))
     log.commit(ev.SignalReceived("go", "k1", raw(1), "ada"))
-    delta, _ = ss.first(PAIR, cps.empty(RUN), TaskResult(INPUT_TASK, writes=raw({"n": 1})))
+    delta, _ = starts.first(PAIR, cps.empty(RUN), TaskResult(INPUT_TASK, writes=raw({"n": 1})))
     log.commit(ev.RunStarted(), ev.CheckpointSaved(b"", "input"), delta=delta)
     assert [s.key for s in walked(log).news] == ["k1"]
 

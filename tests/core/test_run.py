@@ -289,6 +289,17 @@ def test_many_at_once_are_many_one_by_one(facts: list[ev.Fact], worn: bool) -> N
     assert fold_all(start, events) == one_by_one
 
 
+@given(st.lists(STEP_FACTS, max_size=3), st.sampled_from([(), ("t",)]), st.integers(0, 4))
+def test_a_birth_at_once_is_one_event_by_event(facts: list[ev.Fact], tags: tuple[str, ...], upto: int) -> None:
+    """§1.4: a run that is submitted, claimed and started in one commit is folded in one go."""
+    born = [submitted(tags=tags), ev.RunClaimed("w", 1), ev.RunStarted()]
+    events = numbered([*born[: max(upto, 1)], *facts])
+    one_by_one = None
+    for event in events:
+        one_by_one = fold(one_by_one, event)
+    assert fold_all(None, events) == one_by_one
+
+
 @pytest.mark.parametrize("end", [ev.RunCompleted(), ev.RunCanceled("canceled")])
 def test_a_signal_after_the_end_is_evidence_and_no_more(end: ev.Fact) -> None:
     """T-08, §5.11: nobody will ask for it; a failed run may be gone on with and keeps it."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core import canon, codec
+from holdfast.core import canon, codec, starts
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core import superstep as ss
@@ -374,12 +374,12 @@ def test_the_first_checkpoint_holds_input_defaults_and_what_the_thread_carries()
     prog = program(node("a", start=True), channels=channels)
     given_ = TaskResult(cps.INPUT_TASK, writes=raw({"log": ["new"], "m": {"b": 2}, "c": 4}))
     carried = {"log": canon.admit(["old"]), "own": canon.admit([1]), "n": 99}
-    delta, cp = ss.first(prog, cps.empty(RUN), given_, carried)
+    delta, cp = starts.first(prog, cps.empty(RUN), given_, carried)
     assert dict(cp.values) == {"log": ["old", "new"], "n": 3, "m": {"a": 1, "b": 2}, "own": [1], "c": 4}
     again = cps.advance(cps.empty(RUN), delta, {cps.INPUT_TASK: given_}, seq=0, at=0, hash=b"")
     assert again == cp
     assert [t.node for t in cp.pending] == ["a"]
-    _, same = ss.first(prog, cps.empty(RUN), given_, carried, inline=True)
+    _, same = starts.first(prog, cps.empty(RUN), given_, carried, inline=True)
     assert same.values == cp.values
 
 
@@ -395,7 +395,7 @@ def test_what_a_thread_carries_by_reference_is_not_stored_again() -> None:
     near = {"log": canon.admit(["old"]), "own": canon.admit([1]), "c": 3, "last": "y", "over": "y", "news": canon.admit(["y"])}
     far = {"far": canon.admit({"k": 1})}
     carries = (Carry("before", 7, b"h", tuple(near)), Carry("long before", 5, b"g", ("far",)), Carry("none", 3, b"f", ()))
-    delta, cp = ss.first(prog, cps.empty(RUN), given_, {**near, **far}, carries=carries)
+    delta, cp = starts.first(prog, cps.empty(RUN), given_, {**near, **far}, carries=carries)
     wanted = {"log": ["old", "new"], "own": [1], "c": 7, "last": "z", "over": "z", "news": ["z"], "far": {"k": 1}, "new": []}
     assert dict(cp.values) == wanted
     assert delta.carries == (Carry("before", 7, b"h", ("log", "own")), Carry("long before", 5, b"g", ("far",)))
@@ -408,14 +408,14 @@ def test_what_a_thread_carries_by_reference_is_not_stored_again() -> None:
     assert (again.versions, again.seen, again.skipped) == (cp.versions, cp.seen, cp.skipped)
     with pytest.raises(EventUnreadable, match="@carried, which is not recorded"):
         cps.advance(start, delta, {cps.INPUT_TASK: given_}, seq=0, at=0, hash=b"")
-    plainly, same = ss.first(prog, cps.empty(RUN), given_, {**near, **far})
+    plainly, same = starts.first(prog, cps.empty(RUN), given_, {**near, **far})
     assert (plainly.carries, dict(same.values)) == ((), wanted)
 
 
 def test_a_flow_takes_inputs_that_are_no_channels() -> None:
     prog = program(node("main", start=True), channels={}, flow=True, inputs=("name",))
     given_ = TaskResult(cps.INPUT_TASK, writes=raw(ss.check_input(prog, {"name": "ada"})))
-    assert ss.first(prog, cps.empty(RUN), given_)[1].values == {"name": "ada"}
+    assert starts.first(prog, cps.empty(RUN), given_)[1].values == {"name": "ada"}
     with pytest.raises(InvalidInput):
         ss.check_input(prog, {"nmae": "ada"})
     assert ss.check_input(program(node("m", start=True), flow=True), {"any": 1}) == {"any": 1}
@@ -487,8 +487,8 @@ def test_an_input_that_is_there_already_is_not_reduced_upon() -> None:
     """§2.4: a run that ended before it began holds its input; begun later, it starts from that and no more."""
     prog = program(node("a", start=True), channels={"log": append, "seen": merge, "x": last})
     there = TaskResult(cps.INPUT_TASK, writes=raw({"log": ["in"], "seen": {"k": 1}, "x": 1}))
-    _, kept = ss.first(prog, cps.empty(RUN), there)
-    delta, begun = ss.first(prog, kept, there, inline=True)
+    _, kept = starts.first(prog, cps.empty(RUN), there)
+    delta, begun = starts.first(prog, kept, there, inline=True)
     assert dict(begun.values) == dict(kept.values) == {"log": ["in"], "seen": {"k": 1}, "x": 1}
     assert dict(cps.advance(kept, delta, {}, seq=2, at=0, hash=b"").values) == dict(begun.values)
 

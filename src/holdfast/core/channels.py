@@ -100,6 +100,9 @@ class Channel(msgspec.Struct, frozen=True):
         return INITIAL.get(self.reducer.tag.partition(":")[0], MISSING)
 
 
+REPLACING = frozenset({LAST, TOPIC, "override"})
+"""Reducers that do not need what was there before."""
+
 INITIAL: dict[str, Any] = {"append": EMPTY_LIST, "window": EMPTY_LIST, "topic": EMPTY_LIST, "merge": EMPTY_DICT}
 
 

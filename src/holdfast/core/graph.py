@@ -141,7 +141,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to;
     ``carried``: the channels that a thread carries from one run to the next, ``secrets`` those that are encrypted, ``required`` those that an input must have;
     ``capabilities``: those of its nodes, by a name that changes with them; ``writes`` and ``values``: what may be written to a channel, and what
-    its value may be (§3.7); ``ways``: what the fused line has worked out about the ways from its nodes, once a run has gone them."""
+    its value may be (§3.7); ``ways``: what the fused line has worked out about the ways from its nodes, once a run has gone them;
+    ``starts``: what ``core/starts`` has worked out about its runs' first checkpoints."""
 
     id: str
     version: str
@@ -173,6 +174,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     writes: Mapping[str, Kind] = {}
     values: Mapping[str, Kind] = {}
     ways: dict[str, Any] = msgspec.field(default_factory=dict)
+    starts: dict[Any, Any] = msgspec.field(default_factory=dict)
 
 
 def compile(

@@ -213,6 +213,11 @@ def _on_submitted(e: ev.Event, f: ev.RunSubmitted) -> Run:
     )
 
 
+def _on_born(e: ev.Event, f: Any, started: int) -> Run:
+    """A run that is submitted, claimed and started at once, as it is after these three events."""
+    return replace(_on_submitted(e, f), status=Status.RUNNING, started_at=started, active_since=started, version=3)
+
+
 def _on_started(run: Run, e: ev.Event, f: ev.RunStarted) -> Run:
     return _move(run, Status.RUNNING, started_at=run.started_at if run.started_at is not None else e.at, blocked_by=None)
 
@@ -445,6 +450,7 @@ def record(run: Run | None, facts: Iterable[ev.Fact], after: int, at: int, actor
 
 
 _HOT = frozenset({ev.StepStarted, ev.StepCompleted})
+_BORN = (ev.RunSubmitted, ev.RunClaimed, ev.RunStarted)
 _fact = attrgetter("fact")
 
 
@@ -457,6 +463,8 @@ def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
     step: ev.StepStarted | None = None
     head = hot = 0
     events = tuple(events)
+    if run is None and len(events) > 2 and tuple(map(type, map(_fact, events[:3]))) == _BORN:
+        run, events = _on_born(events[0], events[0].fact, events[2].at), events[3:]
     if run is not None and len(events) > 8 and _HOT.issuperset(map(type, facts := [*map(_fact, events)])):  # a fan-out: only the last of each kind count
         step = next((f for f in reversed(facts) if type(f) is ev.StepStarted), None)
         head = next((e.seq for e in reversed(events) if type(e.fact) is ev.StepCompleted and e.fact.hash), 0)

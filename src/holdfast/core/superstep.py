@@ -10,21 +10,17 @@ import msgspec
 from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.bounds import wrong
-from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, Channel, Reducer, last
+from holdfast.core.channels import LAST, MISSING, Channel, Reducer, last
 from holdfast.core.checkpoint import (
-    CARRY_TASK,
-    INPUT_TASK,
     NONE_SEEN,
     SIGNAL,
     WAITING_TASK,
-    Carry,
     Checkpoint,
     Delta,
     SendTo,
     Source,
     Task,
     TaskResult,
-    advance,
     advance_with_news,
     decode_writes,
 )
@@ -39,14 +35,13 @@ from holdfast.core.errors import (
     UndeclaredChannel,
     Unserializable,
 )
-from holdfast.core.graph import START, Node, Program, Trigger
+from holdfast.core.graph import Node, Program, Trigger
 from holdfast.core.ids import node_of
 from holdfast.core.kinds import Kind, Misfit
 from holdfast.core.outcomes import ALL_SKIPPED, DELIVERED, NO_CHANGE, OK, SKIPPED, UNCHANGED, completes
 
 INTENTS = "intents"
 REVIEW_TASK = "@review"
-_REPLACING = frozenset({LAST, TOPIC, "override"})
 
 
 class Turns(msgspec.Struct, frozen=True, gc=False):
@@ -439,48 +434,6 @@ def _with_pending(delta: Delta, moved: Checkpoint, pending: tuple[Task, ...]) ->
     return delta, moved
 
 
-def first(
-    program: Program, start: Checkpoint, given: TaskResult, carried: Mapping[str, Any] | None = None, *, inline: bool = False, source: Source = Source.INPUT,
-    carries: tuple[Carry, ...] = ()
-) -> tuple[Delta, Checkpoint]:
-    """The checkpoint of a run's start: the input through the reducers, defaults, and what the thread carries (§4.15).
-
-    ``carries`` says where the ``carried`` values are on record: they are not stored again, but for what a custom reducer makes of
-    them, and not named if the input takes their place.
-    """
-    writes = decode_writes(given)
-    base: dict[str, Any] = {}
-    for channel in program.channels.values():
-        value = (carried or {}).get(channel.name, MISSING) if channel.thread else MISSING
-        value = channel.initial if value is MISSING else value
-        if value is not MISSING:
-            base[channel.name] = value
-    kinds = {n: c.reducer.tag for n in writes if (c := program.channels.get(n)) is not None and c.reducer.tag != LAST}
-    carried = {n: base[n] for c in carries for n in c.channels if n not in writes or kinds.get(n, LAST) not in _REPLACING}
-    explicit = {n: v for n, v in base.items() if n not in writes and n not in carried}
-    for name, tag in kinds.items():
-        old = base.get(name, MISSING)
-        # A built-in reducer over nothing is what loading does by itself; over a default or what the thread carries
-        # the value must be stored, and so must every custom reducer's. A run that ended before it began has its input
-        # in its one checkpoint already: that is not reduced upon.
-        if tag == CUSTOM or name in start.values or (name not in carried and tag not in _REPLACING and old is not MISSING and old):
-            reducer = program.channels[name].reducer
-            explicit[name] = reduce_write(name, reducer, old, writes[name], program.values.get(name))
-            kinds[name] = CUSTOM
-    values = canon.encode(canon.FrozenDict(explicit)) if explicit else None
-    carried = {n: v for n, v in carried.items() if n not in explicit}
-    left = [msgspec.structs.replace(c, channels=tuple([n for n in c.channels if n in carried])) for c in carries]
-    carries = tuple([c for c in left if c.channels])
-    # Whoever does not know of ``carries``, a release before it, finds a result missing, and never takes a part for the whole.
-    done = (given if inline else INPUT_TASK, *([CARRY_TASK] if carries else []))
-    delta = Delta(step=0, source=source, done=done, kinds=kinds, values=values, carries=carries)
-    if carried:
-        start = msgspec.structs.replace(start, values=canon.FrozenDict({**start.values, **carried}))
-    moved = advance(start, delta, {INPUT_TASK: given, CARRY_TASK: TaskResult(CARRY_TASK)}, seq=0, at=0, hash=b"", decoded={INPUT_TASK: writes})
-    tasks = plan(program, moved, [START, *moved.values])
-    return _with_pending(delta, moved, tasks)
-
-
 def pack_input(program: Program, given: Mapping[str, Any]) -> tuple[canon.FrozenDict, bytes]:
     """``check_input``, and the bytes of what it gives."""
     if type(given) is dict and all(map(given.__contains__, program.required)) and (plain := canon.pack_plain(given, *program.given)) is not None:
@@ -532,6 +485,6 @@ def expect(program: Program, pending: tuple[Task, ...]) -> None:
 
 
 __all__ = [
-    "INTENTS", "REVIEW_TASK", "Turns", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect", "first",
+    "INTENTS", "REVIEW_TASK", "Turns", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect",
     "fit_writes", "pack_input", "plan", "settle", "wakes", "whole", "write_signals",
 ]

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
-from holdfast.core import superstep
+from holdfast.core import starts, superstep
 from holdfast.core.checkpoint import Checkpoint, IntentWrite, LedgerWrite, StepRecord, Task, TaskResult
 from holdfast.core.errors import StepLimit
 from holdfast.core.graph import Node, Program
@@ -86,7 +86,7 @@ class Subflow:
         if isinstance(payload, Mapping):
             given |= payload
         start = TaskResult(cps.INPUT_TASK, writes=superstep.pack_input(program, given)[1])
-        _, cp = superstep.first(program, cps.empty(self._journal.run.run_id), start)
+        _, cp = starts.first(program, cps.empty(self._journal.run.run_id), start)
         ended = Ended(given=frozenset(given), wrote={n: [v] for n, v in cp.values.items() if n not in given and v})
         rounds = 0
         while cp.pending:

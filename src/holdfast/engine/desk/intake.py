@@ -28,12 +28,14 @@ KEY_RETENTION_US = 7 * 24 * 3600 * 1_000_000  # §3.5
 
 
 class Birth(msgspec.Struct, frozen=True):
-    """A run about to be created: its first fact, its id, and the claim of its request key; ``at``: when it was asked for."""
+    """A run about to be created: its first fact, its id, and the claim of its request key; ``at``: when it was asked for; ``given``: its admitted
+    input."""
 
     fact: ev.RunSubmitted
     claims: tuple[DedupClaim, ...]
     journal: Journal
     at: int
+    given: Mapping[str, Any]
     on_busy: OnBusy = OnBusy.QUEUE
 
     @property
@@ -108,7 +110,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         claims = (DedupClaim("request", f"{request.tenant_id}\x1f{program.id}", request.key, run_id, digest, now + KEY_RETENTION_US),)
     progress = Progress(run_id)
     progress.results[INPUT_TASK] = TaskResult(INPUT_TASK, writes=data)
-    return Birth(fact, claims, Journal(services.store, None, None, fence, progress), now, OnBusy(request.on_busy))
+    return Birth(fact, claims, Journal(services.store, None, None, fence, progress), now, admitted, OnBusy(request.on_busy))
 
 
 def _digest(declared: list[Any]) -> str:

@@ -125,7 +125,7 @@ class Conductor:
         draft.facts.append(ev.RunClaimed(self._services.owner, journal.fence & 0xFFFFFFFF))
         self._services.driving.add(born.run_id)
         try:
-            await driver.begin(draft, carried_values)
+            await driver.begin(draft, carried_values, born.given)
         except (Exception, asyncio.CancelledError) as e:
             self._services.driving.discard(born.run_id)
             journal.close()

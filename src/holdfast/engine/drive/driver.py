@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, decisions, ids, intents, reviews, superstep
+from holdfast.core import canon, decisions, ids, intents, reviews, starts, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
 from holdfast.core import compensation as undone
@@ -404,9 +404,9 @@ class Driver:
             return StepFailure(said, code="takeover_limit", hint="find out what kills the workers, then resume")
         return None
 
-    async def begin(self, born: Draft | None = None, carried_values: CarriedValues | None = None) -> None:
+    async def begin(self, born: Draft | None = None, carried_values: CarriedValues | None = None, writes: Mapping[str, Any] | None = None) -> None:
         """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit; ``carried_values`` is what its
-        thread has for it, where that was read already.
+        thread has for it, where that was read already, ``writes`` its input, where that is at hand.
 
         A reducer that refuses the input ends the run failed.
         """
@@ -421,7 +421,7 @@ class Driver:
             carried_values = await self._services.threads.find_carried_values(self._program, run.tenant_id, run.thread_id)
         values, carried = (None, ()) if carried_values is None else (carried_values.values, () if kept else carried_values.carries)
         try:
-            delta, checkpoint = superstep.first(self._program, journal.progress.checkpoint, given, values, inline=kept, carries=carried)
+            delta, checkpoint = starts.first(self._program, journal.progress.checkpoint, given, values, inline=kept, carries=carried, writes=writes)
         except BaseException as raised:  # a reducer that refuses the input
             e = contain(raised, "a reducer")
             if born is not None:  # its first commit is its last
