@@ -289,6 +289,24 @@ def test_many_at_once_are_many_one_by_one(facts: list[ev.Fact], worn: bool) -> N
     assert fold_all(start, events) == one_by_one
 
 
+@given(st.lists(STEP_FACTS, max_size=2), st.sampled_from([None, b"\x01"]), st.sampled_from([ev.RunStarted(), ev.RunClaimed("w", 1), ev.RunWaitingForSignal()]), st.booleans())
+def test_an_end_with_the_last_step_is_one_event_by_event(facts: list[ev.Fact], result: bytes | None, before: ev.Fact, worn: bool) -> None:
+    """§1.4: a run whose last step completes it is folded in one go, if it was running."""
+    start = folded(ev.RunStarted(), *([] if type(before) is ev.RunStarted else [before]))
+    if worn:
+        start = msgspec.structs.replace(start, active_since=None, active_us=7, checkpoint_head="x.c1", error=BOOM, active_handoff="w", waits=(wait(),), decisions=())
+    events = numbered([*facts, ev.RunCompleted(result)], 9)
+    one_by_one: Run | None = start
+    try:
+        for event in events:
+            one_by_one = fold(one_by_one, event)
+    except IllegalTransition:
+        with pytest.raises(IllegalTransition):
+            fold_all(start, events)
+    else:
+        assert fold_all(start, events) == one_by_one
+
+
 @given(st.lists(STEP_FACTS, max_size=3), st.sampled_from([(), ("t",)]), st.integers(0, 4))
 def test_a_birth_at_once_is_one_event_by_event(facts: list[ev.Fact], tags: tuple[str, ...], upto: int) -> None:
     """§1.4: a run that is submitted, claimed and started in one commit is folded in one go."""

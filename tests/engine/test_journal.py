@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Graph, State
-from holdfast.core import canon, superstep
+from holdfast.core import canon, starts
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult, empty
 from holdfast.core.commit import Commit, Step, Tip
@@ -62,7 +62,7 @@ async def on_a_line(store: MemoryStore) -> tuple[Journal, Line, Step]:
     program = row().program
     progress = Progress("r1")
     given = TaskResult(INPUT_TASK, writes=canon.encode(canon.FrozenDict({"n": 0})))
-    _, progress.checkpoint = superstep.first(program, empty("r1"), given, None)
+    _, progress.checkpoint = starts.first(program, empty("r1"), given, None)
     journal = Journal(store, script.run, script.tip, script.fence, progress)
     line = journal.line(program)
     assert line is not None and line.task is not None and journal.goes_along(line)

@@ -7,6 +7,7 @@ A checkpoint's hash is H(parent's hash, delta's bytes); the event of its commit 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
@@ -473,7 +474,7 @@ def vouch(parent: Checkpoint, facts: list[ev.Fact], delta: bytes, source: Source
     """The hash of the checkpoint that these bytes make of its parent, written into the last completed step's fact, else into
     ``checkpoint.saved`` (§13.2); and the place of that fact."""
     hash = canon.chain(parent.hash, delta)
-    for i in range(len(facts) - 1, -1, -1):
+    for i in range(len(facts) - 1, -1, -1) if source is not Source.INPUT else ():  # no step has ended before the first
         fact = facts[i]
         if type(fact) is ev.StepStarted:
             continue
@@ -506,13 +507,14 @@ def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary,
     ``advanced``: the checkpoint is a barrier's, one super-step further than its parent. Its tasks may have ended in
     earlier commits; a task that ends in this one must have completed, by the one predicate (§4.11).
     """
-    found = []
-    events = tuple(events)
-    if _STEPS.issuperset(map(type, facts := [*map(_fact, events)])):  # as nearly always, and where there are many
+    facts = [*map(_fact, events)]
+    kinds = tuple(map(type, facts))
+    if _STEPS.issuperset(kinds):  # as nearly always, and where there are many
         return STEPPED if advanced and all([f.outcome == OK or f.path or completes(f.outcome) for f in facts if type(f) is ev.StepCompleted]) else ()  # noqa: C419 - quicker
-    for event in events:
-        fact = event.fact
-        kind = type(fact)
+    if not advanced and len(kinds) < 8:
+        return _stand_for(kinds)
+    found = []
+    for kind, fact in zip(kinds, facts, strict=True):
         if kind is ev.StepStarted:
             continue
         if isinstance(fact, ev.StepEnded):
@@ -523,6 +525,12 @@ def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary,
     if not advanced:
         return tuple(found)
     return (Boundary.STEP_COMPLETED, *found) if found else STEPPED
+
+
+@functools.lru_cache(1024)
+def _stand_for(kinds: tuple[type, ...]) -> tuple[Boundary, ...]:
+    """What facts of these kinds stand for where no super-step ends by them."""
+    return tuple(dict.fromkeys([_BOUNDARIES[kind] for kind in kinds if kind in _BOUNDARIES]))
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from holdfast.core.blobs import APART, Blob, name_blobs
 from holdfast.core.checkpoint import Checkpoint, Result, StepRecord
 from holdfast.core.chunks import Emitted
 from holdfast.core.effects import Effect
-from holdfast.core.events import Event, RunSubmitted, SignalReceived, StepStarted
+from holdfast.core.events import VOUCHING, Event, RunSubmitted, SignalReceived
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER, KEEP, LeaseAction, Release, Take, Touch
 from holdfast.core.run import Run
@@ -140,7 +140,7 @@ class ThreadEnd(msgspec.Struct, frozen=True):
     fence: int = 0
 
 
-_seq, _stamp = attrgetter("seq"), attrgetter("at", "actor", "fence")
+_seq, _fact, _stamp = attrgetter("seq"), attrgetter("fact"), attrgetter("at", "actor", "fence")
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -203,14 +203,15 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Asserts what must hold of every commit, whichever store it goes to."""
         first = self.after.seq + 1 if self.after is not None else 1
         events, at, actor, fence = self.events, self.at, self.actor, self.fence & COUNTER
+        facts = [*map(_fact, events)]
         assert events, "a commit without events decides nothing"
-        assert (self.after is None) == (type(events[0].fact) is RunSubmitted), "a run begins with run.submitted"
+        assert (self.after is None) == (type(facts[0]) is RunSubmitted), "a run begins with run.submitted"
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint and its delta are written in the same commit"
         assert self.stands is None or (self.checkpoint is None and self.stands.upto == events[-1].seq), "stands must end at the commit's last event, and a commit with a checkpoint has none"
         assert self.behind is None or self.checkpoint is not None, "a commit that continues the values of another run must contain a checkpoint"
         assert [*map(_seq, events)] == [*range(first, first + len(events))], "event numbers have a gap"
         assert {*map(_stamp, events)} == {(at, actor, fence)}, "all events of a commit have the same time, actor and fence"
-        hashes = [hash for e in events if type(e.fact) is not StepStarted and (hash := getattr(e.fact, "hash", b""))]
+        hashes = [f.hash for f in facts if type(f) in VOUCHING and f.hash]
         assert len(hashes) < 2, "two events of the commit name a checkpoint"
         vouched = hashes[0] if hashes else None
         assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "a run that has ended has no lease"

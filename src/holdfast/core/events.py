@@ -499,6 +499,9 @@ def _kinds(base: type[Fact]) -> list[type[Fact]]:
 
 
 KINDS: dict[str, type[Fact]] = {k.wire: k for k in _kinds(Fact)}
+HOT = frozenset([Unknown, *[k for k in KINDS.values() if k.hot]])
+VOUCHING = frozenset([k for k in KINDS.values() if "hash" in k.__struct_fields__])
+"""The kinds that may name a checkpoint's hash (§1.8)."""
 TAGS: dict[int, type[Fact]] = {k.__struct_config__.tag: k for k in KINDS.values()}  # type: ignore[misc]
 STEP_ENDS: dict[str, type[StepEnded]] = {"degraded": StepDegraded, "skipped": StepSkipped}
 

@@ -200,31 +200,32 @@ class Line:
         self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int, upto: Mapping[str, int], kinds: dict[str, str], news: list[str]
     ) -> Commit:
         """The commit of a plain task after which nothing comes: the run has completed."""
-        node, step, run, last, tip = task.node, self._stand.step + 1, self.run, self.checkpoint, self._tip
+        node, stand, tip, run_id = task.node, self._stand, self._tip, self._run_id
+        step = stand.step + 1
         values = dict(self.values)
         for name, value in writes.items():
             values[name] = reduce(kinds[name], values.get(name, MISSING), value) if name in kinds else value
         data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), kinds, pending=()))
-        hash = canon.chain(self._stand.hash, data)
+        hash = canon.chain(stand.hash, data)
         fence, vouched = counter(self._fence), tip.seq + 1
         events = (ev.Event(vouched, at, ev.StepCompleted(step, node, OK, hash), ev.SYSTEM, fence), ev.Event(vouched + 1, at, ev.RunCompleted(), ev.SYSTEM, fence))
         checkpoint = Checkpoint(
-            run_id=run.run_id,
+            run_id=run_id,
             seq=vouched,
             step=step,
             values=values,
             versions=self.versions | dict.fromkeys(news, step),
             seen={**self.seen, node: upto} if upto else dict(self.seen),
             pending=(),
-            parent=last.checkpoint_id if last.seq else None,
+            parent=ids.checkpoint_id(run_id, stand.vouched) if stand.vouched else None,
             source=Source.LOOP,
             boundaries=ENDED,
             writes={node: writes},
             hash=hash,
             created_at=at,
-            idle=last.idle,
+            idle=self._checkpoint.idle,
         )
-        return Commit(run=fold_all(run, events), events=events, after=tip, fence=self._fence, at=at, checkpoint=checkpoint, delta=data, lease=RELEASE)
+        return Commit(run=fold_all(self.run, events), events=events, after=tip, fence=self._fence, at=at, checkpoint=checkpoint, delta=data, lease=RELEASE)
 
     def keep(self, tip: Tip) -> None:
         """What was decided last is durable, and the log ends there now."""

@@ -26,9 +26,10 @@ def is_wellformed(name: str) -> bool:
     return 0 < len(name.encode("utf-8", "surrogatepass")) <= LONGEST and name.isprintable() and not _FORBIDDEN & set(name) and not name.startswith(".")
 
 
-def _base32(number: int, length: int) -> str:
-    """``length`` is even: two digits are looked up at a time."""
-    return "".join([_PAIRS[number >> shift & BUCKETS - 1] for shift in range(5 * length - 10, -1, -10)])
+def _base32(number: int) -> str:
+    """The twelve digits of a number of sixty bits; two are looked up at a time."""
+    p = _PAIRS
+    return p[number >> 50] + p[number >> 40 & 1023] + p[number >> 30 & 1023] + p[number >> 20 & 1023] + p[number >> 10 & 1023] + p[number & 1023]
 
 
 def bucket(tenant: str, session: str) -> str:
@@ -39,7 +40,7 @@ def bucket(tenant: str, session: str) -> str:
     """
     key = session[:-2] if _RUN.fullmatch(session.rpartition("~")[2]) else session
     h = hashlib.sha256(f"{tenant}\0{key}".encode("utf-8", "surrogatepass")).digest()
-    return _base32(int.from_bytes(h[:4], "big") % BUCKETS, 2)
+    return _PAIRS[int.from_bytes(h[:4], "big") % BUCKETS]
 
 
 def bucket_number(run: str) -> int:
@@ -52,7 +53,7 @@ def bucket_number(run: str) -> int:
 def stamp(at_us: int, entropy: int) -> str:
     """24 sortable characters: milliseconds, the microseconds within them, then 60 bits of entropy."""
     milliseconds, microseconds = divmod(at_us, 1000)
-    return _base32(milliseconds * BUCKETS + microseconds, 12) + _base32(entropy % (1 << ENTROPY_BITS), 12)
+    return _base32((milliseconds * BUCKETS + microseconds) % (1 << 60)) + _base32(entropy % (1 << ENTROPY_BITS))
 
 
 def run_id(at_us: int, entropy: int, tenant: str = "", session: str = "", beside: str = "") -> str:
@@ -119,5 +120,6 @@ def wait_base(wait: str) -> str:
 def child_run_id(parent: str, step: int, task: str, path: str, round: int = 0, *, tenant: str = "", session: str = "") -> str:
     """The run a ``ctx.child`` at this place makes: the same after a crash. It sorts after its parent, and lies in the bucket of its lane."""
     h = hashlib.sha256(wait_id(parent, step, task, path, round).encode()).digest()
-    head = parent[:10] + _base32(int.from_bytes(h[:9], "big"), 14)
+    number = int.from_bytes(h[:9], "big")
+    head = parent[:10] + _PAIRS[number >> ENTROPY_BITS & BUCKETS - 1] + _base32(number % (1 << ENTROPY_BITS))
     return head + bucket(tenant, session or _make_own(head))

@@ -249,6 +249,15 @@ def _end(run: Run, e: ev.Event, status: Status, **changes: Any) -> Run:
     return replace(run, finished_at=e.at, **changes)
 
 
+def _on_last(run: Run, step: ev.Event, end: ev.Event) -> Run:
+    """A running run after its last step, by which it completes."""
+    head = ids.checkpoint_id(run.run_id, step.seq) if step.fact.hash else run.checkpoint_head  # type: ignore[union-attr]
+    return replace(
+        run, status=Status.COMPLETED, version=run.version + 2, checkpoint_head=head, finished_at=end.at, result=end.fact.result, waits=(), active_handoff=None,  # type: ignore[union-attr]
+        decisions=(), active_us=run.active_us + (0 if run.active_since is None else end.at - run.active_since), active_since=None,
+    )
+
+
 def _on_completed(run: Run, e: ev.Event, f: ev.RunCompleted) -> Run:
     return replace(_move(run, Status.COMPLETED), finished_at=e.at, result=f.result, waits=(), active_handoff=None, decisions=())
 
@@ -450,6 +459,7 @@ def record(run: Run | None, facts: Iterable[ev.Fact], after: int, at: int, actor
 
 
 _HOT = frozenset({ev.StepStarted, ev.StepCompleted})
+_LAST = (ev.StepCompleted, ev.RunCompleted)
 _BORN = (ev.RunSubmitted, ev.RunClaimed, ev.RunStarted)
 _fact = attrgetter("fact")
 
@@ -465,6 +475,8 @@ def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
     events = tuple(events)
     if run is None and len(events) > 2 and tuple(map(type, map(_fact, events[:3]))) == _BORN:
         run, events = _on_born(events[0], events[0].fact, events[2].at), events[3:]
+    elif run is not None and len(events) == 2 and run.status is Status.RUNNING and tuple(map(type, map(_fact, events))) == _LAST:
+        return _on_last(run, *events)
     if run is not None and len(events) > 8 and _HOT.issuperset(map(type, facts := [*map(_fact, events)])):  # a fan-out: only the last of each kind count
         step = next((f for f in reversed(facts) if type(f) is ev.StepStarted), None)
         head = next((e.seq for e in reversed(events) if type(e.fact) is ev.StepCompleted and e.fact.hash), 0)

@@ -63,6 +63,7 @@ _DUE, _FREED, _INBOX, _OUTBOX = int(News.DUE), int(News.FREED), int(News.INBOX),
 
 _delta = msgspec.msgpack.Decoder(Delta)
 _key_of = operator.attrgetter("key")
+_fact = operator.attrgetter("fact")
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
@@ -102,7 +103,7 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
         c = self.commit
         if not c.run.terminal or c.after is None or self.whole is not None or type(c.lease) is not Release or c.max_queued is not None:
             return False
-        return self.plain and _ENDING.issuperset([type(e.fact) for e in c.events])
+        return self.plain and _ENDING.issuperset(map(type, map(_fact, c.events)))
 
     def tip(self, row: int) -> Tip:
         """Where the log ends once this is durable as ``row``."""
@@ -115,8 +116,10 @@ def prepare(commit: Commit) -> Prepared:
     if after is None:
         after = _NOWHERE
     effects = order_effects(commit.effects)
-    closed = tuple([e.fact.wait_id for e in commit.events if type(e.fact) is WaitClosed])
-    creates = tuple(map(prepare, commit.creates))
+    closed: tuple[str, ...] = ()
+    if WaitClosed in map(type, map(_fact, commit.events)):
+        closed = tuple([e.fact.wait_id for e in commit.events if type(e.fact) is WaitClosed])
+    creates = tuple(map(prepare, commit.creates)) if commit.creates else ()
     signals, plain = commit.signals, commit.plain
     if __debug__:
         commit.check()

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -65,6 +66,7 @@ T = TypeVar("T")
 SOME_ROWS = 64
 _LOUD = frozenset([kind for wire, kind in ev.KINDS.items() if wire in logs.LOUD])
 _EFFECTS = frozenset([kind for kind in ev.KINDS.values() if issubclass(kind, ev.EffectFact)])
+_fact = attrgetter("fact")
 _making = threading.Lock()
 
 
@@ -283,8 +285,12 @@ class Journal:
             LeaseLost, VersionConflict, StoreError: and the journal is dead from then on.
         """
         async with self._lock:
-            self._look()
-            await self._durable(lambda: commit)
+            try:
+                await self._durable(lambda: commit)  # whoever looks meanwhile finds the run as the last step left it
+            except BaseException:
+                self._look()
+                raise
+            self._line = None
 
     def _look(self) -> None:
         """Makes what others look at from what the line holds, which ends it."""
@@ -501,8 +507,7 @@ class Journal:
         except BaseException as e:
             self.dead = e
             raise
-        told = [e for e in commit.events if not e.fact.hot]
-        kinds = {type(e.fact) for e in commit.events}
+        kinds = {*map(type, map(_fact, commit.events))}
         if logs.LISTENERS or METERS or logs.LOG.isEnabledFor(logging.INFO) or not _LOUD.isdisjoint(kinds):
             logs.log_commit(commit)  # seldom: nobody listens to what goes well
         if ring is not None and commit.emitted is not None:
@@ -512,11 +517,11 @@ class Journal:
         if commit.puts:
             self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
         if not _EFFECTS.isdisjoint(kinds):
-            self._account(told)
+            self._account(commit.events)
         if commit.intents:
             self.post()
         if not HEARD.isdisjoint(kinds):
-            progress.hear(told)
+            progress.hear(commit.events)
         if commit.checkpoint is not None:
             stood, progress.checkpoint = progress.checkpoint.step, commit.checkpoint
             if commit.checkpoint.step != stood:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import inspect
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, TypedDict, TypeVar
@@ -118,7 +120,8 @@ def request(given: Mapping[str, Any], *, where: str, due: int | None = None, **o
 
 def _find_said(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a caller gave, but for those with the value that they have anyway."""
-    return {name: value for name, value in given.items() if value is not None and value is not USUAL.get(name)}
+    said = itertools.compress(given.items(), map(operator.is_not, given.values(), map(USUAL.get, given)))  # of many options most callers give none
+    return {name: value for name, value in said if value is not None}
 
 
 def submission(given: Mapping[str, Any], input: Any, *, where: str, due: int | None = None) -> tuple[Request, Mapping[str, Any]]:

@@ -102,7 +102,9 @@ class Writer:
     async def _first(self, w: Write) -> Tip:
         """Writes a commit in place, unless others have something to write too."""
         lone = (alone := self._alone(w)) and self._stands_for_a_claim(w)  # its worker has just looked, and nothing else is due: there is nobody to give way to
-        if alone and not lone and time.perf_counter() > self._turn_ends:
+        if alone and not lone and self._giving_way:
+            alone = False  # another that is about to begin has just given way: neither is alone
+        elif alone and not lone and time.perf_counter() > self._turn_ends:
             # Commits in place never wait, so one run would keep the loop to itself until its end: now and then the
             # others get a turn. Those that have something to write are no longer committed one by one after that, and
             # of several that were about to begin alone none is.
