@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from holdfast.core import canon, codec
+from holdfast.core import canon, codec, fused
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core import superstep as ss
@@ -240,3 +240,21 @@ def test_a_plain_channel_beside_one_that_grows() -> None:
     assert step is not None
     line.keep(step.tip(2))
     assert dict(line.values) == {"l": [1, 2], "x": "new"}
+
+
+def test_few_ways_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """§11.2: a node may write any of many channels together; what is known of each such way is not kept for good."""
+    monkeypatch.setattr(fused, "MOST_WAYS", 3)
+    channels: dict[str, Any] = {n: append for n in "lmnopq"}
+    prog = program(node("a", start=True), node("b", after=["a"]), channels=channels)
+    world, run, tip = begun(prog, {})
+    line = Line(prog, run, tip, FENCE, world.head)
+    assert line.task is not None
+    rows = []
+    for _ in range(2):
+        for name in channels:
+            step = line.decide(line.task, {name: [1]}, raw({name: [1]}), AT)
+            assert step is not None
+            rows.append(step.data)
+        assert len(prog.ways) == 3
+    assert rows[:6] == rows[6:] and len({*rows}) == 6

@@ -41,6 +41,8 @@ from holdfast.core.run import Run, apply_steps, fold_all
 from holdfast.core.superstep import Turns, plan
 
 NO_KINDS: dict[str, str] = {}
+MOST_WAYS = 4096
+"""So many ways of a program are kept."""
 
 
 class _Stand(msgspec.Struct, frozen=True, gc=False):
@@ -75,16 +77,16 @@ class _Way(msgspec.Struct, frozen=True, gc=False):
     form: codec.Form
 
 
-def _find_way(program: Program, node: str) -> _Way | None:
-    """That from this node, if there is only one."""
+def _find_way(program: Program, node: str, kinds: dict[str, str]) -> _Way | None:
+    """That from this node, if there is only one, for writes that go through these reducers."""
     then = program.straight.get(node)
-    return None if then is None else _way(node, then, then.node in program.plain)
+    return None if then is None else _way(node, then, then.node in program.plain, tuple(kinds.items()))
 
 
 @functools.lru_cache(4096)
-def _way(node: str, then: Straight, plain: bool) -> _Way:
+def _way(node: str, then: Straight, plain: bool, kinds: tuple[tuple[str, str], ...]) -> _Way:
     task = Task(then.node, seen=(then.done,))
-    delta = Delta(0, Source.LOOP, (TaskResult(node, OK, None),), NO_KINDS, pending=(task,))
+    delta = Delta(0, Source.LOOP, (TaskResult(node, OK, None),), dict(kinds), pending=(task,))
     form = codec.form(delta, ev.StepCompleted(0, node, OK, bytes(canon.HASH_BYTES)), ev.StepStarted(0, then.node))
     return _Way(then.done, then.goto, then.node, (task,), task if plain else None, form)
 
@@ -104,7 +106,7 @@ class Line:
     def __init__(self, program: Program, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint, sole: Callable[[Mapping[str, Any], str], bool] = must_copy) -> None:
         self._program = program
         self._reduces = bool(program.reducing)
-        self._ways: dict[str, _Way | None] = program.ways
+        self._ways: dict[str | tuple[str, ...], _Way | None] = program.ways
         self._sole = sole
         self._run = run
         self._run_id = run.run_id
@@ -155,10 +157,13 @@ class Line:
         # The end of the node before it, at the step before, is all that it has seen, if this is its first turn.
         upto = {task.seen[0]: stand.step} if stand.straight and node not in self.seen else self._see(task)
         after = codec.number(step + 1)
-        way = self._ways.get(node, MISSING)
+        key = (node, *kinds) if kinds else node
+        way = self._ways.get(key, MISSING)
         if way is MISSING:
-            way = self._ways[node] = _find_way(self._program, node)
-        if way is not None and not kinds and way.goto not in self.versions and self._program.heard.isdisjoint(writes):
+            if len(self._ways) >= MOST_WAYS:
+                self._ways.clear()  # one node may write any of many channels together
+            way = self._ways[key] = _find_way(self._program, node, kinds)
+        if way is not None and way.goto not in self.versions and self._program.heard.isdisjoint(writes):
             # The one that follows only listens to this node's end, and to nothing that was written: that is known without a plan.
             done, pending, following, follows, count, straight = way.done, way.pending, way.task, way.follows, 2, True
             hash, row = way.form.fill(stand.hash, stand.number, after, packed, at, self._counted)

@@ -173,7 +173,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: str | None = None
     writes: Mapping[str, Kind] = {}
     values: Mapping[str, Kind] = {}
-    ways: dict[str, Any] = msgspec.field(default_factory=dict)
+    ways: dict[Any, Any] = msgspec.field(default_factory=dict)
     starts: dict[Any, Any] = msgspec.field(default_factory=dict)
 
 
