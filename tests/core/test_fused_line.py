@@ -245,7 +245,7 @@ def test_a_plain_channel_beside_one_that_grows() -> None:
 def test_few_ways_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """§11.2: a node may write any of many channels together; what is known of each such way is not kept for good."""
     monkeypatch.setattr(fused, "MOST_WAYS", 3)
-    channels: dict[str, Any] = {n: append for n in "lmnopq"}
+    channels: dict[str, Any] = dict.fromkeys("lmnopq", append)
     prog = program(node("a", start=True), node("b", after=["a"]), channels=channels)
     world, run, tip = begun(prog, {})
     line = Line(prog, run, tip, FENCE, world.head)
