@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.core import checkpoint
 from holdfast.core import events as ev
@@ -72,3 +76,24 @@ def test_the_facts_of_tasks_that_have_ended() -> None:
     ]
     held = msgspec.structs.replace(parent, held={2: {}})
     assert checkpoint.list_ends(held, [TaskResult("late"), TaskResult("a")]) == [ev.StepCompleted(2, "late"), ev.StepCompleted(4, "a")]
+
+
+@given(
+    st.lists(st.builds(TaskResult, task=st.integers(1, 99).map(lambda n: f"b~{n}"), outcome=st.sampled_from(["ok"] * 20 + ["degraded"]), attempt=st.integers(1, 3)), max_size=14),
+    st.integers(0, 2), st.booleans(),
+)
+def test_many_ends_are_told_at_once_as_one_by_one(results: list[TaskResult], signals: int, named: bool) -> None:
+    """§4.6: each task that ends has its fact; signals have none, nor have tasks that others told of before."""
+    done: list[TaskResult | str] = [*results, *[TaskResult(f"{checkpoint.SIGNAL}{n}") for n in range(signals)], *(["c"] if named else [])]
+    parent = msgspec.structs.replace(checkpoint.empty("r"), step=4)
+    assert checkpoint.list_ends(parent, done) == [fact for r in results for fact in checkpoint.list_ends(parent, [r])]
+
+
+@given(st.lists(st.sampled_from([ev.StepStarted(5, "a"), ev.StepCompleted(4, "b"), ev.StepCompleted(4, "b", path="x"), ev.NoteAdded("n"), ev.StepFailed(4, "c", ErrorValue("E", "m"))]), max_size=12))
+def test_the_last_step_that_ended_vouches(facts: list[Any]) -> None:
+    """§13.2: else ``checkpoint.saved`` does."""
+    told = list(facts)
+    hash, place = checkpoint.vouch(checkpoint.empty("r"), told, b"delta", Source.LOOP)
+    ended = [i for i, f in enumerate(facts) if isinstance(f, ev.StepEnded) and not f.path]
+    last = ended[-1] if ended else None
+    assert place == (len(facts) if last is None else last) and [i for i, f in enumerate(told) if getattr(f, "hash", b"") == hash] == [place]

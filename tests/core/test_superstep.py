@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -315,6 +316,68 @@ def test_the_shorter_way_of_a_line_is_the_long_one(made: Any, inline: bool, know
         with contextlib.suppress(TwoWriters):  # a Send beside the node's own turn: no line any more
             world.drive(8, inline=inline)
     assert world.replayed() == world.live
+
+
+CROWD = program(
+    node("a", start=True), node("b"), node("c"), node("after", after=["b"]), node("both", after=["b", "c"]), node("heard", on=["l"]),
+    channels={n: r for n, r in CHANNELS.items() if n != "q"},
+)
+SENT = st.fixed_dictionaries(
+    {"node": st.sampled_from(["b"] * 8 + ["c"]), "payload": st.just(raw(1)), "seen": st.sampled_from([()] * 8 + [("done:a",)])}
+)
+RETURNED = st.fixed_dictionaries(
+    {},
+    optional={
+        "outcome": st.sampled_from(["ok"] * 6 + ["skipped: when", "degraded"]), "goto": st.sampled_from([None] * 6 + [("c",), ()]), "chosen": st.sampled_from([()] * 6 + [("after",)]),
+        "sends": st.sampled_from([()] * 6 + [(SendTo("c", raw(2)),)]), "unsent": st.sampled_from([()] * 6 + [("c",)]), "feedback": st.sampled_from([None] * 6 + [raw("no")]),
+    },
+)
+GROWN = st.fixed_dictionaries(
+    {}, optional={"l": st.one_of(st.lists(st.integers(0, 9), max_size=2), st.integers(0, 9)), "w": st.integers(0, 9), "o": st.integers(0, 9), "m": st.dictionaries(st.sampled_from("xyz"), st.integers(0, 3), max_size=2)}
+)
+ODDLY = st.fixed_dictionaries({}, optional={"p": st.integers(0, 2), "t": st.integers(0, 9), "c": st.integers(0, 9), "x": st.integers(0, 2)})
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_the_shorter_way_of_a_crowd_is_the_long_one(data: st.DataObject) -> None:
+    """§4.3: the barrier of a fan-out that takes the shorter way gives what the general one gives."""
+    sent = data.draw(st.lists(SENT, min_size=2, max_size=5))
+    seen: Counter[str] = Counter()
+    tasks = []
+    for each in sent:
+        seen[each["node"]] += 1
+        tasks.append(Task(each["node"], index=seen[each["node"]], payload=each["payload"], seen=each["seen"]))
+    writes = {t.key: canon.admit(data.draw(GROWN) | (data.draw(ODDLY) if data.draw(st.integers(0, 5)) == 0 else {})) for t in tasks}
+    results = {t.key: TaskResult(t.key, writes=raw(writes[t.key]), **data.draw(RETURNED)) for t in tasks}
+    values = canon.admit(data.draw(st.sampled_from([{}, {"l": [1], "m": {"x": 1}}, {"o": 3, "w": [1, 2, 3]}])))
+    parent = msgspec.structs.replace(
+        cps.empty(RUN, values), seq=7, step=3, pending=tuple(tasks), versions={"@start": 0, "done:a": 3}, seen={"a": {"@start": 0}}, idle=1,
+        topics=data.draw(st.sampled_from([()] * 8 + [("t",)])), skipped=data.draw(st.sampled_from([frozenset()] * 8 + [frozenset({"b"})])),
+    )
+    inline = set(data.draw(st.sampled_from([[*results], [], [*results][1:]])))
+    decoded = {k: writes[k] for k in data.draw(st.sampled_from([[*results], [], [*results][:1]]))}
+    took: list[bool] = []
+    real = ss._crowd
+
+    def barrier() -> Any:
+        try:
+            return ss.barrier(CROWD, parent, results, inline=inline, decoded=decoded)
+        except (TwoWriters, StepFailure) as e:
+            return str(e)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ss, "_crowd", lambda *a: (found := real(*a), took.append(found is not None))[0])
+        short = barrier()
+        patch.setattr(ss, "_crowd", lambda *_: None)
+        long = barrier()
+    assert short == long
+    if not isinstance(short, str):
+        assert list(short[1].versions) == list(long[1].versions) and list(short[1].writes) == list(long[1].writes) and codec.encode_delta(short[0]) == codec.encode_delta(long[0])
+        assert canon.encode(canon.FrozenDict(short[1].values)) == canon.encode(canon.FrozenDict(long[1].values))
+    plain = all(r.outcome == "ok" and r.goto is None and not (r.chosen or r.sends or r.unsent) and r.feedback is None and writes[k].keys() <= {"l", "w", "m", "o"} for k, r in results.items())
+    alike = len({t.node for t in tasks}) == 1 and not any(t.seen for t in tasks) and not parent.topics and not parent.skipped
+    assert took == [plain and alike]
 
 
 def test_a_plain_line_takes_the_shorter_way(monkeypatch: pytest.MonkeyPatch) -> None:

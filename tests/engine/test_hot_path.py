@@ -161,8 +161,9 @@ def fan_out(tasks: int) -> Graph[Fan]:
 
 
 @CALLED
-async def test_a_task_of_a_fan_out_is_few_calls_and_two_encodings(tmp_path: Any) -> None:
-    """Issue «Speed»: what a task that never waits costs of Python: some 20 calls, and the encodings of what it was sent and of what it wrote."""
+async def test_a_task_of_a_fan_out_is_few_calls_and_one_encoding(tmp_path: Any) -> None:
+    """Issue «Speed»: what a task that never waits costs of Python: some 14 calls, and the encoding of what it wrote; what all were
+    sent is encoded together."""
     calls = encodings = 0
 
     def count(_: Any, event: str, function: Any) -> None:
@@ -184,7 +185,7 @@ async def test_a_task_of_a_fan_out_is_few_calls_and_two_encodings(tmp_path: Any)
 
     async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
         few, many = await counted(rt, STEPS), await counted(rt, 3 * STEPS)
-    assert (many[0] - few[0]) / (2 * STEPS) < 24 and many[1] - few[1] == 2 * 2 * STEPS
+    assert (many[0] - few[0]) / (2 * STEPS) < 16 and many[1] - few[1] == 2 * STEPS
 
 
 async def test_a_step_is_one_encoding_of_what_is_new(tmp_path: Any) -> None:

@@ -24,7 +24,7 @@ import hashlib
 import math
 import pathlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, get_args
 
 import msgspec
@@ -443,15 +443,23 @@ def admit(value: Any, path: str = "value") -> Any:
 
 def pack(value: Any, path: str = "value") -> tuple[Any, bytes]:
     """``admit`` and ``encode`` in one: the frozen copy, and the bytes that decode to it."""
-    kind = type(value)
-    if kind is int and _INT_MIN <= value <= _INT_MAX:  # as many a ``Send`` holds
-        return value, _encoder.encode(value)
     walk = _Walk()
-    frozen = walk.mapping(value, path, 0) if kind is dict else walk.admit(value, path, 0)
+    frozen = walk.mapping(value, path, 0) if type(value) is dict else walk.admit(value, path, 0)
     data = _encoder.encode(_box(frozen) if walk.boxed else frozen)
     if len(data) > MAX_VALUE_BYTES:
         raise TooLarge(path, len(data), MAX_VALUE_BYTES, hint="keep the bulk in a file and store its name")
     return frozen, data
+
+
+def encode_each(values: Sequence[Any], path: str) -> list[bytes]:
+    """The bytes of each of some values; ``path`` is what an error names.
+
+    Raises:
+        Unserializable, TooLarge: of the first that cannot be stored.
+    """
+    if {*map(type, values)} == {int} and min(values) >= _INT_MIN and max(values) <= _INT_MAX:  # as those of many fan-outs are
+        return [*map(_encoder.encode, values)]
+    return [pack(value, path)[1] for value in values]
 
 
 class ListOf(msgspec.Struct, frozen=True, gc=False):
@@ -515,6 +523,9 @@ def _freeze_items(items: list[Any], each: Shape, depth: int) -> FrozenList | Non
         elif kind is list:
             item = _freeze_items(item, _within(each, ListOf), depth + 1)
             if item is None:
+                return None
+        elif kind is int and (each is int or each is object):
+            if not _INT_MIN <= item <= _INT_MAX:
                 return None
         elif not _is_plain(kind, item, each):
             return None

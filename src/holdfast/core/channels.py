@@ -11,6 +11,7 @@ weighed at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -166,19 +167,21 @@ def grow(values: dict[str, Any], name: str, tag: str, new: Any, sole: Callable[[
 def take(values: dict[str, Any], kinds: Mapping[str, str], writes: Collection[Mapping[str, Any]]) -> None:
     """Writes of several tasks, in their order, through the built-in reducers; ``kinds`` gives the tag of each that does not only replace. Many
     writes to one list are added to it at once."""
-    many: dict[str, list[Any]] = {name: [] for name, tag in kinds.items() if tag not in _REPLACED}
-    if not values.keys() >= many.keys():  # seldom: channels without a value come in the order in which they are written
+    many = dict.fromkeys([name for name, tag in kinds.items() if tag not in _REPLACED]).keys()  # in the order in which they are written
+    if not values.keys() >= many:  # seldom: channels without a value come in the order in which they are written
         for name in [n for write in writes for n in write if kinds.get(n) != CUSTOM]:
             values.setdefault(name, MISSING)
-    for write in writes:
-        for name, value in write.items():
-            if name in many:
-                many[name].append(value)
-            elif kinds.get(name) != CUSTOM:
-                values[name] = value
-    for name, news in many.items():
-        if news:
+    if not many >= {*chain.from_iterable(writes)}:
+        for write in writes:
+            for name, value in write.items():
+                if name not in many and kinds.get(name) != CUSTOM:
+                    values[name] = value
+    for name in many:
+        if news := [write[name] for write in writes if name in write]:
             values[name] = _reduce_all(kinds[name], values.get(name, MISSING), news)
+
+
+_LISTS = frozenset({list, FrozenList})
 
 
 def _reduce_all(tag: str, old: Any, news: list[Any]) -> Any:
@@ -188,6 +191,8 @@ def _reduce_all(tag: str, old: Any, news: list[Any]) -> Any:
         for new in news[1:]:
             grow(made, "", tag, new, _may_grow)
         return made[""]
+    if _LISTS.issuperset(map(type, news)):
+        return reduce(tag, old, [*chain.from_iterable(news)])
     items: list[Any] = []
     for new in news:
         if isinstance(new, list):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from operator import attrgetter
+from itertools import compress, repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import msgspec
@@ -73,6 +74,18 @@ class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def key(self) -> str:
         return self.node if self.index == 0 else f"{self.node}~{self.index}"  # as ``ids.task_key``, without a call for each task of a fan-out
+
+
+_last: tuple[tuple[Task, ...], list[str]] = ((), [])
+
+
+def keys_of(tasks: tuple[Task, ...]) -> list[str]:
+    """The keys of these tasks, not to be changed. Those of one super-step are asked for several times, and made once."""
+    global _last
+    known = _last
+    if known[0] is not tasks:
+        _last = known = (tasks, [t.node if t.index == 0 else f"{t.node}~{t.index}" for t in tasks])
+    return known[1]
 
 
 class SendTo(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -445,6 +458,10 @@ def advance_with_news(
 def list_ends(parent: Checkpoint, results: Iterable[TaskResult | str]) -> list[ev.Fact]:
     """The facts of tasks of the super-step after ``parent`` that have ended; of those that others told of before, there are none."""
     made, kinds, step = list[ev.Fact](), dict[str, type[ev.StepEnded]](), parent.step + 1
+    results = tuple(results)
+    if len(results) > 8 and not parent.held and {*map(type, results)} == {TaskResult} and {*map(_outcome, results)} == {OK}:  # as most of a fan-out end
+        mine = results if results[-1].task[0] != "@" else [r for r in results if r.task[0] != "@"]  # type: ignore[union-attr]  # signals come last
+        return [*map(ev.StepCompleted, repeat(step), map(_task, mine), repeat(OK), repeat(b""), map(_attempt, mine))]
     for r in results:
         if type(r) is not TaskResult or r.task[0] == "@":
             continue
@@ -454,6 +471,9 @@ def list_ends(parent: Checkpoint, results: Iterable[TaskResult | str]) -> list[e
             kinds[r.outcome] = ev.step_ended(r.outcome)
         made.append(kinds[r.outcome](step, r.task, r.outcome, b"", r.attempt))
     return made
+
+
+_outcome, _task, _attempt = attrgetter("outcome"), attrgetter("task"), attrgetter("attempt")
 
 
 def voucher(events: Iterable[ev.Event]) -> ev.Event | None:
@@ -474,7 +494,7 @@ def vouch(parent: Checkpoint, facts: list[ev.Fact], delta: bytes, source: Source
     """The hash of the checkpoint that these bytes make of its parent, written into the last completed step's fact, else into
     ``checkpoint.saved`` (§13.2); and the place of that fact."""
     hash = canon.chain(parent.hash, delta)
-    for i in range(len(facts) - 1, -1, -1) if source is not Source.INPUT else ():  # no step has ended before the first
+    for i in range(_find_starts(facts) - 1, -1, -1) if source is not Source.INPUT else ():  # no step has ended before the first
         fact = facts[i]
         if type(fact) is ev.StepStarted:
             continue
@@ -483,6 +503,13 @@ def vouch(parent: Checkpoint, facts: list[ev.Fact], delta: bytes, source: Source
             return hash, i
     facts.append(ev.CheckpointSaved(hash=hash, source=source.value))
     return hash, len(facts) - 1
+
+
+def _find_starts(facts: list[ev.Fact]) -> int:
+    """Where the steps begin that come last, as all do that a barrier begins."""
+    kinds = [*map(type, facts)]
+    found = len(kinds) - kinds.count(ev.StepStarted)
+    return len(kinds) if ev.StepStarted in kinds[:found] else found
 
 
 STEPPED = (Boundary.STEP_COMPLETED,)
@@ -498,7 +525,7 @@ _BOUNDARIES: dict[type, Boundary] = {
 
 
 _STEPS = frozenset({ev.StepStarted, ev.StepCompleted})
-_fact = attrgetter("fact")
+_fact, _ending = attrgetter("fact"), attrgetter("outcome", "path")
 
 
 def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary, ...]:
@@ -510,7 +537,8 @@ def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary,
     facts = [*map(_fact, events)]
     kinds = tuple(map(type, facts))
     if _STEPS.issuperset(kinds):  # as nearly always, and where there are many
-        return STEPPED if advanced and all([f.outcome == OK or f.path or completes(f.outcome) for f in facts if type(f) is ev.StepCompleted]) else ()  # noqa: C419 - quicker
+        ended = {*map(_ending, compress(facts, map(is_, kinds, repeat(ev.StepCompleted))))}
+        return STEPPED if advanced and all(outcome == OK or path or completes(outcome) for outcome, path in ended) else ()
     if not advanced and len(kinds) < 8:
         return _stand_for(kinds)
     found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from operator import attrgetter
 
 import msgspec
@@ -140,7 +141,7 @@ class ThreadEnd(msgspec.Struct, frozen=True):
     fence: int = 0
 
 
-_seq, _fact, _stamp = attrgetter("seq"), attrgetter("fact"), attrgetter("at", "actor", "fence")
+_hash, _seq, _fact, _stamp = attrgetter("hash"), attrgetter("seq"), attrgetter("fact"), attrgetter("at", "actor", "fence")
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -211,7 +212,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         assert self.behind is None or self.checkpoint is not None, "a commit that continues the values of another run must contain a checkpoint"
         assert [*map(_seq, events)] == [*range(first, first + len(events))], "event numbers have a gap"
         assert {*map(_stamp, events)} == {(at, actor, fence)}, "all events of a commit have the same time, actor and fence"
-        hashes = [f.hash for f in facts if type(f) in VOUCHING and f.hash]
+        hashes = [*filter(None, map(_hash, compress(facts, map(VOUCHING.__contains__, map(type, facts)))))]
         assert len(hashes) < 2, "two events of the commit name a checkpoint"
         vouched = hashes[0] if hashes else None
         assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "a run that has ended has no lease"

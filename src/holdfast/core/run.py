@@ -7,6 +7,7 @@ run can be read in one place. A kind it does not know changes nothing, not even 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import count, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -454,7 +455,7 @@ def apply_steps(run: Run, started: ev.StepStarted | None, head: int, count: int)
 
 def record(run: Run | None, facts: Iterable[ev.Fact], after: int, at: int, actor: str = ev.SYSTEM, fence: int = 0) -> tuple[tuple[ev.Event, ...], Run]:
     """The events that these facts are, numbered from the one behind ``after`` on, and the run after them."""
-    events = tuple([ev.Event(n, at, fact, actor, fence) for n, fact in enumerate(facts, after + 1)])
+    events = tuple(map(ev.Event, count(after + 1), repeat(at), facts, repeat(actor), repeat(fence)))
     return events, fold_all(run, events)
 
 

@@ -31,6 +31,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any, Protocol
 
 import msgspec
@@ -340,8 +341,8 @@ class SafePoints:
         self._tasks.update(dict.fromkeys(tasks, NOBODY))
 
     def end(self, *tasks: str) -> None:
-        for task in tasks:
-            self._tasks.pop(task, None)
+        for _ in map(self._tasks.pop, tasks, repeat(NOBODY)):  # there may be many
+            pass
         self.look()
 
     def clear(self) -> None:

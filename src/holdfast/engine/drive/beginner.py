@@ -12,6 +12,7 @@ from holdfast.authoring import State
 from holdfast.core import canon
 from holdfast.core.channels import ROOM
 from holdfast.core.checkpoint import Task, TaskResult
+from holdfast.core.commit import Tip
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import OK
 from holdfast.core.superstep import check_writes
@@ -29,7 +30,15 @@ class Beginner:
     no coroutine of the engine's. Anything else is given as what is left to do, which goes on in the general way from where it stands (as on the line, ``fused``).
     """
 
-    __slots__ = ("_forks", "_journal", "_loop", "_node", "_program", "_services", "_state", "_values")
+    __slots__ = ("_forks", "_journal", "_lists", "_loop", "_may", "_name", "_node", "_own", "_program", "_quick", "_services", "_state", "_tip", "_values")
+    # What is the same of all tasks of one node, while nothing of the run becomes durable:
+    _own: bool
+    """Whether this begins them."""
+    _node: Node
+    _state: State
+    _quick: Mapping[str, canon.Shape]
+    _lists: Mapping[str, canon.Shape]
+    _may: frozenset[str]
 
     def __init__(self, services: Services, journal: Journal, program: Program) -> None:
         self._services = services
@@ -37,22 +46,31 @@ class Beginner:
         self._program = program
         self._loop = asyncio.get_running_loop()
         self._forks = machine.forks()
-        self._node: Node | None = None  # the last node, what it went by, and what it saw: the same for all its tasks, for nobody can change it
+        self._name = ""
+        self._tip: Tip | None = None
         self._values: Mapping[str, Any] = NOTHING
-        self._state: State | None = None
+
+    def _look(self, name: str) -> None:
+        """Looks at a node, and at how the run stands, before a task of it is begun."""
+        journal, program = self._journal, self._program
+        self._tip = tip = journal.tip
+        light = name in program.light and not journal.run.budgets
+        self._own = light and (tip is None or tip.since + tip.whole <= ROOM)
+        if light and (name != self._name or journal.progress.checkpoint.values is not self._values):
+            self._values = journal.progress.checkpoint.values
+            self._node = node = program.nodes[name]
+            self._state = see(program, node, self._values)
+            self._quick, self._lists, self._may = program.quick[name], program.lists[name], program.light[name]
+        self._name = name
 
     def begin(self, key: str, task: Task, me: asyncio.Task[Any]) -> Finished | Coroutine[Any, Any, Finished]:
         """``me``: the task of the loop that this is called in, and in which what is left must be gone on with."""
         journal, program, forks = self._journal, self._program, self._forks
-        progress, tip = journal.progress, journal.tip
-        if task.node not in program.light or task.skip or task.began or progress.attempts or journal.run.budgets or (tip is not None and tip.since + tip.whole > ROOM):
+        if task.node != self._name or journal.tip is not self._tip:
+            self._look(task.node)
+        if not self._own or task.skip or task.began or journal.progress.attempts:
             return execute(self._services, journal, program, task)
-        node = program.nodes[task.node]
-        values = progress.checkpoint.values
-        snapshot = self._state
-        if snapshot is None or node is not self._node or values is not self._values:
-            self._node, self._values = node, values
-            snapshot = self._state = see(program, node, values)
+        node, snapshot = self._node, self._state
         hand = Hand(self._services, journal, program, self._loop)
         hand.take(node, task, snapshot)
         began, cancelling = self._loop.time(), me.cancelling()
@@ -79,7 +97,7 @@ class Beginner:
         if here == forks and me.cancelling() == cancelling and not hand.asked and (value is None or type(value) is dict):
             found: tuple[Mapping[str, Any], bytes | None] | None = (NOTHING, None)
             if value:
-                found = canon.pack_plain(value, program.quick[node.name], program.lists[node.name]) or pack_looked_at(program, node, value, program.light[node.name])
+                found = canon.pack_plain(value, self._quick, self._lists) or pack_looked_at(program, node, value, self._may)
             if found is not None and (found[1] is None or len(found[1]) <= HEAVY):
                 hand.ended = True
                 return Finished(TaskResult(key, OK, found[1]), found[0])

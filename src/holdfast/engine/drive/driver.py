@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -61,6 +62,7 @@ from holdfast.machine import call_nobody
 from holdfast.ports import Claim, Loaded, takes_statements
 
 PATIENCE = 100
+_sent, _writes = attrgetter("intents", "ledger"), attrgetter("writes")
 MOST_DOUBLED = 3  # how often the lease is doubled for a run whose owners were late
 
 
@@ -652,10 +654,8 @@ class Driver:
         draft = Draft(facts=cps.list_ends(parent, delta.done))
         if taken is not None:
             results = {t.key: results[t.key] for t in taken}
-        for done in results.values():
-            if done.intents or done.ledger:
-                self._outbox(draft, [results[t.key] for t in (parent.pending if taken is None else taken)])
-                break
+        if {*map(_sent, results.values())} != {((), ())}:
+            self._outbox(draft, [results[t.key] for t in (parent.pending if taken is None else taken)])
         delivery = None if moved.held or (moved.pending and not moved.pending[0].skip) else superstep.delivery(program, results.values())
         if delivery == NO_CHANGE and all(t.skip for t in moved.pending):
             delta, moved = superstep.settle(delta, moved)
@@ -690,7 +690,8 @@ class Driver:
         Raises:
             TooLarge: naming the channel.
         """
-        if self.journal.stored + sum([len(results[k].writes or b"") for k in inline]) > ROOM:
+        fresh = map(_writes, map(results.__getitem__, inline))
+        if self.journal.stored + sum(map(len, filter(None, fresh))) > ROOM:
             self.journal.weights.hold(self._program.channels, parent.values, moved.writes.values(), moved.values)
 
     def _signals(self) -> tuple[TaskResult, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, cast
 
 import msgspec
@@ -342,7 +343,7 @@ def _finish(
         sends += routed
         empty = empty or none
     if goto or chosen or sends:
-        _expect(program, node, dict.fromkeys([*(goto or ()), *chosen, *[s.node for s in sends]]))
+        _expect(program, node, dict.fromkeys([*(goto or ()), *chosen, *map(_node, sends)]))
     result = TaskResult(
         task.key,
         _outcome(node, task, at),
@@ -358,9 +359,15 @@ def _finish(
     return Finished(result, writes)
 
 
+_node, _payload = attrgetter("node"), attrgetter("payload")
+
+
 def _pack_sends(sends: list[Send]) -> tuple[SendTo, ...]:
-    places = {node: f"Send({node!r})" for node in {s.node for s in sends}}
-    return tuple([SendTo(s.node, canon.pack(s.payload, places[s.node])[1]) for s in sends])
+    """What is sent, in its order; one node's payloads are packed together."""
+    nodes = [*map(_node, sends)]
+    if len({*nodes}) == 1:
+        return tuple(map(SendTo, nodes, canon.encode_each([*map(_payload, sends)], f"Send({nodes[0]!r})")))
+    return tuple([SendTo(s.node, canon.pack(s.payload, f"Send({s.node!r})")[1]) for s in sends])
 
 
 def _expect(program: Program, node: Node, targets: Iterable[str]) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
 
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Task, TaskResult, list_ends
+from holdfast.core.checkpoint import Task, TaskResult, keys_of, list_ends
 from holdfast.core.graph import Program
 from holdfast.core.limits import Later
 from holdfast.core.waits import Wait
@@ -52,6 +53,9 @@ def failure(journal: Journal, e: StepError) -> ev.StepFailed:
     return ev.StepFailed(journal.progress.checkpoint.step_of(e.task), e.task, e.error, e.outcome, e.attempt)
 
 
+_key, _task = itemgetter(0), attrgetter("task")
+
+
 class Round:
     """Runs the pending tasks, those of earlier super-steps too that wait while the run goes on (§5.11). ``parked`` are tasks that rest in
     these waits: they are entered again once one of them is answered.
@@ -72,7 +76,7 @@ class Round:
         self._services = services
         self._journal = journal
         self._program = program
-        self._pending = {t.key: t for t in pending}
+        self._pending = dict(zip(keys_of(pending), pending, strict=True))
         self._taken = taken
         self._news = news
         self._beginner = Beginner(services, journal, program)
@@ -88,7 +92,7 @@ class Round:
     async def run(self) -> Outcome:
         """Until nothing runs and no answered task is left to be entered again."""
         known, waiting = self._outcome.results, self._waiting
-        self._start([key for key in self._pending if key not in known and key not in waiting])
+        self._start([key for key in self._pending if key not in known and key not in waiting] if known or waiting else [*self._pending])
         try:
             while self._running or self._reenter():
                 await self._turn()
@@ -136,7 +140,7 @@ class Round:
         await self._news.wait()
         self._news.clear()
         outcome, told, ended = self._outcome, list[ev.Fact | TaskResult](), self._siblings.take_ended()
-        self._running.difference_update([key for key, _, _ in ended])
+        self._running.difference_update(map(_key, ended))
         for key, finished, error in ended:
             if error is not None:
                 self._fail(key, error, told)
@@ -147,18 +151,21 @@ class Round:
         if told and not self._running and self._over:
             outcome.left = self._draft(told)  # one commit with the run's end: a crash between the two would cost an attempt more than there are (L-17)
         elif told and not self._running and self._ends(told):
-            outcome.inline = {r.task for r in told if type(r) is TaskResult}
+            outcome.inline = {*map(_task, told)}
         elif told:
             await self._journal.save(self._draft(told))
-        if left := [key for key, _, _ in ended if key not in self._running]:  # an answer may have had one entered again
+        left = [*map(_key, ended)]
+        if self._running:
+            left = [key for key in left if key not in self._running]  # an answer may have had one entered again
+        if left:
             self._journal.safe_points.end(*left)
 
     def _ends(self, told: Sequence[ev.Fact | TaskResult]) -> bool:
         """Whether these are all results, and what a super-step lacked to come to its end: they go into the barrier's commit then."""
         group = self._taken(self._outcome.results)
-        if group is None or self._ready() or {type(r) for r in told} != {TaskResult}:
+        if group is None or self._ready() or {*map(type, told)} != {TaskResult}:
             return False
-        return len(group) == len(self._pending) or {r.task for r in told if type(r) is TaskResult} <= {t.key for t in group}
+        return len(group) == len(self._pending) or {*map(_task, told)} <= {t.key for t in group}
 
     def _draft(self, told: Sequence[ev.Fact | TaskResult]) -> Draft:
         """What is to be durable of it: each result with its fact."""
