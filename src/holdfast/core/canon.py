@@ -483,29 +483,26 @@ def pack_plain(value: dict[Any, Any], shapes: Mapping[str, Shape], lists: Mappin
     None if there is more to be looked at."""
     frozen: FrozenDict | None = None
     for key, item in value.items():
-        kind = type(item)
-        asked = (lists if kind is list else shapes).get(key) if type(key) is str else None
-        if kind is list or kind is dict:
-            made = _freeze_items(item, asked, 0) if kind is list else _freeze_fields(item, asked, 0)
+        kind, asked = type(item), shapes.get(key) if type(key) is str else None
+        if kind is str:
+            if "\0" in item or (asked is not str and asked is not object):
+                return None
+        elif kind is int:
+            if asked is not int and asked is not object:
+                return None
+        elif kind is list or kind is dict:
+            made = _freeze_fields(item, asked, 0) if kind is dict else _freeze_items(item, lists.get(key), 0) if type(key) is str else None
             if made is None:
                 return None
             if frozen is None:
                 frozen = FrozenDict(value)
             dict.__setitem__(frozen, key, made)
-        elif kind is not asked and asked is not object:
-            return None
-        elif kind is str:
-            if "\0" in item:
-                return None
-        elif kind is int:
-            if not _INT_MIN <= item <= _INT_MAX:
-                return None
-        elif kind not in _ATOMS and not (kind is float and math.isfinite(item)):
+        elif (kind is not asked and asked is not object) or (kind not in _ATOMS and not (kind is float and math.isfinite(item))):
             return None
     try:
         data = _encoder.encode(value)
-    except UnicodeEncodeError:
-        return None  # half a character, which the long way names
+    except (UnicodeEncodeError, OverflowError):
+        return None  # half a character, or a number that takes more than eight bytes: the long way knows what to do
     return None if len(data) > MAX_VALUE_BYTES else (FrozenDict(value) if frozen is None else frozen, data)
 
 
@@ -525,8 +522,7 @@ def _freeze_items(items: list[Any], each: Shape, depth: int) -> FrozenList | Non
             if item is None:
                 return None
         elif kind is int and (each is int or each is object):
-            if not _INT_MIN <= item <= _INT_MAX:
-                return None
+            pass
         elif not _is_plain(kind, item, each):
             return None
         made.append(item)
@@ -569,9 +565,7 @@ def _is_plain(kind: type, item: Any, asked: Shape) -> bool:
         return False
     if kind is str:
         return "\0" not in item
-    if kind is int:
-        return bool(_INT_MIN <= item <= _INT_MAX)
-    return kind in _ATOMS or (kind is float and math.isfinite(item))
+    return kind is int or kind in _ATOMS or (kind is float and math.isfinite(item))
 
 
 # -- bytes ------------------------------------------------------------------------------------------
