@@ -389,7 +389,7 @@ class CheckpointSaver(_Port):
 
     @verb
     async def get_history(self, thread_id: str) -> list[dict[str, Any]]:
-        """All snapshots of the thread, oldest first."""
+        """All snapshots of the thread, oldest first. Lists and dicts inside their values are read-only."""
         return await self._rt.history(thread_id)
 
     async def _newest(self, thread_id: str) -> Run[Any] | None:

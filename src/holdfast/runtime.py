@@ -1409,7 +1409,7 @@ class Runtime:
     @check_arguments(after=text_of)
     async def history(self, thread_id: str, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
         """Every checkpoint of the runs of a thread, oldest first, as ``{id, runId, values, metadata, createdAt, nextTasks}`` (§4.16). With
-        ``after``, the id of a checkpoint, only later ones.
+        ``after``, the id of a checkpoint, only later ones. Lists and dicts inside ``values`` are read-only; copy one (``list(x)``, ``dict(x)``) to change it.
 
         Raises:
             CheckpointNotFound: ``after`` is not a checkpoint of this thread.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Annotated, Any
 
@@ -73,6 +74,38 @@ async def test_the_history_of_a_thread_is_one_walk(count: int) -> None:
         page = await rt.history("t", limit=5, after=found[-6]["id"])
         assert page == found[-5:]
         assert store.asked["rows"] <= 4 and store.asked["given"] < 900
+
+
+async def test_a_history_shares_what_its_checkpoints_have_in_common() -> None:
+    """Issue «Speed», 6: thousands of turns are not copied as often as they have checkpoints; nobody can change one checkpoint through another."""
+
+    class Notes(State):
+        said: Annotated[list[dict[str, Any]], append, thread]
+        text: str = ""
+
+    graph = Graph("notes", Notes)
+
+    @graph.node(start=True)
+    async def hear(state: Notes) -> dict[str, Any]:
+        return {"said": [{"text": state.text, "tags": ["a"]}]}
+
+    @graph.node(after="hear")
+    async def rest(state: Notes) -> dict[str, Any]:
+        return {"text": "done"}
+
+    world = World()
+    async with world.runtime(graph) as rt:
+        for n in range(3):
+            await rt.invoke(graph, {"text": str(n)}, thread_id="t")
+        found = await rt.history("t")
+        said = [f["values"]["said"] for f in found]
+        assert said[-1] is said[-2] and said[-1][0] is said[-3][0] and json.loads(json.dumps(found)) == found
+        with pytest.raises(TypeError, match="read-only snapshot"):
+            said[-1].append({})
+        with pytest.raises(TypeError, match="read-only snapshot"):
+            said[-1][0]["text"] = "other"
+        found[-1]["values"]["text"] = "other"
+        assert (await rt.history("t"))[-1]["values"]["text"] == "done" and found[-2]["values"]["text"] == "2"
 
 
 async def test_a_state_begins_at_the_newest_whole_checkpoint() -> None:

@@ -92,9 +92,9 @@ def thaw(value: Any) -> Any:
     """A plain, mutable copy of a frozen value."""
     kind = type(value)
     if kind is FrozenList:
-        return [thaw(x) for x in value]
+        return [x if type(x) in _NATIVE else thaw(x) for x in value]
     if kind is FrozenDict:
-        return {k: thaw(v) for k, v in value.items()}
+        return {k: v if type(v) in _NATIVE else thaw(v) for k, v in value.items()}
     if kind is tuple:
         return tuple(thaw(x) for x in value)
     if kind in _twins:

@@ -20,7 +20,7 @@ IN_HAND = 8
 async def history(store: Store, reader: Reader, thread_id: str, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
     """The checkpoints of a thread's runs, run after run in the order of their turns: no clock decides (§3.4).
 
-    Each run is walked once, from where the one before it ended. ``after`` is a checkpoint's id: what came later.
+    Each run is walked once, from where the one before it ended. Lists and dicts within their values are read-only, for they share what they have in common. ``after`` is a checkpoint's id: what came later.
 
     Raises:
         InvalidInput: a limit below 1.
@@ -37,7 +37,7 @@ async def history(store: Store, reader: Reader, thread_id: str, *, limit: int | 
             del ends[next(iter(ends))]
         async for c in reader.walk(run_id, ends):
             if begun:
-                out.append(snapshot(c))
+                out.append(_show(c, dict(c.values)))  # each has the whole conversation up to there: what they have in common is not copied
             elif c.checkpoint_id == after:
                 begun = True
             if limit is not None and len(out) == limit:
@@ -55,11 +55,15 @@ def _run_of(checkpoint_id: str | None, runs: list[str]) -> str:
 
 
 def snapshot(view: CheckpointView) -> dict[str, Any]:
-    """The JSON shape of §4.16; ids say which run and checkpoint it is."""
+    """The JSON shape of §4.16; ids say which run and checkpoint it is. Its values are the caller's own, to be changed and put back."""
+    return _show(view, canon.thaw(view.values))
+
+
+def _show(view: CheckpointView, values: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": view.checkpoint_id,
         "runId": view.run_id,
-        "values": canon.thaw(view.values),
+        "values": values,
         "metadata": canon.thaw(view.metadata),
         "createdAt": iso(int(view.created_at.timestamp() * 1_000_000)),
         "nextTasks": list(view.pending_tasks),
