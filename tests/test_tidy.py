@@ -46,7 +46,6 @@ MAY_SLEEP: dict[str, str] = {
 INSIDE: dict[str, tuple[str, ...]] = {
     "tests/core/test_codec.py": ("core/codec",),
     "tests/core/test_decisions.py": ("core/decisions",),
-    "tests/core/test_superstep.py": ("core/superstep",),
     "tests/engine/test_threads.py": ("engine/look/threads",),
     "tests/inside.py": ("runtime", "core/canon", "machine"),  # for all tests that cannot do without
     "tests/integrations/test_langgraph_rows.py": ("integrations/langgraph",),

@@ -12,6 +12,7 @@ import hashlib
 import math
 import pathlib
 import pickle
+import re
 import typing
 import uuid
 
@@ -674,6 +675,29 @@ def kinds_in(value: typing.Any) -> typing.Any:
     if isinstance(value, list):
         return [type(value), *map(kinds_in, value)]
     return [type(value), {k: kinds_in(v) for k, v in value.items()}] if isinstance(value, dict) else type(value)
+
+
+def test_containers_beside_each_other_are_packed_in_one_pass() -> None:
+    value = {"a": {"k": [1], "l": {"m": "x"}, "n": True}, "b": [1], "c": "y"}
+    short = canon.pack_plain(value, {"a": canon.DictOf(object), "b": None, "c": str}, {"b": int})
+    assert short is not None and short == pack(value) and kinds_in(short[0]) == kinds_in(pack(value)[0])
+
+
+@given(st.lists(LEAVES, max_size=4))
+def test_many_values_are_encoded_as_each_alone(values: list[typing.Any]) -> None:
+    """Issue «Speed»: what a fan-out sends to a node is encoded together."""
+    try:
+        one_by_one = [pack(v, "Send('b')")[1] for v in values]
+    except Unserializable as e:
+        with pytest.raises(Unserializable, match=re.escape(str(e))):
+            canon.encode_each(values, "Send('b')")
+    else:
+        assert canon.encode_each(values, "Send('b')") == one_by_one
+
+
+def test_numbers_are_encoded_together_at_their_bounds() -> None:
+    for values in ([1, 2], [-(2**63), 2**64 - 1], [1, 2**64], [-(2**63) - 1, 0]):
+        assert canon.encode_each(values, "x") == [pack(v)[1] for v in values]
 
 
 def test_a_value_that_holds_itself_is_refused_by_name() -> None:

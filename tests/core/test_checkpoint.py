@@ -32,6 +32,7 @@ BOOM = ErrorValue("ValueError", "boom", where="a")
         ((ev.StepCompleted(1, "a"),), False, ()),
         ((ev.StepCompleted(1, "b"), ev.StepCompleted(1, "a", outcome="halted: no", hash=b"h")), True, ()),
         ((ev.StepCompleted(1, "a", hash=b"h"), ev.RunFailed("x", BOOM)), False, (Boundary.RUN_FAILED,)),
+        ((ev.RunStarted(), *[ev.StepStarted(1, "a")] * 9, ev.CheckpointSaved(b"h", "input")), False, (Boundary.RUN_STARTED,)),
         ((ev.StepFailed(1, "a", BOOM), ev.RunFailed("x", BOOM), ev.CheckpointSaved(b"h", "failure")), False, (Boundary.RUN_FAILED,)),
         ((ev.RunCanceled("canceled"), ev.CheckpointSaved(b"h", "cancel")), False, (Boundary.RUN_CANCELED,)),
     ],

@@ -160,6 +160,7 @@ def test_takeovers_are_counted_since_the_last_step_that_ended() -> None:
     assert walked(log.commit(taken)).takeovers == 1
     assert walked(log.commit(taken)).takeovers == 2
     assert walked(log.commit(ev.StepCompleted(1, "a"), results=(finished("a"),))).takeovers == 0
+    assert (walked(log.commit(taken)).takeovers, walked(log.commit(ev.StepDegraded(2, "b", "degraded"))).takeovers) == (1, 0)
 
 
 def test_whether_a_run_may_have_something_to_send() -> None:

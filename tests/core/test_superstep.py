@@ -303,7 +303,7 @@ def test_the_shorter_way_of_a_line_is_the_long_one(made: Any, inline: bool, know
         seen = {k: cps.decode_writes(r) for k, r in results.items()} if known else decoded
         short = real(program, parent, results, inline=inline, decoded=seen)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ss, "_line", lambda *_: took.append(True))
+            patch.setattr(cps, "cross_alone", lambda *_: took.append(True))
             long = real(program, parent, results, inline=inline, decoded=seen)
         assert short == long
         assert list(short[1].versions) == list(long[1].versions)
@@ -358,7 +358,7 @@ def test_the_shorter_way_of_a_crowd_is_the_long_one(data: st.DataObject) -> None
     inline = set(data.draw(st.sampled_from([[*results], [], [*results][1:]])))
     decoded = {k: writes[k] for k in data.draw(st.sampled_from([[*results], [], [*results][:1]]))}
     took: list[bool] = []
-    real = ss._crowd
+    real = cps.cross_crowd
 
     def barrier() -> Any:
         try:
@@ -367,9 +367,9 @@ def test_the_shorter_way_of_a_crowd_is_the_long_one(data: st.DataObject) -> None
             return str(e)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ss, "_crowd", lambda *a: (found := real(*a), took.append(found is not None))[0])
+        patch.setattr(cps, "cross_crowd", lambda *a: (found := real(*a), took.append(found is not None))[0])
         short = barrier()
-        patch.setattr(ss, "_crowd", lambda *_: None)
+        patch.setattr(cps, "cross_crowd", lambda *_: None)
         long = barrier()
     assert short == long
     if not isinstance(short, str):
@@ -383,8 +383,8 @@ def test_the_shorter_way_of_a_crowd_is_the_long_one(data: st.DataObject) -> None
 def test_a_plain_line_takes_the_shorter_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """One task, values that replace values, no target named: nothing else would be quicker for it."""
     taken: list[bool] = []
-    real = ss._line
-    monkeypatch.setattr(ss, "_line", lambda *a: (found := real(*a), taken.append(found is not None))[0])
+    real = cps.cross_alone
+    monkeypatch.setattr(cps, "cross_alone", lambda *a: (found := real(*a), taken.append(found is not None))[0])
     prog = program(node("a", start=True), node("b", after=["a"]), node("c", after=["b"]), channels={"x": last, "l": append})
     World(prog, a=lambda s: {"x": 1}, b=lambda s: {"l": [1]}, c=lambda s: None).drive()
     assert taken == [True, False, True]
@@ -600,3 +600,5 @@ def test_what_begins_after_a_barrier_is_told_and_what_waits_on_has_been() -> Non
     """§5.11: a task that is carried on began in a super-step before."""
     checkpoint = msgspec.structs.replace(cps.empty(RUN), step=3, pending=(Task("a"), Task("b", index=2), Task("c", began=2)))
     assert ss.list_starts(checkpoint) == [ev.StepStarted(4, "a"), ev.StepStarted(4, Task("b", index=2).key)]
+    plain = msgspec.structs.replace(checkpoint, pending=checkpoint.pending[:2])
+    assert ss.list_starts(plain) == ss.list_starts(checkpoint) and ss.list_starts(cps.empty(RUN)) == []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from operator import attrgetter, is_
 from typing import Any
 
@@ -453,6 +453,88 @@ def advance_with_news(
         idle=parent.idle + (carries_on and all(r.task[0] == "@" for r in done)),
     )
     return moved, news
+
+
+_node, _seen = attrgetter("node"), attrgetter("seen")
+_named = attrgetter("outcome", "goto", "chosen", "sends", "unsent", "feedback")
+_NOBODY = (OK, None, (), (), (), None)
+
+
+def cross_alone(
+    parent: Checkpoint, result: TaskResult, inline: bool, writes: Mapping[str, Any] | None, lasting: frozenset[str]
+) -> tuple[Delta, Checkpoint, list[str]] | None:
+    """A barrier by a shorter way, for what most steps are: one task, at its end, that replaced values and named nobody. ``lasting``: the channels whose
+    writes replace their values.
+
+    None: it is no such step. What comes out is what the long way gives (a property of the tests), but for what runs next, and the channels that have news.
+    """
+    if result.outcome != OK or result.goto is not None or result.chosen or result.sends or result.unsent or parent.topics or parent.skipped:
+        return None
+    if writes is None:
+        writes = decode_writes(result)
+    if not writes.keys() <= lasting:
+        return None
+    task, step = parent.pending[0], parent.step + 1
+    node, had = task.node, parent.versions
+    news = [f"done:{node}", *writes]
+    upto = dict(parent.seen.get(node, NONE_SEEN))
+    for channel in task.seen:
+        upto[channel] = had.get(channel, 0)
+    moved = Checkpoint(
+        run_id=parent.run_id,
+        seq=parent.seq,
+        step=step,
+        values={**parent.values, **writes},
+        versions={**had, **dict.fromkeys(news, step)},
+        seen={**parent.seen, node: upto} if upto else parent.seen,
+        pending=(),
+        parent=parent.checkpoint_id if parent.seq else None,
+        source=Source.LOOP,
+        writes={result.task: writes},
+        idle=parent.idle,
+    )
+    return Delta(step, Source.LOOP, (result if inline else result.task,)), moved, news
+
+
+def cross_crowd(
+    parent: Checkpoint, results: Mapping[str, TaskResult], inline: frozenset[str] | set[str], decoded: Mapping[str, Mapping[str, Any]], reducing: Mapping[str, str]
+) -> tuple[Delta, Checkpoint, list[str]] | None:
+    """``cross_alone`` for what most fan-outs are: tasks of one node that were sent to it, have all ended well, and wrote to channels with built-in reducers, which
+    ``reducing`` has."""
+    node = parent.pending[0].node
+    if parent.topics or parent.skipped or {*map(_node, parent.pending)} != {node} or {*map(_seen, parent.pending)} != {()}:
+        return None
+    keys = keys_of(parent.pending)
+    done = [*map(results.__getitem__, keys)]
+    if {*map(_named, done)} != {_NOBODY}:
+        return None
+    if all(map(decoded.__contains__, keys)):
+        writes = [*map(decoded.__getitem__, keys)]
+    else:
+        writes = [decoded[k] if k in decoded else decode_writes(results[k]) for k in keys]
+    names = dict.fromkeys(chain.from_iterable(writes))
+    kinds = {name: tag for name in names if (tag := reducing.get(name)) is not None}
+    if len(kinds) < len(names):
+        return None
+    step = parent.step + 1
+    values = dict(parent.values)
+    take(values, kinds, writes)
+    news = [f"done:{node}", *names]
+    moved = Checkpoint(
+        run_id=parent.run_id,
+        seq=parent.seq,
+        step=step,
+        values=values,
+        versions={**parent.versions, **dict.fromkeys(news, step)},
+        seen=dict(parent.seen),
+        pending=(),
+        parent=parent.checkpoint_id if parent.seq else None,
+        source=Source.LOOP,
+        writes=dict(zip(keys, writes, strict=True)),
+        idle=parent.idle,
+    )
+    entries = tuple(done) if inline.issuperset(keys) else tuple([r if r.task in inline else r.task for r in done])
+    return Delta(step, Source.LOOP, entries, kinds), moved, news
 
 
 def list_ends(parent: Checkpoint, results: Iterable[TaskResult | str]) -> list[ev.Fact]:

@@ -326,7 +326,9 @@ def _fact(raw: msgspec.Raw, format: int, seq: int) -> ev.Fact | ev.Unknown:
 
 def _tag(raw: msgspec.Raw) -> int:
     """The first element of a msgpack array, without decoding the rest."""
-    data = bytes(raw[:8]) if isinstance(raw, bytes) else bytes(memoryview(raw)[:8])
+    data = bytes(memoryview(raw)[:8])
+    if len(data) > 1 and data[0] & 0xF0 == 0x90 and data[1] < 0x80:
+        return data[1]  # as nearly always
     at = 1 if data[0] & 0xF0 == 0x90 else 3 if data[0] == 0xDC else -1
     if not 0 < at < len(data):
         raise ValueError("a fact is not an array")

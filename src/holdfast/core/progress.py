@@ -32,6 +32,10 @@ def _goes_on(record: StepRecord, path: str) -> bool:
     return not scope or path.startswith(scope + "/")
 
 
+_QUIET = frozenset({ev.StepStarted, ev.CheckpointSaved, ev.RunStarted, ev.RunClaimed, ev.BudgetSpent, ev.SideEffectAttempted})
+"""Kinds that tell nothing that later steps of a super-step must know: most facts of a log are of these, or of a step that completed."""
+
+
 class Progress:
     """Mutable while a log is walked; one instance belongs to one driver or reader.
 
@@ -255,7 +259,13 @@ class Progress:
     def _note(self, events: Sequence[ev.Event]) -> None:
         self.hear(events)
         for event in events:
-            if type(event.fact) is ev.SignalReceived:
+            kind = type(event.fact)
+            if kind in _QUIET:
+                continue
+            if kind is ev.StepCompleted:
+                self.takeovers = self.late = self.cuts = 0
+                continue
+            if isinstance(event.fact, ev.SignalReceived):
                 self._first = self._first or event.seq
                 self._names[event.fact.name] = None
             match event.fact:

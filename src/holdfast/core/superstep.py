@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from itertools import chain, count, repeat
+from itertools import count, repeat
 from operator import attrgetter
 from typing import Any, cast
 
 import msgspec
 
 from holdfast.core import canon
+from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.bounds import wrong
-from holdfast.core.channels import LAST, MISSING, Channel, Reducer, last, take
+from holdfast.core.channels import LAST, MISSING, Channel, Reducer, last
 from holdfast.core.checkpoint import (
     NONE_SEEN,
     SIGNAL,
@@ -41,10 +42,10 @@ from holdfast.core.errors import (
 from holdfast.core.graph import Node, Program, Trigger
 from holdfast.core.ids import node_of
 from holdfast.core.kinds import Kind, Misfit
-from holdfast.core.outcomes import ALL_SKIPPED, DELIVERED, NO_CHANGE, OK, SKIPPED, UNCHANGED, completes
+from holdfast.core.outcomes import ALL_SKIPPED, DELIVERED, NO_CHANGE, SKIPPED, UNCHANGED, completes
 
 INTENTS = "intents"
-_began, _node, _payload, _seen = attrgetter("began"), attrgetter("node"), attrgetter("payload"), attrgetter("seen")
+_began, _node, _payload = attrgetter("began"), attrgetter("node"), attrgetter("payload")
 REVIEW_TASK = "@review"
 
 
@@ -215,13 +216,13 @@ def barrier(
     """
     if len(parent.pending) == 1 and not signals and source is Source.LOOP and taken is None and not parent.held:
         alone = results[parent.pending[0].key]
-        shorter = _line(program, parent, alone, alone.task in inline, decoded.get(alone.task))
-        if shorter is not None:
-            return shorter
+        short = cps.cross_alone(parent, alone, alone.task in inline, decoded.get(alone.task), program.lasting)
+        if short is not None:
+            return _with_pending(short[0], short[1], plan(program, *short[1:]))
     if len(parent.pending) > 1 and not signals and source is Source.LOOP and taken is None and not parent.held:
-        shorter = _crowd(program, parent, results, inline, decoded)
-        if shorter is not None:
-            return shorter
+        short = cps.cross_crowd(parent, results, inline, decoded, program.reducing)
+        if short is not None:
+            return _with_pending(short[0], short[1], plan(program, *short[1:]))
     group = parent.pending if taken is None else taken
     waiting = () if taken is None else _carry(parent, taken)
     done = [results[t.key] for t in group]
@@ -362,90 +363,6 @@ def wakes(program: Program, checkpoint: Checkpoint, signals: tuple[TaskResult, .
     return len(moved.pending) > len(checkpoint.pending)
 
 
-def _line(program: Program, parent: Checkpoint, result: TaskResult, inline: bool, writes: Mapping[str, Any] | None) -> tuple[Delta, Checkpoint] | None:
-    """The barrier by a shorter way, for what most steps are: one task, at its end, that replaced values and named nobody.
-
-    None: it is no such step. What comes out is what the long way gives (a property of the tests).
-    """
-    if result.outcome != OK or result.goto is not None or result.chosen or result.sends or result.unsent or parent.topics or parent.skipped:
-        return None
-    if writes is None:
-        writes = decode_writes(result)
-    if not writes.keys() <= program.lasting:
-        return None
-    task, step = parent.pending[0], parent.step + 1
-    node, had = task.node, parent.versions
-    news = [f"done:{node}", *writes]
-    upto = dict(parent.seen.get(node, NONE_SEEN))
-    for channel in task.seen:
-        upto[channel] = had.get(channel, 0)
-    moved = Checkpoint(
-        run_id=parent.run_id,
-        seq=parent.seq,
-        step=step,
-        values={**parent.values, **writes},
-        versions={**had, **dict.fromkeys(news, step)},
-        seen={**parent.seen, node: upto} if upto else parent.seen,
-        pending=(),
-        parent=parent.checkpoint_id if parent.seq else None,
-        source=Source.LOOP,
-        writes={result.task: writes},
-        idle=parent.idle,
-    )
-    tasks = plan(program, moved, news)
-    msgspec.structs.force_setattr(moved, "pending", tasks)
-    return Delta(step, Source.LOOP, (result if inline else result.task,), pending=tasks), moved
-
-
-_named = attrgetter("outcome", "goto", "chosen", "sends", "unsent", "feedback")
-_NOBODY = (OK, None, (), (), (), None)
-
-
-def _crowd(
-    program: Program, parent: Checkpoint, results: Mapping[str, TaskResult], inline: frozenset[str] | set[str], decoded: Mapping[str, Mapping[str, Any]]
-) -> tuple[Delta, Checkpoint] | None:
-    """The barrier by a shorter way, for what most fan-outs are: tasks of one node that were sent to it, have all ended well, and wrote to channels with built-in reducers.
-
-    None: they are not. What comes out is what the long way gives (a property of the tests).
-    """
-    node = parent.pending[0].node
-    if parent.topics or parent.skipped or {*map(_node, parent.pending)} != {node} or {*map(_seen, parent.pending)} != {()}:
-        return None
-    keys = keys_of(parent.pending)
-    done = [*map(results.__getitem__, keys)]
-    if {*map(_named, done)} != {_NOBODY}:
-        return None
-    if all(map(decoded.__contains__, keys)):
-        writes = [*map(decoded.__getitem__, keys)]
-    else:
-        writes = [decoded[k] if k in decoded else decode_writes(results[k]) for k in keys]
-    names = dict.fromkeys(chain.from_iterable(writes))
-    kinds = {name: tag for name in names if (tag := program.reducing.get(name)) is not None}
-    if len(kinds) < len(names):
-        return None
-    step = parent.step + 1
-    values = dict(parent.values)
-    take(values, kinds, writes)
-    news = [f"done:{node}", *names]
-    moved = Checkpoint(
-        run_id=parent.run_id,
-        seq=parent.seq,
-        step=step,
-        values=values,
-        versions={**parent.versions, **dict.fromkeys(news, step)},
-        seen=dict(parent.seen),
-        pending=(),
-        parent=parent.checkpoint_id if parent.seq else None,
-        source=Source.LOOP,
-        writes=dict(zip(keys, writes, strict=True)),
-        idle=parent.idle,
-    )
-    tasks = plan(program, moved, news)
-    msgspec.structs.force_setattr(moved, "pending", tasks)
-    entries = tuple(done) if inline.issuperset(keys) else tuple([r if r.task in inline else r.task for r in done])
-    return Delta(step, Source.LOOP, entries, kinds, pending=tasks), moved
-
-
 def _expect(program: Program, result: TaskResult) -> tuple[SendTo, ...]:
     for node in dict.fromkeys(map(_node, result.sends)):
         if node not in program.nodes:
@@ -497,7 +414,7 @@ def _with_pending(delta: Delta, moved: Checkpoint, pending: tuple[Task, ...]) ->
 
 def pack_input(program: Program, given: Mapping[str, Any]) -> tuple[canon.FrozenDict, bytes]:
     """``check_input``, and the bytes of what it gives."""
-    if type(given) is dict and all(map(given.__contains__, program.required)) and (plain := canon.pack_plain(given, *program.given)) is not None:
+    if program.given[0] and type(given) is dict and all(map(given.__contains__, program.required)) and (plain := canon.pack_plain(given, *program.given)) is not None:
         return plain
     admitted = check_input(program, given)
     return admitted, canon.encode(admitted)
