@@ -60,7 +60,7 @@ def note_error(ended: asyncio.Future[Any]) -> None:
         ended.exception()
 
 
-def call_nobody() -> None:
+def call_nobody(*_: object) -> None:
     """In the place of what was called and is called no more, so that nothing refers back to it."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from holdfast.core import errors, ids
@@ -76,3 +78,23 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     full = errors.QueueFull("default is full", retry_after=2.5)
     assert (full.retry_after, full.hint, full.code) == (2.5, "try again in 2.5 s", "queue_full")
     assert errors.QueueFull("full", hint="ask the operator").hint == "ask the operator"
+
+
+def test_the_same_error_for_several_callers_is_one_for_each() -> None:
+    """Of one object that many raise, each would print the frames of all: of a hundred runs that were stopped, a hundred pages each."""
+    first = RecordDamaged("claim", "r1", "k")
+    try:
+        raise first from OSError(28, "no space")
+    except RecordDamaged:
+        pass
+    for error in (first, errors.QueueFull("full", retry_after=2), errors.Unserializable("a.b", "a set"), OSError(28, "no space", "runs.db"), KeyError("x")):
+        own = errors.make_own(error)
+        assert own is not error and type(own) is type(error) and (str(own), own.args, vars(own)) == (str(error), error.args, vars(error))
+        assert (own.__cause__, own.__suppress_context__, own.__traceback__) == (error.__cause__, error.__suppress_context__, error.__traceback__)
+    told = []
+    for _ in range(5):
+        try:
+            raise errors.make_own(first)
+        except RecordDamaged as e:
+            told.append(len(traceback.extract_tb(e.__traceback__)))
+    assert len({*told}) == 1

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import os
 import threading
+import traceback
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast import Context, Runtime, flow
-from holdfast.core.errors import Rejected, StoreUnavailable
+from holdfast.core.errors import Rejected, StoreClosed, StoreUnavailable
 from holdfast.stores import MemoryStore
 from holdfast.testing.clock import VirtualClock
 from tests.postgres.server import shared
@@ -157,3 +158,22 @@ async def test_a_registration_whose_answer_is_lost_is_made_anew(comes_through: b
             await rt.run(greet)
         clock.advance(60)
         assert await rt.run(greet) == "hello"
+
+
+async def test_runs_that_are_stopped_together_show_their_own_frames(urls: Iterator[str]) -> None:
+    """Each caller of a runtime that is closed under its runs gets an error of its own; else each printed the frames of all of them."""
+    begun, never = asyncio.Semaphore(0), asyncio.Event()
+
+    @flow("waits", version="1")
+    async def waits(ctx: Context) -> None:
+        begun.release()
+        await never.wait()
+
+    async with Runtime(next(urls), skills=[waits]) as rt:
+        callers = [asyncio.ensure_future(rt.invoke(waits, {})) for _ in range(20)]
+        async with asyncio.timeout(60):
+            for _ in callers:
+                await begun.acquire()
+    errors = await asyncio.gather(*callers, return_exceptions=True)
+    assert {type(e) for e in errors} == {StoreClosed} and len({id(e) for e in errors}) == len(errors)
+    assert max(len(traceback.extract_tb(e.__traceback__)) for e in errors if isinstance(e, StoreClosed)) < 40

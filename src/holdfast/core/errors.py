@@ -10,7 +10,11 @@ Every error has a stable ``code``, which commands and the HTTP API print, and an
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
+
+E = TypeVar("E", bound=BaseException)
 
 
 class HoldfastError(Exception):
@@ -36,6 +40,15 @@ class HoldfastError(Exception):
         """The error in one line: the code, what happened, and what to do."""
         text = " ".join(self.message.split())
         return f"{self.code}: {text}" + (f" ({self.hint})" if self.hint else "")
+
+
+def make_own(error: E) -> E:
+    """The same error for one more caller: of one object that several raise, the traceback would be that of all of them."""
+    given = error.__reduce__()[1] if isinstance(error, OSError) else error.args  # those of a file's error lack its name
+    own = type(error).__new__(type(error), *given)
+    own.__dict__.update(error.__dict__)
+    own.__cause__, own.__suppress_context__, own.__traceback__ = error.__cause__, error.__suppress_context__, error.__traceback__
+    return own
 
 
 # -- the caller's mistake ---------------------------------------------------------------------------

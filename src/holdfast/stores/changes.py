@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.core.errors import HoldfastError, StoreClosed
+from holdfast.core.errors import HoldfastError, StoreClosed, make_own
 from holdfast.ports import ANYTHING, News
 
 # A look and its turn of the loop cost about 25 us: a part in 40 of one processor for a second after news, in 400 after that.
@@ -282,7 +282,7 @@ class Changes:
     def _tell_error(self, error: HoldfastError) -> None:
         for waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(error)
+                waiter.set_exception(make_own(error))
         self._waiters.clear()
 
     def _look(self, about: int) -> None:

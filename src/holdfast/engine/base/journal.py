@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -118,6 +118,10 @@ class Draft(msgspec.Struct):
         return not any(msgspec.structs.astuple(self)[1:])
 
 
+_NOTHING = Draft()
+"""What is held where nothing is; nobody changes it."""
+
+
 class Act(msgspec.Struct, frozen=True):
     """An effect in the middle of its act. ``task`` is what a cancel can end; a thread has none."""
 
@@ -134,17 +138,12 @@ class Journal:
         self._stands(run, tip, progress)
         self._line: Line | None = None
         self.dead: BaseException | None = None
-        self.acting: set[str] = set()
-        self.acts: dict[str, Act] = {}
         self.cut = False
-        self.stopped: list[str] = []
-        self.taking: set[tuple[str, str]] = set()  # signals, by name and key, that a wait of this driving has taken
+        self.stopped: Sequence[str] = ()
         self.sendings: Sendings | None = None  # who sends its intents while it is driven, where somebody here does
         self.posted = False
-        self.expects: Callable[[int | None], None] = lambda due: None  # told of each change of the open waits: when they fall due
-        self.quiet = asyncio.Event()
-        self.quiet.set()
-        self._held = Draft()
+        self.expects: Callable[[int | None], None] = call_nobody  # told of each change of the open waits: when they fall due
+        self._held = _NOTHING
         self.echo: Echo | None = None
         self._ring: Ring | None = None
         self._lock = asyncio.Lock()
@@ -201,6 +200,29 @@ class Journal:
     def safe_points(self) -> SafePoints:
         """Those of its driver, which puts them here; of a run that nobody drives nobody asks."""
         return SafePoints(call_nobody)
+
+    # What few runs have is made when it is first asked for: many are driven at once, and the garbage collector goes through all that each has.
+
+    @cached_property
+    def acting(self) -> set[str]:
+        """The effects in flight."""
+        return set()
+
+    @cached_property
+    def acts(self) -> dict[str, Act]:
+        return {}
+
+    @cached_property
+    def taking(self) -> set[tuple[str, str]]:
+        """Signals, by name and key, that a wait of this driving has taken."""
+        return set()
+
+    @cached_property
+    def quiet(self) -> asyncio.Event:
+        """Set while no effect is in flight."""
+        found = asyncio.Event()
+        found.set()
+        return found
 
     @cached_property
     def weights(self) -> Weights:
@@ -373,6 +395,8 @@ class Journal:
     def hold(self, draft: Draft) -> None:
         """Keeps a draft for the next commit, whoever makes it: recorded clocks and dice, ledger rows, intents."""
         self._look()
+        if self._held is _NOTHING:
+            self._held = Draft()
         self._held.merge(draft)
         self._note(draft)
 
@@ -482,7 +506,7 @@ class Journal:
             self._note(draft)
         held = self._held
         if held:
-            self._held, draft = Draft(), held.join(draft)
+            self._held, draft = _NOTHING, held.join(draft)
         try:
             await self._durable(partial(self._number, draft, checkpoint, delta, lease, due, actor, behind, follows, at))
         except (EffectInProgress, InboxUnread, StatementFailed):
@@ -515,7 +539,7 @@ class Journal:
         before, progress = self._run, self._progress
         self._stands(commit.run, tip, progress)
         if commit.puts:
-            self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
+            self.stopped = [*self.stopped, *[i.run_id for i in commit.puts if isinstance(i.command, Cancel)]]
         if not _EFFECTS.isdisjoint(kinds):
             self._account(commit.events)
         if commit.intents:

@@ -40,7 +40,16 @@ from holdfast import workspaces
 from holdfast.core import canon
 from holdfast.core.checkpoint import Ended, StepRecord
 from holdfast.core.environments import DEVELOPMENT, Environment
-from holdfast.core.errors import Conflict, FingerprintMismatch, LeaseLost, SkillUnknown, StoreClosed, StoreError, WorkspaceElsewhere
+from holdfast.core.errors import (
+    Conflict,
+    FingerprintMismatch,
+    LeaseLost,
+    SkillUnknown,
+    StoreClosed,
+    StoreError,
+    WorkspaceElsewhere,
+    make_own,
+)
 from holdfast.core.graph import Program
 from holdfast.core.lease import SAFE_PART
 from holdfast.core.limits import Limit, Rules, in_force
@@ -281,7 +290,7 @@ class Drivers:
         """Stops every run that is driven here, each with this error, once what it acts on outside has come to its end or its grace."""
         self._closed = asyncio.Event()
         for driver in list(self._drivers.values()):
-            driver.broke(error)
+            driver.broke(make_own(error))
         if self._drivers:
             await self._closed.wait()
 
@@ -295,7 +304,7 @@ class Drivers:
         """A watch that broke for good takes its drivers with it: they would never hear of a cancel again (X-14)."""
         if not task.cancelled() and (error := task.exception()) is not None:
             for driver in list(self._drivers.values()):
-                driver.broke(error)
+                driver.broke(make_own(error))
 
     async def _watch(self) -> None:
         """A store that fails for a while is asked again; the drivers meet its error with their next commit."""

@@ -138,6 +138,7 @@ class Conductor:
                 raise
             journal.dead = None
             return await self._queue(born, "lane busy" if e.code == "lane_busy" else "its thread's turn", step_limit, detach)
+        del draft  # nobody needs it while the run goes on
         record = await self._drive(born.run_id, driver)
         if record.terminal:
             return self._reader.show_left(record, Lease(journal.fence), journal.progress.checkpoint.values, self._store.now())

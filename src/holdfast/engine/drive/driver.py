@@ -76,7 +76,6 @@ class Driver:
         self._limit = step_limit or program.step_limit
         self._forced = forced
         self._lock = asyncio.Lock()
-        self._news = asyncio.Event()
         self._parked: dict[str, tuple[Wait, ...]] = {}
         self._task: asyncio.Task[Any] | None = None
         self.scope: asyncio.Task[Any] | None = None
@@ -88,6 +87,11 @@ class Driver:
         self._again = self._cut = self._going = self._over = self._repeats = self._late = self._doubled = self._suspect = False
         journal.safe_points = SafePoints(self._at_safe_point)
         journal.expects = functools.partial(services.drivers.expect, journal.progress.checkpoint.run_id)
+
+    @functools.cached_property
+    def _news(self) -> asyncio.Event:
+        """Set when an answer has been recorded, for tasks beside each other."""
+        return asyncio.Event()
 
     # -- news while it is driven --------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.core.chunks import Stored
 from holdfast.core.codec import Row
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, make_own
 from holdfast.core.lease import Lease
 from holdfast.core.masks import Mask
 from holdfast.core.run import Run
@@ -171,7 +171,7 @@ class SharedSource:
         except HoldfastError as e:
             for waiter in self._everybody():
                 if not waiter.done():
-                    waiter.set_exception(e)
+                    waiter.set_exception(make_own(e))
         finally:
             self._task = None
             self._kept, self._asked = {}, {}

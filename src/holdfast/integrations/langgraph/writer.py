@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from holdfast.core.bounds import check_size
+from holdfast.core.errors import make_own
 from holdfast.machine import note_error
 from holdfast.shelf import Shelf
 
@@ -117,7 +118,7 @@ class Writer:
             if isinstance(failed, asyncio.CancelledError):
                 done.cancel()
             else:
-                done.set_exception(failed)
+                done.set_exception(make_own(failed))
 
     def _end(self, serving: asyncio.Task[None]) -> None:
         """Nobody is left waiting, also where the task was cancelled before it took anything."""

@@ -34,7 +34,7 @@ from holdfast.core import canon, chunks, codec, commit, ids, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.chunks import LINGER_US, Emitted
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Step, ThreadEnd, Tip
-from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound, StatementFailed, StoreError, VersionConflict
+from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound, StatementFailed, StoreError, VersionConflict, make_own
 from holdfast.core.lease import Keep, Release, Take, Touch
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
@@ -1029,7 +1029,7 @@ def _answer(w: _Waiting, tip: Tip) -> None:
 
 def _fail(w: _Waiting | _Stepping, error: HoldfastError) -> None:
     if w.waits:
-        w.refuse(error)
+        w.refuse(make_own(error))
 
 
 def put_values(item: InboxItem, at: int | None) -> dict[str, Any]:

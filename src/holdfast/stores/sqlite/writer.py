@@ -22,7 +22,7 @@ import apsw
 
 from holdfast import meters
 from holdfast.core.commit import Step, Tip
-from holdfast.core.errors import HoldfastError, StoreClosed
+from holdfast.core.errors import HoldfastError, StoreClosed, make_own
 from holdfast.core.lease import Take
 from holdfast.ports import Seat
 from holdfast.stores.apply import Prepared, news_of
@@ -213,7 +213,7 @@ class Writer:
             try:
                 done = committer.together([w for w, _ in batch], keys)
                 error = self._after(committer)
-                return done if error is None else [error] * len(batch)
+                return done if error is None else [make_own(error) for _ in batch]
             except apsw.BusyError:
                 raise
             except Exception:
@@ -327,7 +327,7 @@ class Writer:
                 self._answer(batch, *job.result(), final=True)
                 return
             assert isinstance(error, Exception)
-            self._answer(batch, [error] * len(batch), self._average, final=True)
+            self._answer(batch, [make_own(error) for _ in batch], self._average, final=True)
 
         future = self._submit(work)
         future.add_done_callback(settle)
