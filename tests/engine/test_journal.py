@@ -14,7 +14,7 @@ from holdfast.core import canon, starts
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult, empty
 from holdfast.core.commit import Commit, Step, Tip
-from holdfast.core.errors import LeaseLost
+from holdfast.core.errors import InboxUnread, LeaseLost
 from holdfast.core.fused import Line
 from holdfast.core.progress import Progress
 from holdfast.engine.base.begun import Rest
@@ -80,6 +80,56 @@ async def test_whoever_looks_at_a_line_finds_its_newest_step() -> None:
     assert loaded is not None and journal.goes_along(line) and journal.due is None
     assert journal.tip == loaded.tip != step.after
     assert not journal.goes_along(line) and journal.run.version == loaded.run.version
+    await store.close()
+
+
+class Slow(MemoryStore):
+    """A commit that ends a run waits until it is let go; then somebody has put something into its inbox, if so told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+        self.unread = False
+
+    async def commit(self, commit: Commit) -> Tip:
+        if commit.run.terminal:
+            self.asked.set()
+            await self.go.wait()
+            if self.unread:
+                raise InboxUnread("r1 has been told something")
+        return await super().commit(commit)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("unread", [False, True])
+async def test_whoever_looks_while_the_end_is_with_the_store_finds_the_last_step(looks: bool, unread: bool) -> None:
+    """The run has ended once that is durable, and not before; where it is refused, it stands where its last step has left it."""
+    store = Slow()
+    journal, line, step = await on_a_line(store)
+    store.unread = unread
+    await journal.step(store.step, line, step)
+    while True:
+        assert line.task is not None
+        made = line.decide(line.task, {"n": 1}, canon.encode(canon.FrozenDict({"n": 1})), store.now(), ends=True)
+        if isinstance(made, Commit):
+            break
+        assert made is not None
+        await journal.step(store.step, line, made)
+    before = line.run
+    ending = asyncio.ensure_future(journal.end(line, made))
+    await store.asked.wait()
+    if looks:
+        assert journal.run == before and journal.progress.checkpoint == line.checkpoint
+    store.go.set()
+    if unread:
+        with pytest.raises(InboxUnread):
+            await ending
+        assert journal.run == before and journal.tip == line.tip and journal.progress.checkpoint == line.checkpoint
+    else:
+        await ending
+        loaded = await store.load("r1")
+        assert loaded is not None and journal.run == loaded.run == made.run and journal.tip == loaded.tip and journal.progress.checkpoint == made.checkpoint
+    assert not journal.goes_along(line)
     await store.close()
 
 

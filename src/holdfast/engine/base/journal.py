@@ -309,10 +309,10 @@ class Journal:
         async with self._lock:
             try:
                 await self._durable(lambda: commit)  # whoever looks meanwhile finds the run as the last step left it
-            except BaseException:
+            finally:
+                if self._run is commit.run:
+                    self._line = None
                 self._look()
-                raise
-            self._line = None
 
     def _look(self) -> None:
         """Makes what others look at from what the line holds, which ends it."""
