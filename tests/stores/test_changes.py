@@ -54,10 +54,10 @@ def rung(file: str, probe: Callable[[], int]) -> Changes:
     return changes
 
 
-async def waits(changes: Changes) -> None:
+async def waits(changes: Changes, about: News = ANYTHING) -> None:
     """Until the next change: a task's first look only sets what is news to it."""
-    await changes.wait(0)
-    await changes.wait(3600)
+    await changes.wait(0, about)
+    await changes.wait(3600, about)
 
 
 @pytest.fixture
@@ -104,6 +104,30 @@ async def test_a_look_for_nothing_wakes_nobody(file: str, slow_poll: None) -> No
     theirs.close()
     with pytest.raises(StoreClosed):
         await waiting
+
+
+async def test_commands_are_not_looked_out_for_as_often_as_answers(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run alone that was driven looked a thousand times a second whether somebody elsewhere had cancelled it: as much as a tenth of its steps' work. Who
+    waits for anything else, or where no process rings, is not kept waiting."""
+    monkeypatch.setattr("holdfast.stores.changes.ACTIVE_POLL", 0)
+    monkeypatch.setattr("holdfast.stores.changes.IDLE_POLL", 3600)
+    for rings, hurries in ((True, None), (True, News.DUE), (False, None)):
+        changes = Changes(lambda: 1)
+        changes.reopen(Bell.of(file) if rings else None, lambda: Board.of(f"{file}.news", file))
+        changes.tell()
+        driven = [asyncio.ensure_future(waits(changes, News.INBOX))]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        driven.append(asyncio.ensure_future(waits(changes, News.INBOX)))
+        driven += [] if hurries is None else [asyncio.ensure_future(waits(changes, hurries))]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        before = changes.looks
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (changes.looks - before > 5) is (hurries is not None or not (rings and sys.platform == "linux"))
+        changes.close()
+        await asyncio.gather(*driven, return_exceptions=True)
 
 
 async def test_the_poll_is_the_truth(file: str, monkeypatch: pytest.MonkeyPatch) -> None:

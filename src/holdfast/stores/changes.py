@@ -31,7 +31,7 @@ PLACES = 16
 ASK_AGAIN_SECONDS = 1.0
 BOARD = "!news"  # in the folder of those that live, where it can be the name of none of them
 _KINDS = tuple(int(kind) for kind in News)  # plain numbers: to combine flags costs several calls each time
-OTHER = int(News.OTHER)
+OTHER, INBOX = int(News.OTHER), int(News.INBOX)
 _POSTED = tuple(kind for kind in _KINDS if kind != OTHER)
 _WIDTH = 8
 _MOST = 1 << 8 * _WIDTH
@@ -259,14 +259,25 @@ class Changes:
             self._tick(loop)
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._probe is None or (self._timer is not None and self._timer[0] is loop and not self._timer[1].cancelled()):
+        if self._probe is None:
             return
         if self._news:
             self._news = False
             if self.bell is None or not self.bell.heard:
                 self._active_until = loop.time() + ACTIVE_FOR
-        active = loop.time() < self._active_until
-        self._timer = (loop, loop.call_later(ACTIVE_POLL if active else IDLE_POLL, self._tick, loop))
+        now = loop.time()
+        at = now + (ACTIVE_POLL if now < self._active_until and self._hurries() else IDLE_POLL)
+        if self._timer is not None:
+            other, timer = self._timer
+            if other is loop and not timer.cancelled() and timer.when() <= at:
+                return
+            timer.cancel()
+        self._timer = (loop, loop.call_at(at, self._tick, loop))
+
+    def _hurries(self) -> bool:
+        """Whether somebody waits for what may come back at any moment. Commands for runs that are driven here come from people, and the processes of this
+        machine ring."""
+        return self.bell is None or {*self._waiters.values()} != {INBOX}
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
