@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
 
-from holdfast import Runtime
+from holdfast import Graph, Runtime, State, append, thread
 from holdfast.core import describe
+from holdfast.engine.look.looker import Looker
 from tests.http.support import bearer, graph, served, token
 
 STORES = ["memory:", "sqlite:///{}/a.db"]
@@ -52,6 +53,54 @@ async def test_a_run_from_its_submission_to_its_end(tmp_path: Path) -> None:
             assert (await http.get(f"/v1/runs/{run_id}/state")).json()["values"]["said"][-1] == "bye"
             assert (await http.get(f"/v1/runs/{run_id}/check")).json() == {"ok": True, "run_id": run_id, "problems": []}
             assert (await http.get("/v1/threads/t1/history")).json()["history"][-1]["values"]["said"][-1] == "bye"
+
+
+class Talk(State):
+    said: Annotated[list[str], append, thread]
+
+
+def talk() -> Graph[Talk]:
+    made = Graph("talk", Talk, version="1")
+
+    @made.node(start=True)
+    async def answer(state: Talk) -> dict[str, Any]:
+        return {"said": [f"{len(state.said)}"]}
+
+    return made
+
+
+async def test_a_page_of_a_threads_history_costs_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """§16.1, issue «Speed», 6: of a thread of any length only the runs of the page are read, and the pages together are the whole history."""
+    looked: list[str] = []
+    snapshot = Looker.snapshot
+
+    async def counting(self: Looker, run_id: str, *args: Any, **options: Any) -> Any:
+        looked.append(run_id)
+        return await snapshot(self, run_id, *args, **options)
+
+    async with Runtime("memory:", skills=[g := talk()]) as rt, served(rt, tokens=False) as http:
+        for n in range(20):
+            await rt.invoke(g, {"said": [f"question {n}"]}, thread_id="t1")
+        whole = (await http.get("/v1/threads/t1/history", params={"limit": 500})).json()
+        assert len(whole["history"]) == 40 and whole["next_cursor"] is None and [len(x["values"]["said"]) for x in whole["history"]] == [*range(1, 41)]
+        assert [x["id"] for x in whole["history"]] == [x["id"] for x in await rt.history("t1")]
+        monkeypatch.setattr(Looker, "snapshot", counting)
+        pages, after = [], {}
+        while True:
+            looked.clear()
+            page = (await http.get("/v1/threads/t1/history", params={"limit": 6, **after})).json()
+            assert len(looked) <= 5, "the runs of the page, and one to know whether there are more"
+            pages += page["history"]
+            if page["next_cursor"] is None:
+                break
+            after = {"after": page["next_cursor"]}
+        assert pages == whole["history"]
+        last = whole["history"][-1]["id"]
+        assert (await http.get("/v1/threads/t1/history", params={"after": last})).json() == {"history": [], "next_cursor": None}
+        other = await rt.invoke(g, {"said": ["x"]}, thread_id="t2")
+        for unknown in (f"{last}0", "none", f"{other.run_id}.c4"):
+            refused = await http.get("/v1/threads/t1/history", params={"after": unknown})
+            assert (refused.status_code, refused.json()["code"]) == (404, "checkpoint_not_found"), refused.text
 
 
 async def record(rt: Runtime, run_id: str) -> dict[str, Any]:

@@ -270,30 +270,44 @@ async def thread_history(c: Call) -> Answer:
     mine = await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=1), values=False)
     if not mine:
         raise NotFound(f"no thread {thread}", hint="GET /v1/runs lists runs with their threads")
-    out = [one async for one in _thread(c, thread)]
-    start = 0
-    if q.after is not None:
-        start = next((n for n, x in enumerate(out, 1) if x["id"] == q.after), 0)
-        if not start:
-            raise CheckpointNotFound(f"the thread {thread!r} has no checkpoint {q.after}", hint="give the id of one of its checkpoints")
-    found = out[start : start + _limit(q.limit)]
-    return Answer(value=b.History(history=found, next_cursor=found[-1]["id"] if start + len(found) < len(out) else None))
+    limit = _limit(q.limit)
+    found = [one async for one in _walk_thread(c, thread, q.after, limit + 1)]  # one more tells whether that is all
+    page = found[:limit]
+    return Answer(value=b.History(history=page, next_cursor=page[-1]["id"] if len(found) > limit else None))
 
 
-async def _thread(c: Call, thread: str) -> AsyncIterator[dict[str, Any]]:
-    """The checkpoints of a thread's runs under the caller's tenant, oldest first."""
-    runs: list[describe.RunView] = []
+async def _walk_thread(c: Call, thread: str, after: str | None, most: int) -> AsyncIterator[dict[str, Any]]:
+    """The checkpoints of a thread's runs under the caller's tenant, oldest first: so many at most, from the one behind ``after``.
+
+    Raises:
+        CheckpointNotFound: the thread has no such checkpoint.
+    """
+    runs: list[str] = []
     cursor: str | None = None
     while page := await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=500, before=cursor), values=False):
-        runs += page
+        runs += [run.run_id for run in page]
         cursor = page[-1].run_id
         if len(page) < 500:
             break
-    for run in reversed(runs):
-        for x in (await c.rt.look.snapshot(run.run_id, c.tenant, check=False)).checkpoints():
-            yield {
-                "id": x.checkpoint_id, "runId": x.run_id, "values": x.values, "metadata": x.metadata, "createdAt": x.created_at, "nextTasks": x.pending_tasks,
-            }
+    runs.reverse()
+    unknown = CheckpointNotFound(f"the thread {thread!r} has no checkpoint {after}", hint="give the id of one of its checkpoints")
+    if after is not None:
+        of = after.rpartition(".")[0]
+        if of not in runs:
+            raise unknown
+        runs = runs[runs.index(of) :]
+    begun = after is None
+    for run_id in runs:
+        for x in (await c.rt.look.snapshot(run_id, c.tenant, check=False)).checkpoints():
+            if begun:
+                yield {"id": x.checkpoint_id, "runId": x.run_id, "values": x.values, "metadata": x.metadata, "createdAt": x.created_at, "nextTasks": x.pending_tasks}
+                most -= 1
+                if not most:
+                    return
+            elif x.checkpoint_id == after:
+                begun = True
+        if not begun:
+            raise unknown
 
 
 async def list_skills(c: Call) -> Answer:

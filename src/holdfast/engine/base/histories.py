@@ -48,7 +48,7 @@ async def history(store: Store, reader: Reader, thread_id: str, *, limit: int | 
 
 
 def _run_of(checkpoint_id: str | None, runs: list[str]) -> str:
-    run_id = (checkpoint_id or "").partition(".")[0]
+    run_id = (checkpoint_id or "").rpartition(".")[0]
     if run_id not in runs:
         raise CheckpointNotFound(f"no run of this thread has the checkpoint {checkpoint_id}", hint="give the id of one of its checkpoints")
     return run_id
