@@ -665,7 +665,7 @@ class Seat(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether it still does: if it does not, the step need not be written."""
+        """Whether it still does, from the moment on in which the step is handed over: if it does not, the step need not be written."""
 
     def tell(self, tip: Tip) -> Step | None:
         """The step is durable. Gives the next one, to be written with what comes next and told of in the same seat."""

@@ -75,6 +75,7 @@ class Gathers(Told):
 
     def join(self, step: Step, seat: Seat) -> None:
         assert not self.alone, "each was written at once"
+        assert seat.waits, "a store may write the step at once, and leaves out those for which nobody waits"
         self._waiting.append((step, seat))
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._flush)

@@ -18,6 +18,7 @@ from holdfast.engine.base import loopwatch
 from holdfast.engine.base.journal import Journal
 from holdfast.ports import Seat
 from holdfast.stores import PostgresStore
+from holdfast.stores.postgres import commits
 from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.anchor import Anchor
 from holdfast.stores.sqlite.store import SqliteStore
@@ -249,6 +250,16 @@ async def test_a_step_that_is_refused_ends_the_ride_and_no_other(tmp_path: pathl
         ended = await asyncio.gather(*[rt.invoke(row(), {}) for _ in range(MANY)], return_exceptions=True)
     whole = [r for r in ended if not isinstance(r, BaseException) and r.terminal]
     assert store.refused == 2 and [r.state.n for r in whole] == [STEPS] * (MANY - 2)
+
+
+async def test_a_store_that_writes_a_half_crowd_at_once_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that completes a group is sent in the very call that hands it over: its run must count as waiting by then. Else it was left out as one whose task
+    had been cancelled, and its caller waited for ever."""
+    monkeypatch.setattr(commits, "HALVED", 2)
+    async with Runtime(f"{shared().fresh()}&listen=") as rt, asyncio.timeout(60):
+        for _ in range(4):
+            runs = await asyncio.gather(*[rt.invoke(row(), {}) for _ in range(9)])
+            assert {run.state.n for run in runs} == {STEPS}
 
 
 async def test_a_ride_ends_where_nothing_may_be_written_any_more(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -300,13 +300,13 @@ class _Ride:
         crowd = self._crowd
         if crowd is None or not crowd.gathers:
             return False
-        self._journal.stepping = True
+        self._journal.stepping = self.waits = True  # the store may send it at once, and leaves out those for which nobody waits
         try:
             crowd.join(step, self)
         except BaseException as e:
+            self.waits = False
             self._journal.end_step(self.line, None, e)
             raise
-        self.waits = True
         return True
 
     async def off(self) -> Came:
