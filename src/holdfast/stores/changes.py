@@ -267,9 +267,9 @@ class Changes:
                 self._active_until = loop.time() + ACTIVE_FOR
         now = loop.time()
         at = now + (ACTIVE_POLL if now < self._active_until and self._hurries() else IDLE_POLL)
-        if self._timer is not None:
-            other, timer = self._timer
-            if other is loop and not timer.cancelled() and timer.when() <= at:
+        if self._timer is not None and self._timer[0] is loop:
+            timer = self._timer[1]
+            if not timer.cancelled() and timer.when() <= at:
                 return
             timer.cancel()
         self._timer = (loop, loop.call_at(at, self._tick, loop))
