@@ -87,7 +87,7 @@ def test_the_same_error_for_several_callers_is_one_for_each() -> None:
         raise first from OSError(28, "no space")
     except RecordDamaged:
         pass
-    for error in (first, errors.QueueFull("full", retry_after=2), errors.Unserializable("a.b", "a set"), OSError(28, "no space", "runs.db"), KeyError("x")):
+    for error in (first, errors.QueueFull("full", retry_after=2), errors.Unserializable("a.b", "a set"), OSError(28, "no space", "runs.db"), KeyError("x"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd")):
         own = errors.make_own(error)
         assert own is not error and type(own) is type(error) and (str(own), own.args, vars(own)) == (str(error), error.args, vars(error))
         assert (own.__cause__, own.__suppress_context__, own.__traceback__) == (error.__cause__, error.__suppress_context__, error.__traceback__)

@@ -76,15 +76,15 @@ class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.node if self.index == 0 else f"{self.node}~{self.index}"  # as ``ids.task_key``, without a call for each task of a fan-out
 
 
-_last: tuple[tuple[Task, ...], list[str]] = ((), [])
+_keys: tuple[tuple[Task, ...], list[str]] = ((), [])  # those that were asked for last
 
 
 def keys_of(tasks: tuple[Task, ...]) -> list[str]:
     """The keys of these tasks, not to be changed. Those of one super-step are asked for several times, and made once."""
-    global _last
-    known = _last
+    global _keys
+    known = _keys
     if known[0] is not tasks:
-        _last = known = (tasks, [t.node if t.index == 0 else f"{t.node}~{t.index}" for t in tasks])
+        _keys = known = (tasks, [t.key for t in tasks])
     return known[1]
 
 
@@ -607,7 +607,7 @@ _BOUNDARIES: dict[type, Boundary] = {
 
 
 _STEPS = frozenset({ev.StepStarted, ev.StepCompleted})
-_fact, _ending = attrgetter("fact"), attrgetter("outcome", "path")
+_ending = attrgetter("outcome", "path")
 
 
 def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary, ...]:
@@ -616,7 +616,7 @@ def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary,
     ``advanced``: the checkpoint is a barrier's, one super-step further than its parent. Its tasks may have ended in
     earlier commits; a task that ends in this one must have completed, by the one predicate (§4.11).
     """
-    facts = [*map(_fact, events)]
+    facts = [*map(ev.fact_of, events)]
     kinds = tuple(map(type, facts))
     if _STEPS.issuperset(kinds):  # as nearly always, and where there are many
         ended = {*map(_ending, compress(facts, map(is_, kinds, repeat(ev.StepCompleted))))}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -181,12 +180,9 @@ _ONE = tuple([bytes((n,)) for n in range(0x80)])
 _byte, _short, _middling, _long = struct.Struct(">BB").pack, struct.Struct(">BH").pack, struct.Struct(">BI").pack, struct.Struct(">BQ").pack
 
 
-_told = attrgetter("fact")
-
-
 def seal(commit: Commit, previous: bytes = b"") -> Sealed:
     """Encodes a commit before its transaction begins; ``previous`` is the hash at its tip."""
-    facts = [*map(_told, commit.events)]
+    facts = [*map(ev.fact_of, commit.events)]
     hot = ev.HOT.issuperset(map(type, facts))
     data = encode_row(commit.at, commit.fence, commit.actor, facts, commit.delta, commit.results)
     row = Row(commit.events[-1].seq, data, canon.chain(previous, data))

@@ -12,7 +12,7 @@ from holdfast.core.blobs import APART, Blob, name_blobs
 from holdfast.core.checkpoint import Checkpoint, Result, StepRecord
 from holdfast.core.chunks import Emitted
 from holdfast.core.effects import Effect
-from holdfast.core.events import VOUCHING, Event, RunSubmitted, SignalReceived
+from holdfast.core.events import VOUCHING, Event, RunSubmitted, SignalReceived, fact_of
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER, KEEP, LeaseAction, Release, Take, Touch
 from holdfast.core.run import Run
@@ -141,7 +141,7 @@ class ThreadEnd(msgspec.Struct, frozen=True):
     fence: int = 0
 
 
-_hash, _seq, _fact, _stamp = attrgetter("hash"), attrgetter("seq"), attrgetter("fact"), attrgetter("at", "actor", "fence")
+_hash, _seq, _stamp = attrgetter("hash"), attrgetter("seq"), attrgetter("at", "actor", "fence")
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -204,7 +204,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Asserts what must hold of every commit, whichever store it goes to."""
         first = self.after.seq + 1 if self.after is not None else 1
         events, at, actor, fence = self.events, self.at, self.actor, self.fence & COUNTER
-        facts = [*map(_fact, events)]
+        facts = [*map(fact_of, events)]
         assert events, "a commit without events decides nothing"
         assert (self.after is None) == (type(facts[0]) is RunSubmitted), "a run begins with run.submitted"
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint and its delta are written in the same commit"

@@ -10,7 +10,7 @@ Every error has a stable ``code``, which commands and the HTTP API print, and an
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -45,7 +45,9 @@ class HoldfastError(Exception):
 def make_own(error: E) -> E:
     """The same error for one more caller: of one object that several raise, the traceback would be that of all of them."""
     given = error.__reduce__()[1] if isinstance(error, OSError) else error.args  # those of a file's error lack its name
+    built_in: Any = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
     own = type(error).__new__(type(error), *given)
+    built_in.__init__(own, *given)  # one of Python's own keeps what it is given beside its fields
     own.__dict__.update(error.__dict__)
     own.__cause__, own.__suppress_context__, own.__traceback__ = error.__cause__, error.__suppress_context__, error.__traceback__
     return own

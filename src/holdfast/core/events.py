@@ -7,6 +7,7 @@ on read and never stored with each. The number in ``tag`` and the name in ``wire
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import msgspec
@@ -498,6 +499,8 @@ def _kinds(base: type[Fact]) -> list[type[Fact]]:
     return found
 
 
+fact_of = attrgetter("fact")
+"""The fact of an event: many are asked for theirs at once."""
 KINDS: dict[str, type[Fact]] = {k.wire: k for k in _kinds(Fact)}
 HOT = frozenset([Unknown, *[k for k in KINDS.values() if k.hot]])
 VOUCHING = frozenset([k for k in KINDS.values() if "hash" in k.__struct_fields__])

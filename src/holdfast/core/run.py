@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import count, repeat
-from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -462,7 +461,6 @@ def record(run: Run | None, facts: Iterable[ev.Fact], after: int, at: int, actor
 _HOT = frozenset({ev.StepStarted, ev.StepCompleted})
 _LAST = (ev.StepCompleted, ev.RunCompleted)
 _BORN = (ev.RunSubmitted, ev.RunClaimed, ev.RunStarted)
-_fact = attrgetter("fact")
 
 
 def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
@@ -474,11 +472,11 @@ def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
     step: ev.StepStarted | None = None
     head = hot = 0
     events = tuple(events)
-    if run is None and len(events) > 2 and tuple(map(type, map(_fact, events[:3]))) == _BORN:
+    if run is None and len(events) > 2 and tuple(map(type, map(ev.fact_of, events[:3]))) == _BORN:
         run, events = _on_born(events[0], events[0].fact, events[2].at), events[3:]
-    elif run is not None and len(events) == 2 and run.status is Status.RUNNING and tuple(map(type, map(_fact, events))) == _LAST:
+    elif run is not None and len(events) == 2 and run.status is Status.RUNNING and tuple(map(type, map(ev.fact_of, events))) == _LAST:
         return _on_last(run, *events)
-    if run is not None and len(events) > 8 and _HOT.issuperset(map(type, facts := [*map(_fact, events)])):  # a fan-out: only the last of each kind count
+    if run is not None and len(events) > 8 and _HOT.issuperset(map(type, facts := [*map(ev.fact_of, events)])):  # a fan-out: only the last of each kind count
         step = next((f for f in reversed(facts) if type(f) is ev.StepStarted), None)
         head = next((e.seq for e in reversed(events) if type(e.fact) is ev.StepCompleted and e.fact.hash), 0)
         return apply_steps(run, step, head, len(events))

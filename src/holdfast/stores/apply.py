@@ -31,7 +31,7 @@ from holdfast.core.errors import (
     TokenRefused,
     VersionConflict,
 )
-from holdfast.core.events import RunCompleted, StepCompleted, WaitClosed
+from holdfast.core.events import RunCompleted, StepCompleted, WaitClosed, fact_of
 from holdfast.core.intents import Intent, IntentState
 from holdfast.core.lease import (
     AT_ONCE,
@@ -63,7 +63,6 @@ _DUE, _FREED, _INBOX, _OUTBOX = int(News.DUE), int(News.FREED), int(News.INBOX),
 
 _delta = msgspec.msgpack.Decoder(Delta)
 _key_of = operator.attrgetter("key")
-_fact = operator.attrgetter("fact")
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
@@ -103,7 +102,7 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
         c = self.commit
         if not c.run.terminal or c.after is None or self.whole is not None or type(c.lease) is not Release or c.max_queued is not None:
             return False
-        return self.plain and _ENDING.issuperset(map(type, map(_fact, c.events)))
+        return self.plain and _ENDING.issuperset(map(type, map(fact_of, c.events)))
 
     def tip(self, row: int) -> Tip:
         """Where the log ends once this is durable as ``row``."""
@@ -117,7 +116,7 @@ def prepare(commit: Commit) -> Prepared:
         after = _NOWHERE
     effects = order_effects(commit.effects)
     closed: tuple[str, ...] = ()
-    if WaitClosed in map(type, map(_fact, commit.events)):
+    if WaitClosed in map(type, map(fact_of, commit.events)):
         closed = tuple([e.fact.wait_id for e in commit.events if type(e.fact) is WaitClosed])
     creates = tuple(map(prepare, commit.creates)) if commit.creates else ()
     signals, plain = commit.signals, commit.plain

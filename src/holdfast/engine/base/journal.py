@@ -14,7 +14,6 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import cached_property, partial
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -66,7 +65,6 @@ T = TypeVar("T")
 SOME_ROWS = 64
 _LOUD = frozenset([kind for wire, kind in ev.KINDS.items() if wire in logs.LOUD])
 _EFFECTS = frozenset([kind for kind in ev.KINDS.values() if issubclass(kind, ev.EffectFact)])
-_fact = attrgetter("fact")
 _making = threading.Lock()
 
 
@@ -531,7 +529,7 @@ class Journal:
         except BaseException as e:
             self.dead = e
             raise
-        kinds = {*map(type, map(_fact, commit.events))}
+        kinds = {*map(type, map(ev.fact_of, commit.events))}
         if logs.LISTENERS or METERS or logs.LOG.isEnabledFor(logging.INFO) or not _LOUD.isdisjoint(kinds):
             logs.log_commit(commit)  # seldom: nobody listens to what goes well
         if ring is not None and commit.emitted is not None:
