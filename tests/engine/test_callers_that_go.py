@@ -9,11 +9,13 @@ import threading
 import traceback
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Context, Runtime, flow
-from holdfast.core.errors import Rejected, StoreClosed, StoreUnavailable
+from holdfast import Context, Graph, Runtime, Send, State, append, flow
+from holdfast.core.commit import Commit, Tip
+from holdfast.core.errors import Rejected, StoreClosed, StoreError, StoreUnavailable
 from holdfast.stores import MemoryStore
 from holdfast.testing.clock import VirtualClock
 from tests.postgres.server import shared
@@ -177,3 +179,42 @@ async def test_runs_that_are_stopped_together_show_their_own_frames(urls: Iterat
     errors = await asyncio.gather(*callers, return_exceptions=True)
     assert {type(e) for e in errors} == {StoreClosed} and len({id(e) for e in errors}) == len(errors)
     assert max(len(traceback.extract_tb(e.__traceback__)) for e in errors if isinstance(e, StoreClosed)) < 40
+
+
+class Full(State):
+    out: Annotated[list[int], append]
+
+
+class Failing(MemoryStore):
+    """Takes nothing any more once the tasks of a fan-out are on record."""
+
+    fails = False
+
+    async def commit(self, commit: Commit) -> Tip:
+        if self.fails:
+            raise StoreError("the disk is gone")
+        self.fails = commit.checkpoint is not None and len(commit.checkpoint.pending) > 1
+        return await super().commit(commit)
+
+
+async def test_tasks_that_lose_their_store_together_show_their_own_frames() -> None:
+    """The run's error is that of the commit, and not that of each task that met it afterwards."""
+    graph: Graph[Full] = Graph("full", Full, version="1")
+
+    @graph.node(start=True)
+    async def plan(state: Full) -> list[Send]:
+        return [Send("task", n) for n in range(60)]
+
+    @graph.node
+    async def task(state: Full, ctx: Context) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"out": [await ctx.step(same, ctx.payload)]}
+
+    async with Runtime(Failing(), skills=[graph]) as rt:
+        with pytest.raises(StoreError, match="the disk is gone") as caught:
+            await rt.invoke(graph, {})
+    assert len(traceback.extract_tb(caught.value.__traceback__)) < 60
+
+
+async def same(n: int) -> int:
+    return n

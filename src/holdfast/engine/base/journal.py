@@ -42,7 +42,7 @@ from holdfast.core.commit import (
     whole_due,
 )
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, LeaseLost, StatementFailed, StoreError
+from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, LeaseLost, StatementFailed, StoreError, make_own
 from holdfast.core.fused import Line
 from holdfast.core.graph import Program
 from holdfast.core.intents import Intent
@@ -407,7 +407,7 @@ class Journal:
             LeaseLost, VersionConflict, StoreError: and the journal is dead from then on.
         """
         if self.dead is not None:
-            raise self.dead
+            raise make_own(self.dead)
         if not self._lock.locked():
             if not await self._at_once(draft):
                 await asyncio.sleep(0)  # calls of one scope that run at once are seen to, and others have their turn, whatever the store
@@ -438,7 +438,7 @@ class Journal:
         It is decided on the run as the last commit left it: one in flight may be what the command answers.
         """
         if self.dead is not None:
-            raise self.dead
+            raise make_own(self.dead)
         async with self._lock:
             self._look()
             if self.stepping:
@@ -499,7 +499,7 @@ class Journal:
         if self.stepping:
             await self._until_stepped()
         if self.dead is not None:
-            raise self.dead
+            raise make_own(self.dead)
         if draft.results:
             self._note(draft)
         held = self._held

@@ -18,7 +18,7 @@ from holdfast.core.codec import open_rows
 from holdfast.core.commit import InboxItem
 from holdfast.core.decisions import Facts
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EffectFailed, EffectsUndone, LeaseLost, StoreError
+from holdfast.core.errors import EffectFailed, EffectsUndone, LeaseLost, StoreError, make_own
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import REJECTED, Terminal, resolve_terminal_outcome
 from holdfast.core.policy import REVIEWS, Kind, Request
@@ -136,7 +136,7 @@ class _Undoing:
             raise
         except Exception as e:  # the author's function, which may raise anything
             if self._journal.dead is not None:
-                raise self._journal.dead from None
+                raise make_own(self._journal.dead) from None
             if self._journal.record(core.TASK, self._path) is None:
                 self._fail(e)
 

@@ -35,6 +35,7 @@ from holdfast.core.errors import (
     StepFailure,
     StepLimit,
     UsageError,
+    make_own,
 )
 from holdfast.core.graph import Program
 from holdfast.core.lease import EXPIRED, KEEP, RELEASE, Alive, Take, at_once, counter
@@ -822,7 +823,7 @@ class Driver:
         """Ends the run failed; what is finished stays, and so do its open questions (§4.8, §5.14)."""
         journal = self.journal
         if journal.dead is not None:
-            raise journal.dead
+            raise make_own(journal.dead)
         failed = Draft(facts=list(decisions.mark_run_failed(journal.run, decisions.stop_reason(cause), error)))
         back = await compensation.take_back(self._services, journal, self._program, draft.join(failed))
         if back is not None:

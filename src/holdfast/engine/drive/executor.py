@@ -16,7 +16,7 @@ from holdfast.core import events as ev
 from holdfast.core.channels import MISSING, ROOM
 from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult, decode_writes
 from holdfast.core.effects import LEDGERED
-from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure, StepTimeout
+from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure, StepTimeout, make_own
 from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes, of_delivery
 from holdfast.core.retry import backoff, time_left
@@ -135,7 +135,7 @@ async def execute(
             error, outcome = record(cause, where=place.where), "failed"
         try:
             if journal.dead is not None:
-                raise journal.dead from None  # the house's trouble, whatever the node made of it
+                raise make_own(journal.dead) from None  # the house's trouble, whatever the node made of it
             if not node.retry.retries(cause, attempt):
                 raise StepError(place.key, cause, error, attempt, outcome) from cause
         finally:
