@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast import Context, Goto, Graph, Runtime, Send, State, append, current, merge, override, topic, window
+from holdfast.core.codec import open_row
 from holdfast.core.commit import Commit, Step, Tip
 from holdfast.core.errors import HoldfastError, LeaseLost, RunNotFound
 from holdfast.core.graph import any_of
+from holdfast.core.progress import Progress
 from holdfast.engine.drive.beginner import Beginner
 from holdfast.engine.drive.executor import execute
 from holdfast.ports import Loaded, RunFilter, Seat, Store, offers_gathering, offers_steps
@@ -301,8 +303,14 @@ async def disturb(host: Host, what: str, at: int, run_id: str) -> None:
 
 
 async def rows_of(store: Told) -> dict[str, list[tuple[int, bytes, bytes]]]:
-    """By run, all that its log says."""
-    return {run.run_id: [(r.seq, r.data, r.hash) for r in await store.rows(run.run_id)] for run, _ in await store.runs(RunFilter(limit=1_000))}
+    """By run, all that its log says; and it says the same to whoever reads it at once and to whoever reads it row by row."""
+    found = {run.run_id: list(await store.rows(run.run_id)) for run, _ in await store.runs(RunFilter(limit=1_000))}
+    for run_id, rows in found.items():
+        at_once, by_row = Progress(run_id).walk(rows), Progress(run_id)
+        for row in rows:
+            by_row.step(open_row(row, by_row.hash))
+        assert {name: getattr(at_once, name) for name in Progress.__slots__} == {name: getattr(by_row, name) for name in Progress.__slots__}
+    return {run_id: [(r.seq, r.data, r.hash) for r in rows] for run_id, rows in found.items()}
 
 
 def told(store: Told, graph: Graph[Any], disturbances: list[tuple[str, int]], clock: VirtualClock, room: int = 64) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -94,6 +95,18 @@ class _Incoming(msgspec.Struct, frozen=True, array_like=True):
     facts: tuple[msgspec.Raw, ...]
     delta: bytes | None
     results: tuple[msgspec.Raw, ...]
+
+
+class PlainRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A row as a plain step leaves it, and nothing else does: one task has ended, one is next. ``delta`` is encoded."""
+
+    format: int
+    at: int
+    fence: int
+    actor: str
+    facts: tuple[ev.StepCompleted, ev.StepStarted]
+    delta: bytes
+    results: tuple[()]
 
 
 class Sealed(msgspec.Struct, frozen=True, gc=False):
@@ -192,6 +205,8 @@ def seal(commit: Commit, previous: bytes = b"") -> Sealed:
 _row = msgspec.msgpack.Decoder(_Incoming)
 _delta = msgspec.msgpack.Decoder(Delta)
 _any = msgspec.msgpack.Decoder()
+UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What a decoder raises where bytes are not what it decodes."""
 
 
 @functools.cache
@@ -247,6 +262,21 @@ def open_rows(rows: Sequence[Row], previous: bytes | None = b"") -> list[Record]
     return records
 
 
+def open_to_checkpoint(rows: Sequence[Row], hashes: Sequence[bytes], start: int) -> list[Record]:
+    """The rows from this one to the next that saves a checkpoint, decoded; all of them if none does. ``hashes`` are those that the chain gives the rows.
+
+    Raises:
+        ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with the first row that is not in order.
+    """
+    records = []
+    for row, hash in islice(zip(rows, hashes, strict=True), start, None):
+        hold_against(hash, row)
+        records.append(_open(row))
+        if records[-1].delta is not None:
+            break
+    return records
+
+
 def _open(row: Row) -> Record:
     raw = _incoming(row)
     first = row.seq - len(raw.facts) + 1
@@ -256,17 +286,23 @@ def _open(row: Row) -> Record:
     delta = None if raw.delta is None else _strict(_delta, raw.delta, f"the checkpoint of event {row.seq}")
     try:
         results = tuple([_decoder(Result).decode(r) for r in raw.results])
-    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+    except UNDECODABLE as e:
         raise EventUnreadable(f"the checkpoint of event {row.seq} cannot be decoded: {e}") from e
     delta_bytes = b"" if raw.delta is None else bytes(raw.delta)
     record = Record(row.seq, raw.at, raw.fence, raw.actor, events, delta, delta_bytes, results, row.hash, len(row.data))
     return record if row.opener is None else row.opener.record(record)
 
 
+@functools.cache
+def plain_decoders() -> tuple[Callable[[bytes], PlainRow], Callable[[bytes], Delta]]:
+    """What decodes the row of a plain step, and the delta in it. Bytes of anything else raise one of ``UNDECODABLE``."""
+    return _decoder(PlainRow).decode, _delta.decode
+
+
 def _incoming(row: Row) -> _Incoming:
     try:
         raw = _row.decode(row.data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+    except UNDECODABLE as e:
         raise EventUnreadable(f"the commit that ends with event {row.seq} cannot be decoded: {e}") from e
     check_format(raw.format)
     return raw

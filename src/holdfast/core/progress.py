@@ -6,16 +6,32 @@ is finished or recorded since the last barrier stays pending here and is cleared
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.core import canon, compensation, ids, payloads
 from holdfast.core import checkpoint as cps
-from holdfast.core import compensation, payloads
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Checkpoint, Result, StepRecord, TaskResult, Tried, Unfinished
-from holdfast.core.codec import Record, Row, open_rows
+from holdfast.core.channels import CUSTOM, TOPIC, grow
+from holdfast.core.checkpoint import (
+    FORMAT,
+    NONE_SEEN,
+    STEPPED,
+    Checkpoint,
+    Result,
+    Source,
+    StepRecord,
+    Task,
+    TaskResult,
+    Tried,
+    Unfinished,
+    decode_writes,
+)
+from holdfast.core.codec import UNDECODABLE, Record, Row, open_to_checkpoint, plain_decoders
 from holdfast.core.errors import ChainBroken, ErrorValue, StoreCorrupt
+from holdfast.core.outcomes import OK
 from holdfast.core.waits import Wait
 
 _KEPT = frozenset({"effect", "wait", "feedback"})
@@ -257,7 +273,7 @@ class Progress:
         self.seq, self.hash = events[-1].seq, hash
 
     def _note(self, events: Sequence[ev.Event]) -> None:
-        self.hear(events)
+        heard = False
         for event in events:
             kind = type(event.fact)
             if kind in _QUIET:
@@ -265,6 +281,7 @@ class Progress:
             if kind is ev.StepCompleted:
                 self.takeovers = self.late = self.cuts = 0
                 continue
+            heard = heard or kind in HEARD
             if isinstance(event.fact, ev.SignalReceived):
                 self._first = self._first or event.seq
                 self._names[event.fact.name] = None
@@ -302,9 +319,133 @@ class Progress:
                     self.waits = ()
                 case _:
                     pass
+        if heard:
+            self.hear(events)
 
     def walk(self, rows: Sequence[Row]) -> Progress:
-        """Applies rows, held against the chain."""
-        for record in open_rows(rows, self.hash):
-            self.step(record)
+        """Applies rows, held against the chain. Plain steps that follow one another are read at once."""
+        hashes = canon.chain_each(self.hash, [row.data for row in rows])
+        at = 0
+        while at < len(rows):
+            if (found := read_plain(self.checkpoint, rows, hashes, at, self.waits)) is None:
+                records = open_to_checkpoint(rows, hashes, at)
+                for record in records:
+                    self.step(record)
+                at += len(records)
+                continue
+            at += found.rows
+            self.checkpoint = found.checkpoint
+            self.takeovers = self.late = self.cuts = 0
+            self.barrier()
+            self.seq, self.hash, self.fence = rows[at - 1].seq, rows[at - 1].hash, found.fence
         return self
+
+
+_APART = frozenset({CUSTOM, TOPIC})
+"""Reducers that do more than to add what was written to what was there."""
+
+
+class Plain(NamedTuple):
+    """Plain steps that were read at once: how many rows, the checkpoint that the last of them saved, and the fence under which it was written."""
+
+    rows: int
+    checkpoint: Checkpoint
+    fence: int
+
+
+def read_plain(parent: Checkpoint, rows: Sequence[Row], hashes: Sequence[bytes], start: int, waits: tuple[Wait, ...]) -> Plain | None:
+    """Reads the plain steps from ``rows[start]`` on at once; None if that is none. ``hashes`` are those that the chain gives the rows.
+
+    Most rows of most logs are those of plain steps (``core/fused``): one task came to its end and wrote, and one task is next. What such a row
+    changes of ``parent``, the checkpoint before it, follows from few things. These are kept as loose values from row to row, and one checkpoint
+    is made at the end: no events, records and checkpoints in between, as ``Progress.step`` makes them. ``waits`` are open all the while, for no
+    plain step opens or closes one.
+
+    It ends before the first row that is not of this kind, or not as it should be: ``Progress.step`` takes that one, or says what is wrong with it.
+    What comes out is the same either way (a property of the tests). Rows are held against the chain, and checkpoints against the hash that vouches
+    for them, here too.
+
+    Raises:
+        EventUnreadable: what a step wrote cannot be decoded.
+    """
+    if parent.step < 0 or parent.topics or parent.skipped or parent.held or (task := _find_plain(parent.pending)) is None:
+        return None
+    decode_row, decode_delta = plain_decoders()
+    step, hash, vouched, before = parent.step, parent.hash, parent.seq, 0
+    values, versions, seen = dict(parent.values), dict(parent.versions), dict(parent.seen)
+    made: set[str] = set()
+    writes: Mapping[str, Any] = {}
+
+    def sole(_: Mapping[str, Any], name: str) -> bool:
+        return name in made  # here, so that nobody else holds it
+
+    at, count, fence, node, pending = 0, 0, 0, "", parent.pending
+    for row in rows[start:] if start else rows:
+        if row.hash != hashes[start + count] or row.opener is not None:
+            break
+        try:
+            read = decode_row(row.data)
+            change = decode_delta(read.delta)
+        except UNDECODABLE:
+            break
+        ended, done, kinds = read.facts[0], change.done, change.kinds
+        if read.format != FORMAT or ended.outcome != OK or ended.path or ended.hash != canon.chain(hash, read.delta):
+            break
+        if change.step != step + 1 or change.source is not Source.LOOP or change.values is not None or change.base is not None or change.carries:
+            break
+        if change.pending is None or len(done) != 1 or type(result := done[0]) is not TaskResult or (kinds and not _APART.isdisjoint(kinds.values())):
+            break
+        if result.task != task.node or result.outcome != OK or result.unsent:
+            break
+        writes, node, step = decode_writes(result), task.node, step + 1
+        if task.seen:
+            seen[node] = upto = dict(seen.get(node, NONE_SEEN))
+            for channel in task.seen:
+                upto[channel] = versions.get(channel, 0)
+        if result.goto is None:
+            versions["done:" + node] = step
+        else:
+            for target in result.goto:
+                versions["goto:" + target] = step
+        for target in result.chosen:
+            versions["goto:" + target] = step
+        for name, value in writes.items():
+            versions[name] = step
+            if name not in kinds:
+                values[name] = value
+                continue
+            old = values.get(name)
+            grow(values, name, kinds[name], value, sole)
+            if values[name] is not old:
+                made.add(name)
+        count, at, fence, hash, before, vouched, pending = count + 1, read.at, read.fence, ended.hash, vouched, row.seq - 1, change.pending
+        if (task := _find_plain(pending)) is None:
+            break
+    if not count:
+        return None
+    checkpoint = Checkpoint(
+        run_id=parent.run_id,
+        seq=vouched,
+        step=step,
+        values=values,
+        versions=versions,
+        seen=seen,
+        pending=pending,
+        parent=ids.checkpoint_id(parent.run_id, before) if before else None,
+        waits=waits,
+        source=Source.LOOP,
+        boundaries=STEPPED,
+        writes={node: writes},
+        hash=hash,
+        created_at=at,
+        idle=parent.idle,
+    )
+    return Plain(count, checkpoint, fence)
+
+
+def _find_plain(pending: tuple[Task, ...]) -> Task | None:
+    """The task that is pending, if it is one alone, and of a node's only turn in its super-step."""
+    if len(pending) != 1:
+        return None
+    task = pending[0]
+    return None if task.index or task.began or task.node[0] == "@" else task
