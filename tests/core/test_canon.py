@@ -695,6 +695,15 @@ def test_many_values_are_encoded_as_each_alone(values: list[typing.Any]) -> None
         assert canon.encode_each(values, "Send('b')") == one_by_one
 
 
+def test_a_number_of_more_than_eight_bytes_lies_anywhere() -> None:
+    """Numbers are looked at one by one only where one is too long, whatever else is there."""
+    for odd in (2**64, -(2**63) - 1):
+        for value in (odd, [odd], [1, {"a": [odd, 2]}], {"x": dt.date(2026, 1, 2), "y": [odd]}, (odd, 1)):
+            assert decode(encode(admit(value))) == admit(value)
+            assert encode(admit(value)) == pack(value)[1]
+        assert canon.fingerprint({"b": odd, "a": 1}) == canon.fingerprint({"a": 1, "b": odd}) != canon.fingerprint({"a": 1, "b": odd + 1})
+
+
 def test_numbers_are_encoded_together_at_their_bounds() -> None:
     for values in ([1, 2], [-(2**63), 2**64 - 1], [1, 2**64], [-(2**63) - 1, 0]):
         assert canon.encode_each(values, "x") == [pack(v)[1] for v in values]

@@ -21,6 +21,7 @@ import datetime as dt
 import decimal
 import enum
 import hashlib
+import itertools
 import math
 import pathlib
 import uuid
@@ -445,7 +446,7 @@ def pack(value: Any, path: str = "value") -> tuple[Any, bytes]:
     """``admit`` and ``encode`` in one: the frozen copy, and the bytes that decode to it."""
     walk = _Walk()
     frozen = walk.mapping(value, path, 0) if type(value) is dict else walk.admit(value, path, 0)
-    data = _encoder.encode(_box(frozen) if walk.boxed else frozen)
+    data = encode(frozen) if walk.boxed else _encoder.encode(frozen)
     if len(data) > MAX_VALUE_BYTES:
         raise TooLarge(path, len(data), MAX_VALUE_BYTES, hint="keep the bulk in a file and store its name")
     return frozen, data
@@ -572,26 +573,43 @@ def _is_plain(kind: type, item: Any, asked: Shape) -> bool:
 
 _encoder = msgspec.msgpack.Encoder()
 _sorted = msgspec.msgpack.Encoder(order="sorted")
-_NATIVE = frozenset({str, bool, type(None), bytes, float})
+_NATIVE: frozenset[type] = frozenset({str, bool, type(None), bytes, float})
 
 
-def _box(value: Any) -> Any:
+_LEAVES: frozenset[type] = _NATIVE | {int}
+_MAPPINGS: frozenset[Any] = frozenset((dict, FrozenDict))
+
+
+def _box(value: Any, leaves: frozenset[type] = _LEAVES) -> Any:
+    """A value as msgpack can hold it. ``leaves`` are the types that it holds as they are; a container of nothing else stays as it is too."""
     kind = type(value)
-    if kind in _NATIVE:
+    if kind in leaves:
         return value
-    if kind is FrozenList or kind is list:
-        return [x if type(x) in _NATIVE else _box(x) for x in value]
     if kind is FrozenDict or kind is dict:
-        return {k: v if type(v) in _NATIVE else _box(v) for k, v in value.items()}
+        if leaves.issuperset(map(type, value.values())):
+            return value
+        return {k: v if type(v) in leaves else _box(v, leaves) for k, v in value.items()}
+    if kind is FrozenList or kind is list:
+        kinds = {*map(type, value)}
+        if kinds <= leaves or (kinds <= _MAPPINGS and leaves.issuperset(map(type, itertools.chain.from_iterable(map(dict.values, value))))):
+            return value  # the second, as the messages of a conversation
+        return [x if type(x) in leaves else _box(x, leaves) for x in value]
     if kind is int and _INT_MIN <= value <= _INT_MAX:
         return value
     codec = _by_type[kind]
-    return msgspec.msgpack.Ext(_EXT, _encoder.encode([codec.tag, _box(codec.dump(value))]))
+    return msgspec.msgpack.Ext(_EXT, _encoder.encode([codec.tag, _box(codec.dump(value), leaves)]))
+
+
+def _encode(encoder: msgspec.msgpack.Encoder, admitted: Any) -> bytes:
+    try:
+        return encoder.encode(_box(admitted))
+    except OverflowError:  # a number takes more than eight bytes: now each is looked at
+        return encoder.encode(_box(admitted, _NATIVE))
 
 
 def encode(admitted: Any) -> bytes:
     """Bytes of an admitted value; key order is kept, so equal bytes mean equal values."""
-    return _encoder.encode(_box(admitted))
+    return _encode(_encoder, admitted)
 
 
 _looking: contextvars.ContextVar[bool] = contextvars.ContextVar("holdfast_looking", default=False)
@@ -724,7 +742,7 @@ def fingerprint(value: Any, blind: str = "") -> str:
 
     ``blind``: a run's id, to be taken for any other: a replay that names itself asks for the same thing (§6.3).
     """
-    data = _sorted.encode(_box(admit(value)))
+    data = _encode(_sorted, admit(value))
     if blind:
         data = data.replace(blind.encode(), bytes(len(blind)))
     return hashlib.sha256(data).hexdigest()[:32]
