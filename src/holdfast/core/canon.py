@@ -651,10 +651,17 @@ _CONTAINERS = frozenset({list, dict})
 def freeze(value: Any) -> Any:
     """Freezes what a decoder gave: lists and dicts only, no checks."""
     kind = type(value)
-    if kind is list:
-        return FrozenList([freeze(x) if type(x) in _CONTAINERS else x for x in value])
     if kind is dict:
+        if _CONTAINERS.isdisjoint(map(type, value.values())):
+            return FrozenDict(value)
         return FrozenDict({k: freeze(v) if type(v) in _CONTAINERS else v for k, v in value.items()})
+    if kind is list:
+        kinds = {*map(type, value)}
+        if _CONTAINERS.isdisjoint(kinds):
+            return FrozenList(value)
+        if kinds == {dict} and _CONTAINERS.isdisjoint(map(type, itertools.chain.from_iterable(map(dict.values, value)))):
+            return FrozenList(map(FrozenDict, value))  # as the messages of a conversation
+        return FrozenList([freeze(x) if type(x) in _CONTAINERS else x for x in value])
     return value
 
 
