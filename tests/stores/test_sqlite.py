@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -40,9 +41,10 @@ from holdfast.core.lease import COUNTER_BITS, RELEASE, Alive, Take
 from holdfast.core.limits import Limit, Rule
 from holdfast.stores import MemoryStore, SqliteStore, open_url
 from holdfast.stores.sqlite import connection as connection_module
+from holdfast.stores.sqlite import file as file_module
 from holdfast.stores.sqlite import writer as writer_module
 from holdfast.stores.sqlite.anchor import Mark, pack, unpack
-from holdfast.stores.sqlite.connection import Q, connect
+from holdfast.stores.sqlite.connection import Pace, Q, connect
 from holdfast.testing.conformance import TTL, Script, rebuilt, refused
 from holdfast.testing.conformance import signal as signal_to
 
@@ -433,7 +435,7 @@ def test_owner_of_another_process_is_proven_dead(tmp_path: Path) -> None:
 
 def test_frozen_writer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """§10.14: a process stopped in mid-commit blocks the file; the loop stays free and the holder is named."""
-    options = {"patience": 0.5, "create": False, "readonly": False}
+    options = {"patience": 0.5, "pace": None, "create": False, "readonly": False}
     monkeypatch.setattr("holdfast.stores.sqlite.connection.connect.__kwdefaults__", options)
     path = tmp_path / "s.db"
     program = """
@@ -726,26 +728,55 @@ class Locked:
         raise apsw.BusyError("database is locked")
 
 
-def test_the_first_naps_before_a_locked_database_are_shorter_than_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("commit", "counts_as"), [(0.0, 0.00002), (0.00004, 0.00004), (0.0002, 0.0002), (0.01, 0.0002)])
+def test_the_first_naps_before_a_locked_database_are_as_short_as_a_commit(commit: float, counts_as: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """§1.11: a lock that a neighbour has let go of is taken soon; one that is held for long is looked at less often, and not beyond the patience."""
     path, now, pauses = str(tmp_path / "s.db"), [0.0], list[float]()
+    pace = Pace()
+    pace.seconds = commit
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
         now[0] += seconds
 
     monkeypatch.setattr(connection_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    with contextlib.closing(connect(path, create=True)) as holder, contextlib.closing(connect(path)) as waiter:
+    with contextlib.closing(connect(path, create=True)) as holder, contextlib.closing(connect(path, pace=pace)) as waiter:
         for _ in range(2):  # each wait begins with short pauses
             pauses.clear()
             holder.execute("BEGIN IMMEDIATE")
             with pytest.raises(apsw.BusyError):
                 waiter.execute("BEGIN IMMEDIATE")
             holder.execute("ROLLBACK")
-            assert max(pauses[:32]) <= 0.0008
+            assert 0.5 * counts_as <= min(pauses[:32]) < max(pauses[:32]) <= 4 * counts_as
+            assert len(set(pauses[:32])) > 16, "pauses are uneven, so that two processes do not look in step"
             assert max(pauses[:32]) < max(pauses[32:]) <= 0.002
-            assert min(pauses) >= 0.0001 and len(set(pauses[:32])) > 16, "pauses are uneven, so that two processes do not look in step"
             assert 5.0 <= sum(pauses) < 5.0 + 0.002
+
+
+def test_a_store_knows_how_long_its_commits_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its connections pause as long before a locked database."""
+    paces: dict[str, Pace] = {}
+    real = connection_module.connect
+
+    def connecting(path: str, **options: Any) -> apsw.Connection:
+        paces[threading.current_thread().name] = options.get("pace", Pace())
+        return real(path, **options)
+
+    async def body() -> None:
+        monkeypatch.setattr(file_module, "connect", connecting)
+        store = await opened(tmp_path / "s.db")
+        assert paces["MainThread"].seconds == 0
+        await store.register("w", TTL)
+        await Script(store, "r1").begin("w")
+        here = paces["MainThread"].seconds
+        assert 0 < here < 1
+        monkeypatch.setattr(writer_module, "SLOW", 0.0)  # whatever is written goes to the thread
+        await Script(store, "r2").begin("w")
+        assert paces["holdfast-writer"] is paces["MainThread"]
+        assert paces["MainThread"].seconds != here
+        await store.close()
+
+    run(body)
 
 
 def test_who_has_waited_for_a_locked_database_waits_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -754,7 +785,7 @@ def test_who_has_waited_for_a_locked_database_waits_no_second_time(monkeypatch: 
 
     async def body() -> None:
         committer: Any = Locked()
-        writer = writer_module.Writer("s.db", committer, lambda: committer, lambda: None, lambda _: None, lambda _: None)
+        writer = writer_module.Writer("s.db", committer, lambda: committer, lambda: None, lambda _: None, lambda _: None, Pace())
         commits: list[Any] = [SimpleNamespace(run_id="r1"), SimpleNamespace(run_id="r2")]
         told = await asyncio.gather(*[writer.commit(w) for w in commits], return_exceptions=True)
         assert [type(t) for t in told] == [StoreBusy, StoreBusy]

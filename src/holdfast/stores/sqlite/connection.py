@@ -32,8 +32,10 @@ from holdfast.stores.statements import name_statements, read_migrations
 APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell whose database this is
 LOOP_BUSY = 0.002
 PATIENCE = 5.0
-SHORT_PAUSES = 32  # so many pauses are short: a neighbour's commit takes about a millisecond, and a pause as long leaves the lock unused behind it
-SHORT_SECONDS, PAUSE_SECONDS = (0.0001, 0.0008), (0.0002, 0.002)  # the least and the most
+SHORT_PAUSES = 32  # so many pauses go by how long commits take here: a pause that is much longer leaves the lock unused behind a neighbour's commit
+SHORT_PAUSE = (0.5, 4.0)  # the least and the most, in commits ...
+COMMIT_SECONDS = (0.00002, 0.0002)  # ... which count as at least and at most so long
+PAUSE_SECONDS = (0.0002, 0.002)  # the least and the most of those that follow
 LOG_LIMIT = 64 * 1024 * 1024  # a write-ahead log that a long reader has made longer is cut to this when it starts anew
 INDEX_BYTES = 64 * 1024  # twice what the index of a log needs at first
 _WRITE_LOCK = 120  # the byte of the -shm file that a writer locks
@@ -175,8 +177,17 @@ def map_errors(path: str) -> Iterator[None]:
         raise StoreCorrupt(f"{path} is damaged: it contains invalid text: {e}", hint="holdfast check names the record") from e
 
 
-def connect(path: str, *, patience: float = PATIENCE, create: bool = False, readonly: bool = False) -> apsw.Connection:
-    """A connection ready for use. ``patience``: seconds to wait for the write lock.
+class Pace:
+    """How many seconds a commit has taken here of late; 0 where none has been made."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+
+def connect(path: str, *, patience: float = PATIENCE, pace: Pace | None = None, create: bool = False, readonly: bool = False) -> apsw.Connection:
+    """A connection ready for use. ``patience``: seconds to wait for the write lock; ``pace``: how soon a commit of another process may be at its end.
 
     Raises:
         StoreReadOnly, StoreCorrupt, StoreBusy: by what stands in the way.
@@ -185,7 +196,7 @@ def connect(path: str, *, patience: float = PATIENCE, create: bool = False, read
     with map_errors(path):
         db = apsw.Connection(path, flags=flags, statementcachesize=128)
         try:
-            db.set_busy_handler(_waiter(patience))
+            db.set_busy_handler(_waiter(patience, pace or Pace()))
             if not readonly:
                 _ours(db, path)
                 mode = db.pragma("journal_mode", "wal")
@@ -221,9 +232,10 @@ def shutting(db: apsw.Connection) -> Iterator[apsw.Connection]:
         shut(db)
 
 
-def _waiter(patience: float) -> Any:
-    """A busy handler with short, uneven pauses: SQLite's own sleeps grow to 100 ms, and a busy neighbour would starve us. Who holds the lock for longer
-    than a few commits is waited for with longer pauses, for its end is not near."""
+def _waiter(patience: float, pace: Pace) -> Any:
+    """A busy handler with short, uneven pauses: SQLite's own sleeps grow to 100 ms, and a busy neighbour would starve us. The first are about as long as
+    a commit, which may be a fraction of a millisecond or many of them. Who holds the lock for longer than a few commits is waited for with longer
+    pauses, for its end is not near."""
     began = 0.0
 
     def wait(count: int) -> bool:
@@ -233,7 +245,11 @@ def _waiter(patience: float) -> Any:
             began = now
         if now - began >= patience:
             return False
-        time.sleep(min(random.uniform(*(SHORT_SECONDS if count < SHORT_PAUSES else PAUSE_SECONDS)), patience / 4))
+        if count < SHORT_PAUSES:
+            pause = random.uniform(*SHORT_PAUSE) * min(max(pace.seconds, COMMIT_SECONDS[0]), COMMIT_SECONDS[1])
+        else:
+            pause = random.uniform(*PAUSE_SECONDS)
+        time.sleep(min(pause, patience / 4))
         return True
 
     return wait

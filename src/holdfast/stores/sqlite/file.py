@@ -33,6 +33,7 @@ from holdfast.stores.sqlite.connection import (
     LOG_LIMIT,
     LOOP_BUSY,
     PATIENCE,
+    Pace,
     Q,
     begin_anew,
     connect,
@@ -63,6 +64,7 @@ class File:
         self.incarnation = 0
         self.suspect: HoldfastError | None = None
         self.patience = PATIENCE
+        self._pace = Pace()
         self._now = now or machine.wall
         self._anchor = Anchor(self.path + "-anchor", self._note_unsynced, self._each_second)
         self._liveness = Liveness(self.path + "-live")
@@ -103,8 +105,8 @@ class File:
             if new:
                 unmake(self.path)
             raise
-        self._db = connect(self.path, patience=LOOP_BUSY)
-        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._refusal, self._after, self._changes.tell)
+        self._db = connect(self.path, patience=LOOP_BUSY, pace=self._pace)
+        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._refusal, self._after, self._changes.tell, self._pace)
         self._forks = machine.PROCESS.forks
         self._anchor.keep_synced()
         posted = partial(Board.of, os.path.join(self.path + "-live", BOARD), self.path)
@@ -138,7 +140,7 @@ class File:
         self._same_file()
         if isinstance(self.suspect, StoreMoved):
             raise self.suspect
-        return connect(self.path)
+        return connect(self.path, pace=self._pace)
 
     def _end(self, db: apsw.Connection) -> Mark:
         """Where the store stands: its newest log row, and its newest transaction without one."""

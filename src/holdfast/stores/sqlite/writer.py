@@ -28,7 +28,7 @@ from holdfast.ports import Seat
 from holdfast.stores.apply import Prepared, news_of
 from holdfast.stores.seats import Awaited
 from holdfast.stores.sqlite.commits import Committer, Outcome, Refused, Write
-from holdfast.stores.sqlite.connection import shut, translate
+from holdfast.stores.sqlite.connection import Pace, shut, translate
 
 SLOW = 0.002
 GROUP = 512
@@ -51,12 +51,12 @@ class Writer:
     """The way into the database for everything that writes.
 
     ``here`` is the loop's own committer; ``there`` makes the thread's when it is first needed; ``refusal`` says why nothing may be written any more, if that is so; ``after`` is told of every
-    transaction before anybody is answered, and may give an error to answer instead.
+    transaction before anybody is answered, and may give an error to answer instead; ``pace`` is told how long commits take.
     """
 
     def __init__(
         self, path: str, here: Committer, there: Callable[[], Committer], refusal: Callable[[], HoldfastError | None], after: Callable[[Committer], HoldfastError | None],
-        tell: Callable[[int], None],
+        tell: Callable[[int], None], pace: Pace,
     ) -> None:
         self._path = path
         self._here = here
@@ -64,6 +64,7 @@ class Writer:
         self._refusal = refusal
         self._after = after
         self._tell = tell
+        self._pace = pace
         self._pending: list[_Waiting] = []
         self._context = contextvars.Context()  # seats run code of runs, each in a context of its own
         self._flushing: asyncio.AbstractEventLoop | None = None  # the loop that will flush; a loop that has died will not
@@ -282,6 +283,7 @@ class Writer:
 
     def _note(self, took: float) -> None:
         self._average += (took - self._average) * 0.1
+        self._pace.seconds = self._average
 
     def drives(self, run_id: str, key: int) -> None:
         """A run was claimed through this store."""
