@@ -154,6 +154,28 @@ def test_a_newer_minor_may_have_kinds_and_fields_we_do_not_know() -> None:
     assert facts[2] == ev.NoteAdded("hi")
 
 
+def test_a_row_of_the_usual_kind_says_what_it_says_beside_others() -> None:
+    """It is decoded in one piece; with a fact that is seldom, or in a newer minor format, piece by piece."""
+    facts: list[ev.Fact] = [submitted(input=raw({"x": [1]})), ev.RunStarted(), ev.StepStarted(1, "a"), ev.CheckpointSaved(b"h", "input"), ev.StepCompleted(1, "a", hash=b"h"), ev.RunCompleted()]
+    results = (TaskResult("a", writes=raw({"x": 1})), StepRecord("a", "0", "f", raw([1])))
+    delta = codec.encode_delta(Delta(step=1, done=(results[0],), pending=(Task("b"),)))
+
+    def opened(facts: list[ev.Fact], format: int = codec.FORMAT) -> codec.Record:
+        data = msgspec.msgpack.encode([format, *msgspec.msgpack.decode(codec.encode_row(5, 7, "ada", facts, delta, results))[1:]])
+        return codec.open_row(Row(10 + len(facts), data, canon.chain(b"", data)), b"")
+
+    usual = opened(facts)
+    assert [e.fact for e in usual.events] == facts
+    assert [e.seq for e in usual.events] == [*range(11, 17)]
+    assert (usual.results, usual.delta_bytes, usual.at, usual.fence, usual.actor) == (results, delta, 5, 7, "ada")
+    more = opened([*facts, ev.BudgetSpent(1, "a", {"usd": 1.0})])
+    assert more.events[:-1] == usual.events
+    newer = opened(facts, codec.FORMAT + 3)
+    assert newer.events == usual.events
+    for other in (more, newer):
+        assert (other.results, other.delta, other.delta_bytes) == (usual.results, usual.delta, usual.delta_bytes)
+
+
 @pytest.mark.parametrize(
     "fact", [5, [], {}, ["x"], [-1], [21], [21, "x", "y"], [7.5], [[1]], [4294967295 * 2]], ids=repr,
 )

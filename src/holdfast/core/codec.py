@@ -77,6 +77,11 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     opener: Opener | None = None
 
 
+_UsualFact = (
+    ev.StepStarted | ev.StepCompleted | ev.CheckpointSaved | ev.RunSubmitted | ev.RunStarted | ev.RunClaimed | ev.RunCompleted | ev.SideEffectAttempted | ev.SideEffectRecorded
+)
+
+
 class _Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     format: int
     at: int
@@ -95,6 +100,18 @@ class _Incoming(msgspec.Struct, frozen=True, array_like=True):
     facts: tuple[msgspec.Raw, ...]
     delta: bytes | None
     results: tuple[msgspec.Raw, ...]
+
+
+class _Usual(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A row with no facts but those that most rows have: it is decoded in one piece."""
+
+    format: int
+    at: int
+    fence: int
+    actor: str
+    facts: tuple[_UsualFact, ...]
+    delta: bytes | None
+    results: tuple[Result, ...]
 
 
 class PlainRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -278,18 +295,28 @@ def open_to_checkpoint(rows: Sequence[Row], hashes: Sequence[bytes], start: int)
 
 
 def _open(row: Row) -> Record:
+    usual: _Usual | None
+    try:
+        usual = _decoder(_Usual).decode(row.data)
+    except UNDECODABLE:
+        usual = None  # it has to be looked at piece by piece, which also tells what is wrong with it
+    if usual is not None and usual.format == FORMAT:
+        return _record(row, usual, usual.facts, usual.results)
     raw = _incoming(row)
     first = row.seq - len(raw.facts) + 1
-    events = tuple([
-        ev.Event(first + i, raw.at, _fact(f, raw.format, first + i), raw.actor, raw.fence) for i, f in enumerate(raw.facts)
-    ])
-    delta = None if raw.delta is None else _strict(_delta, raw.delta, f"the checkpoint of event {row.seq}")
+    facts = [_fact(f, raw.format, first + i) for i, f in enumerate(raw.facts)]
     try:
         results = tuple([_decoder(Result).decode(r) for r in raw.results])
     except UNDECODABLE as e:
         raise EventUnreadable(f"the checkpoint of event {row.seq} cannot be decoded: {e}") from e
-    delta_bytes = b"" if raw.delta is None else bytes(raw.delta)
-    record = Record(row.seq, raw.at, raw.fence, raw.actor, events, delta, delta_bytes, results, row.hash, len(row.data))
+    return _record(row, raw, facts, results)
+
+
+def _record(row: Row, raw: _Usual | _Incoming, facts: Sequence[ev.Fact | ev.Unknown], results: tuple[Result, ...]) -> Record:
+    at, fence, actor, data = raw.at, raw.fence, raw.actor, raw.delta
+    events = tuple([ev.Event(seq, at, fact, actor, fence) for seq, fact in enumerate(facts, row.seq - len(facts) + 1)])
+    delta = None if data is None else _strict(_delta, data, f"the checkpoint of event {row.seq}")
+    record = Record(row.seq, at, fence, actor, events, delta, data or b"", results, row.hash, len(row.data))
     return record if row.opener is None else row.opener.record(record)
 
 
