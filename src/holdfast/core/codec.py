@@ -78,7 +78,9 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 _UsualFact = (
-    ev.StepStarted | ev.StepCompleted | ev.CheckpointSaved | ev.RunSubmitted | ev.RunStarted | ev.RunClaimed | ev.RunCompleted | ev.SideEffectAttempted | ev.SideEffectRecorded
+    ev.RunSubmitted | ev.RunQueued | ev.RunClaimed | ev.RunStarted | ev.RunResumed | ev.RunWaitingForHuman | ev.RunWaitingForSignal | ev.RunCompleted
+    | ev.StepStarted | ev.StepCompleted | ev.CheckpointSaved | ev.SideEffectAttempted | ev.SideEffectRecorded
+    | ev.WaitRequested | ev.WaitDecided | ev.SignalReceived
 )
 
 
