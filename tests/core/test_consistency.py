@@ -182,15 +182,18 @@ def test_memory_does_not_grow_with_the_log() -> None:
     log, diagnosis = running(), Diagnosis(RUN, None, FREE, NOW)
     for row_ in log.rows:
         diagnosis.feed(row_)
-    peaks = []
-    for n in (1_000, 3_000):
+
+    def peak(commits: int) -> int:
         tracemalloc.start()
-        for i in range(n):
+        for i in range(commits):
             log.commit(ev.StepCompleted(i, "b"), ev.StepStarted(i + 1, "b"), delta=Delta(step=i + 2))
             diagnosis.feed(log.rows.pop())
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert peaks[1] < max(peaks[0], 150_000)
+        return found
+
+    few, many = (min(peak(n) for _ in range(3)) for n in (500, 1_500))  # the least: a thread of whatever runs the tests may have something to do meanwhile
+    assert many < max(few, 150_000)
     assert diagnosis.folded == log.run
     assert [p.code for p in diagnosis.problems()] == ["run_row_missing"]
 

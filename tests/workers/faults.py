@@ -350,7 +350,7 @@ class Freezes(Round):
             await asyncio.sleep(0.005)
         self.struck.add(worker.pid)
         await asyncio.sleep(LEASE * (1.1 + self.dice.random() * 0.5))
-        frozen.unlink()
+        frozen.unlink(missing_ok=True)  # the round may have come to its end meanwhile, and its folder with it
         worker.send(signal.SIGKILL if self.dice.random() < 0.2 else signal.SIGCONT)
 
 
