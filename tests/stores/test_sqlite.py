@@ -435,7 +435,7 @@ def test_owner_of_another_process_is_proven_dead(tmp_path: Path) -> None:
 
 def test_frozen_writer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """§10.14: a process stopped in mid-commit blocks the file; the loop stays free and the holder is named."""
-    options = {"patience": 0.5, "pace": None, "create": False, "readonly": False}
+    options = {"patience": 0.5, "pace": None, "turns": None, "create": False, "readonly": False}
     monkeypatch.setattr("holdfast.stores.sqlite.connection.connect.__kwdefaults__", options)
     path = tmp_path / "s.db"
     program = """

@@ -34,6 +34,8 @@ _KINDS = tuple(int(kind) for kind in News)  # plain numbers: to combine flags co
 OTHER, INBOX = int(News.OTHER), int(News.INBOX)
 _POSTED = tuple(kind for kind in _KINDS if kind != OTHER)
 _WIDTH = 8
+AFTER_NEWS = 128
+"""So many bytes of a board are for news; what other modules put on it lies behind them."""
 _MOST = 1 << 8 * _WIDTH
 
 

@@ -49,6 +49,7 @@ from holdfast.stores.sqlite.connection import (
     writing,
 )
 from holdfast.stores.sqlite.owners import Owners
+from holdfast.stores.sqlite.turns import Turns
 from holdfast.stores.sqlite.writer import Writer
 
 READ_SECONDS = 0.2  # a reader that is there for so long is told of
@@ -65,6 +66,7 @@ class File:
         self.suspect: HoldfastError | None = None
         self.patience = PATIENCE
         self._pace = Pace()
+        self._turns: Turns | None = None
         self._now = now or machine.wall
         self._anchor = Anchor(self.path + "-anchor", self._note_unsynced, self._each_second)
         self._liveness = Liveness(self.path + "-live")
@@ -105,7 +107,8 @@ class File:
             if new:
                 unmake(self.path)
             raise
-        self._db = connect(self.path, patience=LOOP_BUSY, pace=self._pace)
+        self._turns = None if self._moved else Turns(os.path.join(self.path + "-live", BOARD), self.path)
+        self._db = connect(self.path, patience=LOOP_BUSY, pace=self._pace, turns=self._turns)
         self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._refusal, self._after, self._changes.tell, self._pace)
         self._forks = machine.PROCESS.forks
         self._anchor.keep_synced()
@@ -140,7 +143,7 @@ class File:
         self._same_file()
         if isinstance(self.suspect, StoreMoved):
             raise self.suspect
-        return connect(self.path, pace=self._pace)
+        return connect(self.path, pace=self._pace, turns=self._turns)
 
     def _end(self, db: apsw.Connection) -> Mark:
         """Where the store stands: its newest log row, and its newest transaction without one."""
@@ -175,6 +178,8 @@ class File:
     def _after(self, committer: Committer) -> HoldfastError | None:
         """Between COMMIT and the answer: the anchor follows. Gives what must be answered instead, where the file that was written is
         no longer the store: nothing is acknowledged into the void. May run in the writer's thread."""
+        if (bell := self._changes.bell) is not None and bell.heard and self._turns is not None:
+            self._turns.pass_on()
         self._same_file()
         if not self._log:
             self._same_log()
@@ -281,6 +286,9 @@ class File:
             if self._renewing is not None:
                 shut(self._renewing)
                 self._renewing = None
+        if self._turns is not None:
+            self._turns.close()
+            self._turns = None
         self._liveness.close()
         self._anchor.close()
         self._log = {}
