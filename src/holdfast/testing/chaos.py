@@ -67,7 +67,7 @@ class Report(msgspec.Struct):
             [
                 f"seed {self.seed}, {self.seconds:.0f} s",
                 f"runs: {self.runs} asked, {self.runs_done} done, {self.runs_skipped} skipped; ended {self.ended}",
-                f"{self.asked_people} questions put to people; {self.limited} gave up after ten owners in a row, each killed here",
+                f"{self.asked_people} questions put to people; {self.limited} gave up after ten owners in a row, each killed or stopped here",
                 f"faults: {self.faults} asked, {done} done, {self.faults_skipped} skipped; {self.faults_done}",
                 f"side effects: {self.acts}, none twice" if not self.wrong else f"side effects: {self.acts}",
                 *(f"WRONG {w}" for w in self.wrong[:50]),
@@ -263,7 +263,7 @@ class Chaos:
         except HoldfastError:  # refused, or the file was held: it is no fault that was done
             self.faults[fault] -= 1
 
-    def _has_died(self, events: Sequence[EventView]) -> bool:
+    def _were_struck(self, events: Sequence[EventView]) -> bool:
         """Whether each owner that a run was taken over from was one that we had killed or frozen."""
         lost = [OwnerId.parse(str(e.payload["owner"])) for e in events if e.type == "attempt.lease_expired"]
         return all(o is not None and o.pid in self.struck for o in lost)
@@ -353,8 +353,8 @@ class Chaos:
             if run.status not in TERMINAL and not run.waits and run.condition != "interrupted":
                 wrong.append(f"{run_id} has not ended and waits for nobody: {run.condition}")
             text = json.dumps([e.payload for e in events], default=str)
-            if run.stop_reason == "takeover_limit" and self._has_died(events):
-                self.report.limited += 1  # its owners were killed by us, each of them: that is what it says
+            if run.stop_reason in ("takeover_limit", "lease_too_short") and self._were_struck(events):
+                self.report.limited += 1  # its owners were killed or stopped by us, each of them: that is what it says
                 continue
             for code in HOUSE:
                 if run.stop_reason == code or f'"code": "{code}"' in text:
