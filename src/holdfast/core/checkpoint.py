@@ -73,7 +73,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def key(self) -> str:
-        return self.node if self.index == 0 else f"{self.node}~{self.index}"  # as ``ids.task_key``, without a call for each task of a fan-out
+        return self.node if self.index == 0 else f"{self.node}~{self.index}"  # as ``ids.task_key``
 
 
 _keys: tuple[tuple[Task, ...], list[str]] = ((), [])  # those that were asked for last
@@ -84,7 +84,7 @@ def keys_of(tasks: tuple[Task, ...]) -> list[str]:
     global _keys
     known = _keys
     if known[0] is not tasks:
-        _keys = known = (tasks, [t.key for t in tasks])
+        _keys = known = (tasks, [t.node if t.index == 0 else f"{t.node}~{t.index}" for t in tasks])  # as ``Task.key``, without a call for each
     return known[1]
 
 

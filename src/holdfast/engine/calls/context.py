@@ -167,7 +167,10 @@ class Context:
     @property
     def payload(self) -> Any:
         """The payload of the ``Send`` that started this task; None for a task that an edge started."""
-        return self._attempt.payload if self._hand is None else self._hand.payload
+        if self._hand is None:
+            return self._attempt.payload
+        data = self._hand.task.payload  # of the task itself: each task of a fan-out asks
+        return None if data is None else canon.decode(data)
 
     @property
     def deadline(self) -> dt.datetime | None:
@@ -702,10 +705,6 @@ class Hand:
     @property
     def key(self) -> str:
         return self._key or self.task.key
-
-    @property
-    def payload(self) -> Any:
-        return None if self.task.payload is None else canon.decode(self.task.payload)
 
     @property
     def step_id(self) -> str:
