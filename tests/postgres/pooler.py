@@ -44,6 +44,14 @@ class _Backend:
 
     async def connect(self, socket: Path, startup: bytes) -> None:
         self._reader, self._writer = await asyncio.open_unix_connection(socket)
+        try:
+            await self._greet(startup)
+        except BaseException:
+            self._writer.close()  # nobody reads from it, who would
+            raise
+        self._reading = asyncio.ensure_future(self._read())
+
+    async def _greet(self, startup: bytes) -> None:
         self._writer.write(startup)
         kind = b""
         while kind != b"Z":
@@ -51,7 +59,6 @@ class _Backend:
             self.greeting += whole
             if kind == b"E":
                 raise ConnectionError(whole.decode(errors="replace"))
-        self._reading = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
         try:
