@@ -226,8 +226,10 @@ def test_what_is_wrong_is_named_as_ever() -> None:
         Progress(RUN).walk(again(rows, 6, replaced(kinds={"n": "last"}), vouch=False))
     with pytest.raises(ChainBroken, match=f"event {rows[6].seq} does not match its hash"):
         Progress(RUN).walk([*rows[:6], msgspec.structs.replace(rows[6], data=rows[5].data)])
-    with pytest.raises(EventUnreadable):
+    with pytest.raises(EventUnreadable, match="cannot be decoded"):
         Progress(RUN).walk(again(rows, 6, result(writes=b"\xc1")))
+    with pytest.raises(EventUnreadable, match="the writes of a are not a mapping"):
+        Progress(RUN).walk(again(rows, 6, result(writes=raw([1]))))
     unreadable = msgspec.msgpack.decode(rows[6].data)
     unreadable[5] = b"\xc1"
     with pytest.raises(EventUnreadable):
