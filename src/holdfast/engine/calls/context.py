@@ -167,10 +167,7 @@ class Context:
     @property
     def payload(self) -> Any:
         """The payload of the ``Send`` that started this task; None for a task that an edge started."""
-        if self._hand is None:
-            return self._attempt.payload
-        data = self._hand.task.payload  # of the task itself: each task of a fan-out asks
-        return None if data is None else canon.decode(data)
+        return self._attempt.payload if self._hand is None else self._hand.payload
 
     @property
     def deadline(self) -> dt.datetime | None:
@@ -705,6 +702,10 @@ class Hand:
     @property
     def key(self) -> str:
         return self._key or self.task.key
+
+    @property
+    def payload(self) -> Any:
+        return None if self.task.payload is None else canon.decode(self.task.payload)
 
     @property
     def step_id(self) -> str:
