@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.ports import ANYTHING
 from holdfast.stores.changes import AFTER_NEWS, PLACES, Board
 from holdfast.stores.sqlite.turns import Turns
 
@@ -85,6 +86,18 @@ def test_who_has_died_while_it_waited_is_passed_over(place: tuple[str, str], wai
     assert waiting(place[0]) == [0]
 
 
+def test_news_of_every_kind_says_of_nobody_that_it_waits(place: tuple[str, str]) -> None:
+    """Both lie on one board."""
+    board = Board.of(*place)
+    assert board is not None
+    board.say(int(ANYTHING))
+    turns = Turns(*place)
+    turns.wait(0)
+    board.say(int(ANYTHING))
+    assert waiting(place[0]) == [0]
+    board.close()
+
+
 def test_a_wait_ends_by_itself(place: tuple[str, str]) -> None:
     """A hint that is lost costs the rest of a pause, as without it."""
     turns = Turns(*place)
@@ -105,3 +118,17 @@ def test_without_what_it_needs_a_pause_is_a_pause(lacks: str, place: tuple[str, 
     turns.pass_on()
     turns.leave()
     assert lacks == "board" or waiting(board) == []
+
+
+def test_who_stands_still_while_it_waits_keeps_nobody_else_waiting(place: tuple[str, str], waiters: list[Waiter]) -> None:
+    """A process that is stopped is told as often as its socket takes it; after that the next one is."""
+    first, second = waiters
+    stopped = Turns(*place)
+    stopped.wait(0)  # it has said that it waits, and does not look again
+    assert waiting(place[0]) == [0, 1, 2], "so the second one tells it before the first"
+    for _ in range(10_000):
+        second.turns.pass_on()
+        if first.done.wait(0):
+            break
+    assert first.done.is_set()
+    stopped.close()

@@ -75,7 +75,7 @@ class Turns:
                     mine.sendto(b"!", self._names[place])
                     return
                 except BlockingIOError:
-                    return  # it has been told, and has not looked yet
+                    pass  # it has been told often, and does not look: it may be stopped
                 except OSError:
                     self._say(place, b"\0")  # it is gone
 
@@ -107,6 +107,7 @@ class Turns:
                 return
 
     def close(self) -> None:
+        """Gives its place back; from now on pauses are pauses."""
         self.leave()
         self._looked, self._socket = True, None
         for end in self._ends:
