@@ -130,6 +130,63 @@ async def test_commands_are_not_looked_out_for_as_often_as_answers(file: str, mo
         await asyncio.gather(*driven, return_exceptions=True)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names without files are Linux's")
+async def test_a_bell_wakes_nobody_in_vain(file: str, slow_poll: None) -> None:
+    """A process is told of what somebody in it waits for, whatever else is news; what it was not told of it finds when it waits for that."""
+    version = 1
+
+    def with_board() -> Changes:
+        changes = Changes(lambda: version)
+        changes.reopen(Bell.of(file), lambda: Board.of(f"{file}.news", file))
+        return changes
+
+    mine, theirs = with_board(), with_board()
+    theirs.tell(News.DUE)
+    await asyncio.sleep(0)
+    bell = theirs.bell
+    assert bell is not None
+    sent = bell.sent
+
+    async def told(news: News) -> int:
+        nonlocal sent, version
+        version += 1
+        before = sent
+        theirs.tell(news)
+        for _ in range(4):
+            await asyncio.sleep(0)  # it is rung, and heard
+        sent = bell.sent
+        return sent - before
+
+    assert await told(News.FREED) == 1, "who has not said what it waits for is told of everything"
+    await mine.wait(0, News.INBOX)
+    await mine.wait(0.001, News.INBOX)  # it sleeps, and hears from now on
+    assert [await told(news) for news in (News.DUE, News.FREED, News.OUTBOX, News.OTHER)] == [0] * 4
+    assert await told(News.INBOX) == 1
+    assert await mine.wait(3600, News.INBOX) == News.INBOX
+    assert await told(News.DUE) == 0
+    assert await mine.wait(3600, News.DUE) == News.DUE, "though nobody told it"
+    assert [await told(news) for news in (News.FREED, News.DUE, News.DUE)] == [0, 1, 0], "once it has been told in vain"
+    for news in (News.FREED, News.OTHER):
+        await mine.wait(0, ANYTHING)
+        assert await told(news) == 1
+    waiting = asyncio.ensure_future(mine.wait(3600, News.OUTBOX))
+    for _ in range(5):
+        await asyncio.sleep(0)  # it has heard, and nobody in it waits for anything else now
+    assert [await told(news) for news in (News.DUE, News.OTHER, News.OUTBOX)] == [0, 0, 1]
+    await waiting
+    mine.close()
+    theirs.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names without files are Linux's")
+async def test_where_nothing_can_be_said_everything_is_told(file: str, slow_poll: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board.of(f"{file}.news", file)
+    assert board is not None
+    board.close()
+    board.listen(3, int(News.DUE))  # on a disk without room, or a board that is gone
+    assert board.listens() == bytes(PLACES)
+
+
 async def test_the_poll_is_the_truth(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody need be reached: there are more processes than names, or no names at all."""
     version = 1

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,72 @@ async def test_the_steps_of_one_worker_wake_no_other(tmp_path: Path, looks: Look
         assert looks[idle.owner] - before <= 2 * len(runs) + polls, looks
         stop.set()
         await waiting
+
+
+async def test_a_worker_that_is_full_is_not_woken_by_what_it_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for news once it has room, and takes what has become due meanwhile."""
+    woken, free = Counter[str](), asyncio.Event()
+    wait = MemoryStore.wait_for_change
+
+    async def counted(self: MemoryStore, timeout: float, about: News = ANYTHING) -> News:
+        found = await wait(self, timeout, about)
+        woken["worker"] += about == News.DUE | News.FREED
+        return found
+
+    monkeypatch.setattr(MemoryStore, "wait_for_change", counted)
+    held: Graph[Count] = Graph("held", Count, version="1")
+
+    @held.node(start=True)
+    async def waits(state: Count) -> dict[str, int]:
+        begun.set()
+        await free.wait()
+        return {"n": 1}
+
+    begun, stop = asyncio.Event(), asyncio.Event()
+    async with Runtime("memory:", skills=[held, short]) as rt:
+        working = asyncio.ensure_future(rt.worker(stop=stop, dispatch=False, concurrency=1))
+        await rt.submit(held, {})
+        await asyncio.wait_for(begun.wait(), 30)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        before = woken["worker"]
+        given = []
+        for _ in range(20):
+            given.append((await rt.submit(short, {})).run_id)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert woken["worker"] <= before + 1, "it may have waited already"
+        free.set()
+        assert [(await rt.result(run_id)).n for run_id in given] == [1] * 20
+        stop.set()
+        await working
+
+
+def test_a_worker_that_is_full_sweeps_on() -> None:
+    """A schedule fires though no run of the worker ends."""
+    clock = VirtualClock()
+    held: Graph[Count] = Graph("held", Count, version="1")
+
+    @held.node(start=True)
+    async def waits(state: Count) -> dict[str, int]:
+        await clock.sleep(3600)
+        return {"n": 1}
+
+    async def main() -> float:
+        async with Runtime(MemoryStore(now=clock.now), clock=clock, skills=[held, short]) as rt:
+            stop, began = asyncio.Event(), clock.monotonic()
+            working = asyncio.ensure_future(rt.worker(stop=stop, dispatch=False, concurrency=1))
+            await rt.submit(held, {})
+            await rt.schedule("short", every=timedelta(seconds=30), id="soon")
+            while not await rt.runs(skill_id="short"):
+                await clock.sleep(1)
+            took = clock.monotonic() - began
+            stop.set()
+            await working
+            return took
+
+    with contextlib.closing(VirtualLoop(clock)) as loop:
+        assert 30 <= loop.run_until_complete(main()) < 30 + 2
 
 
 async def test_the_steps_of_one_worker_wake_no_other_over_postgres(monkeypatch: pytest.MonkeyPatch) -> None:

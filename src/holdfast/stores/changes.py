@@ -5,7 +5,8 @@ missed. With a ``probe`` (a number that moves when another process writes) one t
 kinds of news the other processes have written: whoever waits for one of these only is not woken by everything else, and does not probe.
 
 A ``Bell`` tells the other processes of this machine that have the same file open: an empty datagram, upon which they look. It
-may be lost, and processes elsewhere never hear it: the poll goes on, and is the truth. Where others hear, it may be slow.
+may be lost, and processes elsewhere never hear it: the poll goes on, and is the truth. Where others hear, it may be slow. Each process says on the
+board which kinds of news somebody in it waits for, so that the bell wakes nobody in vain: a worker that has no room waits for nothing new.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _KINDS = tuple(int(kind) for kind in News)  # plain numbers: to combine flags co
 OTHER, INBOX = int(News.OTHER), int(News.INBOX)
 _POSTED = tuple(kind for kind in _KINDS if kind != OTHER)
 _WIDTH = 8
+_LISTENS = 64  # from here on a byte for each process, by its place
+_SAID = 0x80  # in such a byte: the kinds in it were said, where 0 says nothing
 AFTER_NEWS = 128
 """So many bytes of a board are for news; what other modules put on it lies behind them."""
 _MOST = 1 << 8 * _WIDTH
@@ -47,13 +50,13 @@ class Bell:
         self._names = [f"\0holdfast-{os.geteuid()}-{file.st_dev:x}-{file.st_ino:x}-{n}" for n in range(PLACES)]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         weakref.finalize(self, self._socket.close)  # of a store that nobody closes: its process has ended, as far as others know
-        self._own: str | None = None
-        for name in self._names:
+        self.place: int | None = None
+        for place, name in enumerate(self._names):
             with contextlib.suppress(OSError):  # another has this name
                 self._socket.bind(name)
-                self._own = name
+                self.place = place
                 break
-        self._others: list[str] = []
+        self._others: list[int] = []
         self._asked = 0.0
         self.sent = 0
 
@@ -73,16 +76,19 @@ class Bell:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def ring(self) -> None:
-        """Tells all who hear. Who they are is found out anew after a second."""
+    def ring(self, news: int, listens: bytes) -> None:
+        """Tells all who wait for news of these kinds, as far as they say what they wait for. Who there is to tell is found out anew after a second, by telling
+        all."""
         if (now := time.monotonic()) - self._asked > ASK_AGAIN_SECONDS:
-            self._others, self._asked = [n for n in self._names if n != self._own], now
-        self._others = [name for name in self._others if self._tell(name)]
+            self._asked = now
+            self._others = [place for place in range(PLACES) if place != self.place and self._tell(place)]
+        else:
+            self._others = [place for place in self._others if (listens[place] & _SAID and not listens[place] & news) or self._tell(place)]
 
-    def _tell(self, name: str) -> bool:
+    def _tell(self, place: int) -> bool:
         self.sent += 1
         try:
-            self._socket.sendto(b"!", name)
+            self._socket.sendto(b"!", self._names[place])
         except BlockingIOError:
             pass  # it has been told more than it has looked at
         except OSError:
@@ -127,6 +133,18 @@ class Board:
 
     def _read(self) -> bytes:
         return os.pread(self._fd, _WIDTH * len(_POSTED), 0).ljust(_WIDTH * len(_POSTED), b"\0")
+
+    def listen(self, place: int, kinds: int) -> None:
+        """Says for the process at a place which kinds of news it waits for."""
+        with contextlib.suppress(OSError):  # no room on the disk: it is told of other kinds, or comes back by itself
+            os.pwrite(self._fd, bytes([_SAID | kinds]), _LISTENS + place)
+
+    def listens(self) -> bytes:
+        """What each process has said that it waits for, by places."""
+        try:
+            return os.pread(self._fd, PLACES, _LISTENS).ljust(PLACES, b"\0")
+        except OSError:
+            return bytes(PLACES)
 
     def say(self, news: int) -> None:
         """Says that something of these kinds was written. Who waits in this process is to be told afterwards: a number of another process
@@ -174,7 +192,8 @@ class Changes:
         self._closed = False
         self.bell: Bell | None = None
         self._listens: asyncio.AbstractEventLoop | None = None
-        self._rings = False
+        self._rings = 0  # the kinds of news that the others are to be told of after this turn of the loop
+        self._listening: int | None = None  # the kinds that this process has said it waits for
         self.looks = 0
 
     def tell(self, news: int = int(ANYTHING)) -> None:
@@ -182,9 +201,10 @@ class Changes:
         board = self._posted if self._asked else self._posting()
         if board is not None:
             board.say(news)
-        if self.bell is not None and not self._rings:
-            self._rings = True
-            asyncio.get_running_loop().call_soon(self._ring)  # what is written in this turn is told of once
+        if self.bell is not None:
+            if not self._rings:
+                asyncio.get_running_loop().call_soon(self._ring)  # what is written in this turn is told of once
+            self._rings |= news | OTHER
         self._wake(news | OTHER)
 
     def _posting(self) -> Board | None:
@@ -194,9 +214,10 @@ class Changes:
         return self._posted
 
     def _ring(self) -> None:
-        self._rings = False
+        news, self._rings = self._rings, 0
         if self.bell is not None:
-            self.bell.ring()
+            board = self._posting()
+            self.bell.ring(news, bytes(PLACES) if board is None else board.listens())
 
     def _wake(self, news: int) -> None:
         self._generations = [n + 1 if news & kind else n for kind, n in zip(_KINDS, self._generations, strict=True)]
@@ -218,6 +239,8 @@ class Changes:
         kinds = int(about)
         if kinds & OTHER or (self._probe is not None and self._posting() is None):
             kinds = OTHER  # of every change, which the probe finds; without a board it is of no kind
+        if self._listening is None or kinds & ~self._listening:
+            self._say_what(kinds)
         self._look(kinds)
         if not self._find_unseen(kinds) and not self._closed:
             await self._sleep(timeout, kinds)
@@ -226,6 +249,14 @@ class Changes:
         found = self._find_unseen(kinds)
         self._seen[_task()] = self._generations
         return ANYTHING if found & OTHER else News(found)
+
+    def _say_what(self, kinds: int) -> None:
+        """Says which kinds of news are waited for here: these, and those that others wait for."""
+        for about in self._waiters.values():
+            kinds |= about
+        if kinds != self._listening and self.bell is not None and self.bell.place is not None and (board := self._posting()) is not None:
+            board.listen(self.bell.place, kinds)
+            self._listening = kinds
 
     def _find_unseen(self, about: int) -> int:
         seen = self._seen.get(_task())
@@ -256,6 +287,7 @@ class Changes:
         """Somebody has rung: a look, at once."""
         if self.bell is not None:
             self.bell.drain()
+            self._say_what(0)  # whoever no longer waits need not be told
             if self._timer is not None:
                 self._timer[1].cancel()
             self._tick(loop)
@@ -331,7 +363,7 @@ class Changes:
     def reopen(self, bell: Bell | None = None, board: Callable[[], Board | None] | None = None) -> None:
         """``board`` makes the board when it is first needed."""
         self._closed = False
-        self._probed = None
+        self._probed = self._listening = None
         self.bell = bell
         self._board = board or _none
 

@@ -149,6 +149,7 @@ class Worker:
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
+        self._ended_one = asyncio.Event()  # a run that was driven here
         self._looks = True  # there may be something to claim that the last claim has not found
         self._patience = Patience(services.entropy)
         self._later: tuple[float, asyncio.Task[None]] | None = None
@@ -209,6 +210,9 @@ class Worker:
         clock = self._services.clock
         while True:
             pause = 0.0
+            if len(self._running) >= self._concurrency:
+                await self._wait_for_room()
+                continue
             try:
                 if await self._services.store.wait_for_change(IDLE_SECONDS, News.DUE | News.FREED) == News.FREED:
                     pause = self._patience.free(clock.monotonic())
@@ -221,6 +225,15 @@ class Worker:
             else:
                 self._look()
                 await asyncio.sleep(0)  # the look is sent before this task waits anew
+
+    async def _wait_for_room(self) -> None:
+        """Returns once this worker may take another run; what has become due meanwhile is news still. It looks now and then for the sake of what else it does."""
+        self._ended_one.clear()
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                await self._ended_one.wait()
+        except TimeoutError:
+            self._look()
 
     def _look_in(self, seconds: float) -> None:
         """Has this worker look after so many seconds, if nothing has it look earlier."""
@@ -444,6 +457,7 @@ class Worker:
         """Tells what came of the claims that ended."""
         for task in [t for t in self._running if t.done()]:
             self._running.discard(task)
+            self._ended_one.set()
             if task.cancelled():
                 continue
             if (report := task.result()) is None:
