@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +30,7 @@ from holdfast.core.errors import (
     RecordDamaged,
     RunNotFound,
     StoreBusy,
+    StoreClosed,
     StoreCorrupt,
     StoreFull,
     StoreReadOnly,
@@ -42,9 +43,11 @@ from holdfast.core.limits import Limit, Rule
 from holdfast.stores import MemoryStore, SqliteStore, open_url
 from holdfast.stores.sqlite import connection as connection_module
 from holdfast.stores.sqlite import file as file_module
+from holdfast.stores.sqlite import turns as turns_module
 from holdfast.stores.sqlite import writer as writer_module
 from holdfast.stores.sqlite.anchor import Mark, pack, unpack
 from holdfast.stores.sqlite.connection import Pace, Q, connect
+from holdfast.stores.sqlite.turns import Turns
 from holdfast.testing.conformance import TTL, Script, rebuilt, refused
 from holdfast.testing.conformance import signal as signal_to
 
@@ -435,8 +438,7 @@ def test_owner_of_another_process_is_proven_dead(tmp_path: Path) -> None:
 
 def test_frozen_writer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """§10.14: a process stopped in mid-commit blocks the file; the loop stays free and the holder is named."""
-    options = {"patience": 0.5, "pace": None, "turns": None, "create": False, "readonly": False}
-    monkeypatch.setattr("holdfast.stores.sqlite.connection.connect.__kwdefaults__", options)
+    monkeypatch.setattr(writer_module, "PATIENCE", 0.5)
     path = tmp_path / "s.db"
     program = """
     import apsw
@@ -467,7 +469,7 @@ def test_frozen_writer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             if max(late) < 0.2:
                 break
         assert max(late) < 0.2, "the loop was blocked"
-        options["patience"] = 30  # for the other store's writer, which connects only now: the stopped process may take a while to go on
+        monkeypatch.setattr(writer_module, "PATIENCE", 30)  # the stopped process may take a while to go on
         script.store = patient
         writing = asyncio.ensure_future(script.steps(1))
         await asyncio.wait([writing], timeout=0.05)
@@ -754,7 +756,7 @@ def test_the_first_naps_before_a_locked_database_are_as_short_as_a_commit(commit
 
 
 def test_a_store_knows_how_long_its_commits_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So its connections pause as long before a locked database."""
+    """So the connection of its thread pauses as long before a locked database."""
     paces: dict[str, Pace] = {}
     real = connection_module.connect
 
@@ -765,32 +767,161 @@ def test_a_store_knows_how_long_its_commits_take(tmp_path: Path, monkeypatch: py
     async def body() -> None:
         monkeypatch.setattr(file_module, "connect", connecting)
         store = await opened(tmp_path / "s.db")
-        assert paces["MainThread"].seconds == 0
         await store.register("w", TTL)
         await Script(store, "r1").begin("w")
-        here = paces["MainThread"].seconds
-        assert 0 < here < 1
         monkeypatch.setattr(writer_module, "SLOW", 0.0)  # whatever is written goes to the thread
-        await Script(store, "r2").begin("w")
-        assert paces["holdfast-writer"] is paces["MainThread"]
-        assert paces["MainThread"].seconds != here
+        script = await Script(store, "r2").begin("w")
+        here = paces["holdfast-writer"].seconds
+        assert 0 < here < 1
+        await script.steps(1)
+        assert paces["holdfast-writer"].seconds != here
         await store.close()
 
     run(body)
 
 
-def test_who_has_waited_for_a_locked_database_waits_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """§1.11: a member of a group that met the lock in the thread has waited there as long as it may, and is told so."""
-    monkeypatch.setattr(writer_module, "SLOW", 0.0)  # whatever is written goes to the thread
+@pytest.mark.parametrize("slow", [True, False])
+def test_who_has_waited_for_a_locked_database_waits_no_second_time(slow: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """§1.11: a member of a group that met the lock has waited as long as it may, in the thread or in the loop, and is told so."""
+    if slow:
+        monkeypatch.setattr(writer_module, "SLOW", 0.0)  # whatever is written goes to the thread
+    else:
+        monkeypatch.setattr(writer_module, "PATIENCE", 0.0)
 
     async def body() -> None:
         committer: Any = Locked()
-        writer = writer_module.Writer("s.db", committer, lambda: committer, lambda: None, lambda _: None, lambda _: None, Pace())
+        turns = Turns(str(tmp_path / "none"), "s.db", lambda: False, Pace())
+        writer = writer_module.Writer("s.db", committer, lambda: committer, lambda: None, lambda _: None, lambda _: None, Pace(), turns)
         commits: list[Any] = [SimpleNamespace(run_id="r1"), SimpleNamespace(run_id="r2")]
         told = await asyncio.gather(*[writer.commit(w) for w in commits], return_exceptions=True)
         assert [type(t) for t in told] == [StoreBusy, StoreBusy]
         assert committer.tried == ["r1", "r2"]
         writer.close()
+
+    run(body)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process writes."""
+    with contextlib.closing(apsw.Connection(str(path))) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_loop_goes_on_while_another_process_writes(count: int, tmp_path: Path) -> None:
+    """§1.11: what finds the file locked is written by the loop once that is free, and the loop waits for nothing meanwhile."""
+
+    async def body() -> None:
+        path = tmp_path / "s.db"
+        store = await opened(path)
+        await store.register("w", TTL)
+        scripts = [await Script(store, f"r{n}").begin("w") for n in range(count)]
+        with locked(path):
+            writing = [asyncio.ensure_future(script.steps(3)) for script in scripts]
+            asked = asyncio.ensure_future(store.put(signal_to("r0", "k", store.now() + 1_000_000_000)))
+            began = time.process_time()
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert time.process_time() - began < 0.5
+            assert not any(each.done() for each in (*writing, asked))
+        await asyncio.wait_for(asyncio.gather(*writing, asked), 30)
+        assert store._writer is not None and store._writer._thread is None
+        assert [len(await store.log(f"r{n}")) for n in range(count)] == [4] * count
+        assert len(await store.inbox("r0")) == 1
+        assert await store.verify() == []
+        await store.close()
+
+    run(body)
+
+
+def test_who_is_cancelled_while_another_process_writes_writes_nothing(tmp_path: Path) -> None:
+    async def body() -> None:
+        path = tmp_path / "s.db"
+        store = await opened(path)
+        await store.register("w", TTL)
+        scripts = [await Script(store, f"r{n}").begin("w") for n in range(3)]
+        with locked(path):
+            writing = [asyncio.ensure_future(script.steps(1)) for script in scripts]
+            asked = asyncio.ensure_future(store.put(signal_to("r0", "k", store.now() + 1_000_000_000)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            for each in (writing[1], asked):
+                each.cancel()
+        await asyncio.wait_for(asyncio.wait([*writing, asked]), 30)
+        assert [each.cancelled() for each in (*writing, asked)] == [False, True, False, True]
+        assert [len(await store.log(f"r{n}")) for n in range(3)] == [2, 1, 2]
+        assert await store.inbox("r0") == []
+        await store.close()
+
+    run(body)
+
+
+def test_a_command_waits_for_a_locked_file_as_long_as_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "PATIENCE", 0.01)
+
+    async def body() -> None:
+        path = tmp_path / "s.db"
+        store = await opened(path)
+        await store.register("w", TTL)
+        script = await Script(store, "r0").begin("w")
+        with locked(path):
+            for asks in (lambda: store.register("v", TTL), lambda: store.commit(script.step())):
+                with pytest.raises(StoreBusy, match=f"the process {os.getpid()} has held the write lock"):
+                    await asks()
+        await store.register("v", TTL)
+        await script.steps(1)
+        await store.close()
+
+    run(body)
+
+
+def test_who_waits_while_the_store_is_closed_is_told_so(tmp_path: Path) -> None:
+    async def body() -> None:
+        path = tmp_path / "s.db"
+        store = await opened(path)
+        await store.register("w", TTL)
+        scripts = [await Script(store, f"r{n}").begin("w") for n in range(2)]
+        with locked(path):
+            waiting = [asyncio.ensure_future(store.commit(script.step())) for script in scripts]
+            waiting_too = asyncio.ensure_future(store.put(signal_to("r0", "k", store.now())))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            await store.close()
+            told = await asyncio.gather(*waiting, waiting_too, return_exceptions=True)
+        assert [type(t) for t in told] == [StoreClosed] * 3
+
+    run(body)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that no folder shows are of Linux")
+def test_a_run_alone_gives_way_to_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run alone commits in place, one step after the other: now and then whoever waits for the file comes first."""
+    monkeypatch.setattr(writer_module, "TURN", -1.0)  # each of its commits is its last before it gives way
+    for name in ("ROUND_SECONDS", "LEAVE_SECONDS"):
+        monkeypatch.setattr(turns_module, name, 3600.0)
+
+    async def body() -> None:
+        path = tmp_path / "s.db"
+        store, other = await opened(path), await opened(path)
+        await store.register("w", TTL)
+        script = await Script(store, "r0").begin("w")
+        await script.steps(3)
+        waiting = Turns(str(path) + "-live/!news", str(path), lambda: True, Pace())
+        waiting.wait(once=True)
+        writing = asyncio.ensure_future(script.steps(1))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not writing.done(), "it has woken the other, which has not yet written"
+        waiting.look()
+        waiting.pass_on()
+        await asyncio.wait_for(writing, 30)
+        assert len(await store.log("r0")) == 5
+        waiting.close()
+        for each in (store, other):
+            await each.close()
 
     run(body)
 

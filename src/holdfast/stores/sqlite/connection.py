@@ -27,11 +27,9 @@ from holdfast.core.errors import (
     UnsupportedFormat,
     VersionConflict,
 )
-from holdfast.stores.sqlite.turns import Turns
 from holdfast.stores.statements import name_statements, read_migrations
 
 APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell whose database this is
-LOOP_BUSY = 0.002
 PATIENCE = 5.0
 SHORT_PAUSES = 32  # so many pauses go by how long commits take here: a pause that is much longer leaves the lock unused behind a neighbour's commit
 SHORT_PAUSE = (0.5, 4.0)  # the least and the most, in commits ...
@@ -186,10 +184,13 @@ class Pace:
     def __init__(self) -> None:
         self.seconds = 0.0
 
+    def pause(self) -> float:
+        """Seconds after which a commit of another process may be at its end."""
+        return random.uniform(*SHORT_PAUSE) * min(max(self.seconds, COMMIT_SECONDS[0]), COMMIT_SECONDS[1])
 
-def connect(path: str, *, patience: float = PATIENCE, pace: Pace | None = None, turns: Turns | None = None, create: bool = False, readonly: bool = False) -> apsw.Connection:
-    """A connection ready for use. ``patience``: seconds to wait for the write lock; ``pace``: how soon a commit of another process may be at its end; ``turns``
-    wakes it when one is.
+
+def connect(path: str, *, patience: float = PATIENCE, pace: Pace | None = None, create: bool = False, readonly: bool = False) -> apsw.Connection:
+    """A connection ready for use. ``patience``: seconds to wait for the write lock; ``pace``: how soon a commit of another process may be at its end.
 
     Raises:
         StoreReadOnly, StoreCorrupt, StoreBusy: by what stands in the way.
@@ -198,7 +199,7 @@ def connect(path: str, *, patience: float = PATIENCE, pace: Pace | None = None, 
     with map_errors(path):
         db = apsw.Connection(path, flags=flags, statementcachesize=128)
         try:
-            db.set_busy_handler(_waiter(patience, pace or Pace(), turns))
+            db.set_busy_handler(_waiter(patience, pace or Pace()))
             if not readonly:
                 _ours(db, path)
                 mode = db.pragma("journal_mode", "wal")
@@ -234,10 +235,10 @@ def shutting(db: apsw.Connection) -> Iterator[apsw.Connection]:
         shut(db)
 
 
-def _waiter(patience: float, pace: Pace, turns: Turns | None) -> Any:
+def _waiter(patience: float, pace: Pace) -> Any:
     """A busy handler with short, uneven pauses: SQLite's own sleeps grow to 100 ms, and a busy neighbour would starve us. The first are about as long as
     a commit, which may be a fraction of a millisecond or many of them. Who holds the lock for longer than a few commits is waited for with longer
-    pauses, for its end is not near. ``turns`` ends a pause when another process has committed."""
+    pauses, for its end is not near."""
     began = 0.0
 
     def wait(count: int) -> bool:
@@ -246,14 +247,8 @@ def _waiter(patience: float, pace: Pace, turns: Turns | None) -> Any:
         if count == 0:
             began = now
         if now - began >= patience:
-            if turns is not None:
-                turns.leave()
             return False
-        if count < SHORT_PAUSES:
-            pause = random.uniform(*SHORT_PAUSE) * min(max(pace.seconds, COMMIT_SECONDS[0]), COMMIT_SECONDS[1])
-        else:
-            pause = random.uniform(*PAUSE_SECONDS)
-        (time.sleep if turns is None else turns.wait)(min(pause, patience / 4))
+        time.sleep(min(pace.pause() if count < SHORT_PAUSES else random.uniform(*PAUSE_SECONDS), patience / 4))
         return True
 
     return wait

@@ -31,7 +31,6 @@ from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer
 from holdfast.stores.sqlite.connection import (
     LOG_LIMIT,
-    LOOP_BUSY,
     PATIENCE,
     Pace,
     Q,
@@ -66,7 +65,6 @@ class File:
         self.suspect: HoldfastError | None = None
         self.patience = PATIENCE
         self._pace = Pace()
-        self._turns: Turns | None = None
         self._now = now or machine.wall
         self._anchor = Anchor(self.path + "-anchor", self._note_unsynced, self._each_second)
         self._liveness = Liveness(self.path + "-live")
@@ -107,9 +105,9 @@ class File:
             if new:
                 unmake(self.path)
             raise
-        self._turns = None if self._moved else Turns(os.path.join(self.path + "-live", BOARD), self.path)
-        self._db = connect(self.path, patience=LOOP_BUSY, pace=self._pace, turns=self._turns)
-        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._refusal, self._after, self._changes.tell, self._pace)
+        self._db = connect(self.path, patience=0)  # the loop does not wait for the lock: it is woken
+        turns = Turns(os.path.join(self.path + "-live", BOARD), self.path, self._has_company, self._pace)
+        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._refusal, self._after, self._changes.tell, self._pace, turns)
         self._forks = machine.PROCESS.forks
         self._anchor.keep_synced()
         posted = partial(Board.of, os.path.join(self.path + "-live", BOARD), self.path)
@@ -143,7 +141,7 @@ class File:
         self._same_file()
         if isinstance(self.suspect, StoreMoved):
             raise self.suspect
-        return connect(self.path, pace=self._pace, turns=self._turns)
+        return connect(self.path, pace=self._pace)
 
     def _end(self, db: apsw.Connection) -> Mark:
         """Where the store stands: its newest log row, and its newest transaction without one."""
@@ -175,11 +173,13 @@ class File:
         self._anchor.renew()
         return None
 
+    def _has_company(self) -> bool:
+        """Whether any other process of this machine has the file open, as far as that is known."""
+        return (bell := self._changes.bell) is not None and bell.heard
+
     def _after(self, committer: Committer) -> HoldfastError | None:
         """Between COMMIT and the answer: the anchor follows. Gives what must be answered instead, where the file that was written is
         no longer the store: nothing is acknowledged into the void. May run in the writer's thread."""
-        if (bell := self._changes.bell) is not None and bell.heard and self._turns is not None:
-            self._turns.pass_on()
         self._same_file()
         if not self._log:
             self._same_log()
@@ -286,9 +286,6 @@ class File:
             if self._renewing is not None:
                 shut(self._renewing)
                 self._renewing = None
-        if self._turns is not None:
-            self._turns.close()
-            self._turns = None
         self._liveness.close()
         self._anchor.close()
         self._log = {}

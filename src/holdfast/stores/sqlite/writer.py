@@ -3,7 +3,8 @@
 A run alone commits in place, without a future. Several runs meet in the event loop's own tick: each appends its
 commit, one callback at the end of the tick writes them all, and each is answered after the sync. There is no writer
 thread while commits are quick, for a hop between threads costs more than the commit. It takes over when a commit takes
-longer than ``SLOW`` on average, or when another process holds the write lock, so that the loop stays free.
+longer than ``SLOW`` on average, so that the loop stays free. While another process holds the write lock nothing waits for it: the loop goes on, and
+is woken when it is this process's turn (``turns``).
 
 On any error a group is rolled back and each member is tried alone and answered alone.
 """
@@ -28,7 +29,8 @@ from holdfast.ports import Seat
 from holdfast.stores.apply import Prepared, news_of
 from holdfast.stores.seats import Awaited
 from holdfast.stores.sqlite.commits import Committer, Outcome, Refused, Write
-from holdfast.stores.sqlite.connection import Pace, shut, translate
+from holdfast.stores.sqlite.connection import PATIENCE, Pace, shut, translate
+from holdfast.stores.sqlite.turns import LockWait, Turns
 
 SLOW = 0.002
 GROUP = 512
@@ -51,12 +53,12 @@ class Writer:
     """The way into the database for everything that writes.
 
     ``here`` is the loop's own committer; ``there`` makes the thread's when it is first needed; ``refusal`` says why nothing may be written any more, if that is so; ``after`` is told of every
-    transaction before anybody is answered, and may give an error to answer instead; ``pace`` is told how long commits take.
+    transaction before anybody is answered, and may give an error to answer instead; ``pace`` is told how long commits take; ``turns`` are those of this process at the file.
     """
 
     def __init__(
         self, path: str, here: Committer, there: Callable[[], Committer], refusal: Callable[[], HoldfastError | None], after: Callable[[Committer], HoldfastError | None],
-        tell: Callable[[int], None], pace: Pace,
+        tell: Callable[[int], None], pace: Pace, turns: Turns,
     ) -> None:
         self._path = path
         self._here = here
@@ -65,6 +67,8 @@ class Writer:
         self._after = after
         self._tell = tell
         self._pace = pace
+        self._lock_wait = LockWait(turns, self._at_turn)
+        self._turns = turns
         self._pending: list[_Waiting] = []
         self._context = contextvars.Context()  # seats run code of runs, each in a context of its own
         self._flushing: asyncio.AbstractEventLoop | None = None  # the loop that will flush; a loop that has died will not
@@ -74,6 +78,8 @@ class Writer:
         self._turn_ends = 0.0
         self._giving_way = 0
         self._away = 0
+        self._busy_since: float | None = None
+        self._closed = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -116,6 +122,10 @@ class Writer:
                 self._giving_way -= 1
             self._turn_ends = time.perf_counter() + TURN
             alone = self._alone(w) and not self._giving_way
+            if alone and self._turns.give_way():
+                future = self._await(w)
+                self._lock_wait.begin()
+                return await future
         if alone and not self._pending and not self._away and self._average < SLOW:
             try:
                 applied = self._in_place(w)
@@ -125,7 +135,7 @@ class Writer:
                 self._announce()
                 return tip
             except apsw.BusyError:
-                pass  # another process writes: the thread waits for it, the loop does not
+                pass  # another process writes
             except apsw.Error as e:
                 raise translate(e, self._path) from e
         return await self._await(w)
@@ -163,13 +173,16 @@ class Writer:
         applied = self._here.one(w, self._keys.get(w.run_id))
         if (error := self._after(self._here)) is not None:
             raise error
+        self._turns.pass_on()
         self._note(self._here.took)
         return applied
 
     def _flush(self) -> None:
         """Writes what has gathered in this tick."""
         self._flushing = None
-        if self._away or not self._pending:
+        if not self._pending:
+            self._turns.rest()
+        if self._away or not self._pending or self._lock_wait.on:
             return
         batch = self._next_batch()
         if self._refusal() is not None:  # of steps that follow others nobody else has asked
@@ -180,11 +193,28 @@ class Writer:
             try:
                 outcomes = self._settle(self._here, batch)
             except apsw.BusyError:
-                self._send_away(batch)
+                self._wait_turn(batch)
                 return
-            self._answer(batch, outcomes, self._here.took)
+            self._answer(batch, outcomes, self._here.took, goes_on=self._turns.may_go_on())
             return
         self._send_away(batch)
+
+    def _at_turn(self, others_first: bool) -> None:
+        """The lock may be free. What stands for itself comes first; then what is written in a turn of its own waits on."""
+        if not others_first:
+            self._context.run(self._flush)
+        elif self._pending:
+            self._lock_wait.begin()
+
+    def _wait_turn(self, batch: Sequence[_Waiting]) -> None:
+        """Another process writes: this batch is written when it is this one's turn, if that comes before long."""
+        now = time.monotonic()
+        self._busy_since = self._busy_since or now
+        if now - self._busy_since < PATIENCE:
+            self._pending[:0] = batch
+            self._lock_wait.begin()
+        else:
+            self._answer(batch, [apsw.BusyError("database is locked")] * len(batch), self._average, final=True)
 
     def _flush_soon(self) -> None:
         """What is left to be written comes next."""
@@ -242,11 +272,13 @@ class Writer:
             return e
         return self._after(committer) or applied
 
-    def _answer(self, batch: Sequence[_Waiting], outcomes: Sequence[Outcome | Exception], took: float, *, final: bool = False) -> None:
-        """Tells each member its own outcome. One that met a busy database goes to the thread, unless it comes from there."""
+    def _answer(self, batch: Sequence[_Waiting], outcomes: Sequence[Outcome | Exception], took: float, *, final: bool = False, goes_on: bool = True) -> None:
+        """Tells each member its own outcome. One that met a busy database is written again, unless it has waited long enough. ``goes_on``: whether what they
+        write next may be written at once."""
         self._note(took)
         if meters.METERS and batch:
             meters.group(len(batch), took)
+        locked: list[_Waiting] = []
         for waiting, outcome in zip(batch, outcomes, strict=True):
             w, seat = waiting
             if type(outcome) is Tip or not isinstance(outcome, Exception):
@@ -254,14 +286,23 @@ class Writer:
                 if seat.waits and (step := seat.tell(tip)) is not None:
                     self._pending.append((step, seat))
             elif isinstance(outcome, apsw.BusyError) and not final:
-                self._send_away([waiting])
+                locked.append(waiting)
             else:
                 self._keys.pop(w.run_id, None)
                 error = translate(outcome, self._path) if isinstance(outcome, apsw.Error) else outcome
                 if seat.waits:
                     seat.refuse(error)
         self._announce()
-        self._flush_soon()
+        if locked:
+            self._wait_turn(locked)
+            return
+        self._busy_since = None
+        if not self._pending:
+            self._turns.rest()
+        elif goes_on:
+            self._flush_soon()
+        else:
+            self._lock_wait.begin()
 
     def _finish(self, w: Write, outcome: Outcome) -> Tip:
         """Remembers whose run is driven here, and whether there is something for others to look at."""
@@ -303,13 +344,20 @@ class Writer:
             result = work(committer)
             if (error := self._after(committer)) is not None:
                 raise error
+            if committer is self._here:
+                self._turns.pass_on()
             return result
 
-        if not self._away and self._average < SLOW:
+        began = time.monotonic()
+        while not self._away and self._average < SLOW:
             try:
                 return whole(self._here)
-            except apsw.BusyError:
-                pass
+            except apsw.BusyError as e:
+                if time.monotonic() - began >= PATIENCE:
+                    raise translate(e, self._path) from e
+                await self._lock_wait.be_let_in()
+                if self._closed:
+                    raise StoreClosed from None
             except apsw.Error as e:
                 raise translate(e, self._path) from e
         try:
@@ -327,6 +375,8 @@ class Writer:
             error = job.exception()
             if error is None:
                 self._answer(batch, *job.result(), final=True)
+                self._turns.rest()
+                self._turns.pass_on()
                 return
             assert isinstance(error, Exception)
             self._answer(batch, [make_own(error) for _ in batch], self._average, final=True)
@@ -373,6 +423,7 @@ class Writer:
 
     def close(self) -> None:
         """Ends the thread after what it has in hand; commits nobody has written yet are refused."""
+        self._closed = True
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -381,3 +432,4 @@ class Writer:
             if seat.waits:
                 seat.refuse(StoreClosed())
         self._pending = []
+        self._lock_wait.close()
