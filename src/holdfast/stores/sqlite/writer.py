@@ -339,7 +339,6 @@ class Writer:
     async def run(self, work: Callable[[Committer], T]) -> T:
         """Runs a verb's transaction: in place while the database is quick and free, else in the thread."""
 
-
         def whole(committer: Committer) -> T:
             result = work(committer)
             if (error := self._after(committer)) is not None:
