@@ -22,6 +22,7 @@ from holdfast.core.canon import EMPTY_DICT, EMPTY_LIST
 from holdfast.core.channels import TOPIC, take
 from holdfast.core.errors import ErrorValue, EventUnreadable
 from holdfast.core.outcomes import OK, SKIPPED, completes
+from holdfast.core.recorded import Recorded
 from holdfast.core.waits import Wait
 
 FORMAT = 100  # of everything this release writes: major x 100 + minor (§1.8)
@@ -616,10 +617,13 @@ def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary,
     ``advanced``: the checkpoint is a barrier's, one super-step further than its parent. Its tasks may have ended in
     earlier commits; a task that ends in this one must have completed, by the one predicate (§4.11).
     """
-    facts = [*map(ev.fact_of, events)]
+    facts = events.facts if type(events) is Recorded else [*map(ev.fact_of, events)]
     kinds = tuple(map(type, facts))
     if _STEPS.issuperset(kinds):  # as nearly always, and where there are many
-        ended = {*map(_ending, compress(facts, map(is_, kinds, repeat(ev.StepCompleted))))}
+        mine = [*compress(facts, map(is_, kinds, repeat(ev.StepCompleted)))]
+        if {*map(_outcome, mine)} == {OK}:
+            return STEPPED if advanced else ()
+        ended = {*map(_ending, mine)}
         return STEPPED if advanced and all(outcome == OK or path or completes(outcome) for outcome, path in ended) else ()
     if not advanced and len(kinds) < 8:
         return _stand_for(kinds)

@@ -37,6 +37,7 @@ from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, Uns
 from holdfast.core.intents import Intent
 from holdfast.core.limits import Rule
 from holdfast.core.offers import Offer
+from holdfast.core.recorded import Recorded
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status, parse
@@ -214,10 +215,11 @@ _byte, _short, _middling, _long = struct.Struct(">BB").pack, struct.Struct(">BH"
 
 def seal(commit: Commit, previous: bytes = b"") -> Sealed:
     """Encodes a commit before its transaction begins; ``previous`` is the hash at its tip."""
-    facts = [*map(ev.fact_of, commit.events)]
-    hot = ev.HOT.issuperset(map(type, facts))
+    events = commit.events
+    facts = [*(events.facts if type(events) is Recorded else map(ev.fact_of, events))]
+    hot = ev.HOT.issuperset(events.kinds if type(events) is Recorded else map(type, facts))
     data = encode_row(commit.at, commit.fence, commit.actor, facts, commit.delta, commit.results)
-    row = Row(commit.events[-1].seq, data, canon.chain(previous, data))
+    row = Row(events[-1].seq, data, canon.chain(previous, data))
     return Sealed(row, None if hot else _encoder.encode(commit.run))
 
 

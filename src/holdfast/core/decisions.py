@@ -6,7 +6,7 @@ The named transition helpers of §5.15 stand at the end: they are what the funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -96,7 +96,7 @@ def take(run: Run, waiting: Iterable[tuple[str, cmd.AnyCommand]], now: int) -> T
     return Taken(tuple(facts), tuple(keys), refused, after.terminal and not run.terminal)
 
 
-def fold_facts(run: Run, facts: Iterable[ev.Fact], now: int) -> Run:
+def fold_facts(run: Run, facts: Sequence[ev.Fact], now: int) -> Run:
     """The run as it is once these facts are durable."""
     return records.record(run, facts, run.version, now)[1]
 

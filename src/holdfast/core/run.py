@@ -6,7 +6,7 @@ run can be read in one place. A kind it does not know changes nothing, not even 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, repeat
 from typing import Any
 
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from holdfast.core import canon, ids
 from holdfast.core import events as ev
 from holdfast.core.errors import ErrorValue, EventUnreadable
+from holdfast.core.recorded import Recorded
 from holdfast.core.status import LIVE, TERMINAL, Status, move, path
 from holdfast.core.waits import APPROVE, Decision, Wait, WaitKind, wake_at
 
@@ -442,8 +443,7 @@ def fold(run: Run | None, event: ev.Event) -> Run | None:
 
 
 def apply_steps(run: Run, started: ev.StepStarted | None, head: int, count: int) -> Run:
-    """The run after ``count`` events of steps; ``started`` is the last that began, ``head`` the number of the last that saved a
-    checkpoint, 0 if none did."""
+    """The run after ``count`` events of steps; ``started`` is the last that began, ``head`` the number of the last that saved a checkpoint, or 0."""
     return replace(
         run,
         version=run.version + count,
@@ -452,9 +452,10 @@ def apply_steps(run: Run, started: ev.StepStarted | None, head: int, count: int)
     )
 
 
-def record(run: Run | None, facts: Iterable[ev.Fact], after: int, at: int, actor: str = ev.SYSTEM, fence: int = 0) -> tuple[tuple[ev.Event, ...], Run]:
+def record(run: Run | None, facts: Sequence[ev.Fact], after: int, at: int, actor: str = ev.SYSTEM, fence: int = 0) -> tuple[tuple[ev.Event, ...], Run]:
     """The events that these facts are, numbered from the one behind ``after`` on, and the run after them."""
-    events = tuple(map(ev.Event, count(after + 1), repeat(at), facts, repeat(actor), repeat(fence)))
+    events = Recorded(map(ev.Event, count(after + 1), repeat(at), facts, repeat(actor), repeat(fence)))
+    events.facts, events.kinds = [*facts], frozenset(map(type, facts))
     return events, fold_all(run, events)
 
 
@@ -471,12 +472,13 @@ def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
     """
     step: ev.StepStarted | None = None
     head = hot = 0
-    events = tuple(events)
+    events = events if isinstance(events, tuple) else tuple(events)
     if run is None and len(events) > 2 and tuple(map(type, map(ev.fact_of, events[:3]))) == _BORN:
         run, events = _on_born(events[0], events[0].fact, events[2].at), events[3:]
     elif run is not None and len(events) == 2 and run.status is Status.RUNNING and tuple(map(type, map(ev.fact_of, events))) == _LAST:
         return _on_last(run, *events)
-    if run is not None and len(events) > 8 and _HOT.issuperset(map(type, facts := [*map(ev.fact_of, events)])):  # a fan-out: only the last of each kind count
+    facts = events.facts if type(events) is Recorded else [*map(ev.fact_of, events)]
+    if run is not None and len(facts) > 8 and _HOT.issuperset(map(type, facts)):  # a fan-out: only the last of each kind count
         step = next((f for f in reversed(facts) if type(f) is ev.StepStarted), None)
         head = next((e.seq for e in reversed(events) if type(e.fact) is ev.StepCompleted and e.fact.hash), 0)
         return apply_steps(run, step, head, len(events))
@@ -495,8 +497,6 @@ def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
             if hot:
                 run, step, head, hot = apply_steps(run, step, head, hot), None, 0, 0
         run = fold(run, event)
-    if hot and run is not None:
-        return apply_steps(run, step, head, hot)
     if run is None:
         raise EventUnreadable("no events, no run")
-    return run
+    return apply_steps(run, step, head, hot) if hot else run

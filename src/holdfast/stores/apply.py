@@ -50,6 +50,7 @@ from holdfast.core.lease import (
     due_time,
 )
 from holdfast.core.limits import Backlog, Chosen, Due, Later, Limit, Rule, Use, in_force, may_enter
+from holdfast.core.recorded import Recorded
 from holdfast.core.run import Run, of_any
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
@@ -102,7 +103,8 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
         c = self.commit
         if not c.run.terminal or c.after is None or self.whole is not None or type(c.lease) is not Release or c.max_queued is not None:
             return False
-        return self.plain and _ENDING.issuperset(map(type, map(fact_of, c.events)))
+        events = c.events
+        return self.plain and _ENDING.issuperset(events.kinds if type(events) is Recorded else map(type, map(fact_of, events)))
 
     def tip(self, row: int) -> Tip:
         """Where the log ends once this is durable as ``row``."""
@@ -116,8 +118,9 @@ def prepare(commit: Commit) -> Prepared:
         after = _NOWHERE
     effects = order_effects(commit.effects)
     closed: tuple[str, ...] = ()
-    if WaitClosed in map(type, map(fact_of, commit.events)):
-        closed = tuple([e.fact.wait_id for e in commit.events if type(e.fact) is WaitClosed])
+    events = commit.events
+    if WaitClosed in (events.kinds if type(events) is Recorded else map(type, map(fact_of, events))):
+        closed = tuple([e.fact.wait_id for e in events if type(e.fact) is WaitClosed])
     creates = tuple(map(prepare, commit.creates)) if commit.creates else ()
     signals, plain = commit.signals, commit.plain
     if __debug__:

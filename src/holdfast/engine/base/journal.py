@@ -48,6 +48,7 @@ from holdfast.core.graph import Program
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER, KEEP, RELEASE, LeaseAction
 from holdfast.core.progress import HEARD, Progress
+from holdfast.core.recorded import Recorded
 from holdfast.core.run import Buffered, Run
 from holdfast.core.status import Status
 from holdfast.core.waits import Wait
@@ -368,8 +369,7 @@ class Journal:
         return 0 if self.tip is None else self.tip.since + self.tip.whole
 
     def stop(self, error: HoldfastError) -> None:
-        """The house is in trouble: from here on nothing of this driving is written, and nothing that its nodes make of it is an outcome
-        (X-18)."""
+        """The house is in trouble: from here on nothing of this driving is written, and nothing that its nodes make of it is an outcome (X-18)."""
         if self.dead is None:
             self.dead = error
 
@@ -529,7 +529,7 @@ class Journal:
         except BaseException as e:
             self.dead = e
             raise
-        kinds = {*map(type, map(ev.fact_of, commit.events))}
+        kinds = commit.events.kinds if type(commit.events) is Recorded else {*map(type, map(ev.fact_of, commit.events))}
         if logs.LISTENERS or METERS or logs.LOG.isEnabledFor(logging.INFO) or not _LOUD.isdisjoint(kinds):
             logs.log_commit(commit)  # seldom: nobody listens to what goes well
         if ring is not None and commit.emitted is not None:

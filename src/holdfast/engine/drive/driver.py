@@ -98,13 +98,11 @@ class Driver:
 
     def nudge(self) -> None:
         """A hint that the run's inbox may have something, or that a deadline has passed (§1.5)."""
-        if not self._going:
-            self._again = True  # the entry reads the inbox by itself; what came after that is looked at then
-        elif self._attending is None or self._attending.done():
+        if self._going and (self._attending is None or self._attending.done()):
             self._attending = asyncio.ensure_future(self._attend())
             self._attending.add_done_callback(self._note_attended)
         else:
-            self._again = True
+            self._again = True  # the entry reads the inbox by itself; what came after that is looked at then
 
     @property
     def stops(self) -> bool:
