@@ -213,9 +213,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         each = (len(events) - 1 or 1) if type(events) is Recorded else 1  # of events that were numbered in one go the first and the last tell
         assert [*map(_seq, events[::each])] == [*range(first, first + len(events), each)], "event numbers have a gap"
         assert {*map(_stamp, events[::each])} == {(at, actor, fence)}, "all events of a commit have the same time, actor and fence"
-        hashes = [*filter(None, map(_hash, compress(facts, map(VOUCHING.__contains__, map(type, facts)))))]
-        assert len(hashes) < 2, "two events of the commit name a checkpoint"
-        vouched = hashes[0] if hashes else None
+        hashes = filter(None, map(_hash, compress(reversed(facts), map(VOUCHING.__contains__, map(type, reversed(facts))))))
+        vouched = next(hashes, None)
+        assert each > 1 or next(hashes, None) is None, "two events of the commit name a checkpoint"
         assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "a run that has ended has no lease"
         assert not self.creates or all(c.after is None and not c.creates for c in self.creates), "a run that a commit creates has a first commit of its own, which creates no other run"
         assert self.after is not None or type(self.lease) in (Take, Touch, Release), "the first commit of a run must take, touch or release its lease"

@@ -63,7 +63,7 @@ from holdfast.machine import call_nobody
 from holdfast.ports import Claim, Loaded, takes_statements
 
 PATIENCE = 100
-_sent, _writes = attrgetter("intents", "ledger"), attrgetter("writes")
+_intents, _ledger, _writes = attrgetter("intents"), attrgetter("ledger"), attrgetter("writes")
 MOST_DOUBLED = 3  # how often the lease is doubled for a run whose owners were late
 
 
@@ -657,7 +657,7 @@ class Driver:
         draft = Draft(facts=cps.list_ends(parent, delta.done))
         if taken is not None:
             results = {t.key: results[t.key] for t in taken}
-        if {*map(_sent, results.values())} != {((), ())}:
+        if any(map(_intents, results.values())) or any(map(_ledger, results.values())):
             self._outbox(draft, [results[t.key] for t in (parent.pending if taken is None else taken)])
         delivery = None if moved.held or (moved.pending and not moved.pending[0].skip) else superstep.delivery(program, results.values())
         if delivery == NO_CHANGE and all(t.skip for t in moved.pending):
