@@ -74,6 +74,15 @@ class Identity:
         self._filled = filled
         with on_disk(path):
             self._first, _ = self._now()
+            self._plain = os.lstat(path)[:3] if self._first is not None and self._first[1] == self._first[2] else None  # its mode, inode and device
+
+    def is_plain(self) -> bool:
+        """Whether it is the same at the first glance, as nearly always. If not, ``tell_lost`` looks."""
+        try:
+            found = os.lstat(self._path)
+        except OSError:
+            return False
+        return found[:3] == self._plain and (found[6] > 0 or not self._filled)
 
     def _now(self) -> tuple[tuple[int, int, int] | None, int]:
         """Which file is there, by which name of its own, and its size."""

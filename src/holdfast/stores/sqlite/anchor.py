@@ -205,11 +205,12 @@ class Anchor:
         """``raise_to`` for a mark of a log row alone, as nearly each commit leaves it."""
         place, at = _ROW.pack(incarnation, number, digest), (1 + number % ROWS) * _PLACE
         with self._threads:
-            data = os.pread(self._fd, SIZE, 0)
-            if not data.startswith(_begins(incarnation)):
+            data = os.pread(self._fd, at + 12, 0)
+            if data[:8] != _begins(incarnation):
                 return False
-            if data[at : at + 12] < place[:12] or not data.startswith(place[:4], at):
-                os.pwrite(self._fd, _check(place), at)
+            there = data[at:]
+            if there < place[:12] or there[:4] != place[:4]:
+                os.pwrite(self._fd, place + zlib.crc32(place).to_bytes(4, "big"), at)
                 self._dirty = True
         return True
 

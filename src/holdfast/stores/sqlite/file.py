@@ -180,7 +180,8 @@ class File:
     def _after(self, committer: Committer) -> HoldfastError | None:
         """Between COMMIT and the answer: the anchor follows. Gives what must be answered instead, where the file that was written is
         no longer the store: nothing is acknowledged into the void. May run in the writer's thread."""
-        self._same_file()
+        if self._file is None or not self._file.is_plain():
+            self._same_file()
         if not self._log:
             self._same_log()
         if self.suspect is not None and isinstance(self.suspect, StoreMoved):
@@ -197,7 +198,7 @@ class File:
             self._note_unsynced(e)
             return None
         finally:
-            self._noted = (max(number, rows), max(wrote, writes))
+            self._noted = (number if number > rows else rows, wrote if wrote > writes else writes)
         if not followed:
             self.suspect = self._refuse_replaced()
             return self.suspect
