@@ -429,8 +429,8 @@ async def cold() -> None:
                 emit(f"cold: CPU of a no-op run, {name}", percentile(spent[times // 6 :], 0.5) * 1e3, "ms")
 
 
-SERVED_RUNS = 300
-"""So many that it does not count how soon a process has come to its usual speed."""
+SERVED_RUNS = 1000
+"""So many that it counts little how soon a process has come to its usual speed, and how long the one client takes to submit them."""
 
 
 async def several(workers: int, files: int = 1) -> tuple[float, float]:

@@ -43,7 +43,6 @@ from holdfast.core.limits import Limit, Rule
 from holdfast.stores import MemoryStore, SqliteStore, open_url
 from holdfast.stores.sqlite import connection as connection_module
 from holdfast.stores.sqlite import file as file_module
-from holdfast.stores.sqlite import turns as turns_module
 from holdfast.stores.sqlite import writer as writer_module
 from holdfast.stores.sqlite.anchor import Mark, pack, unpack
 from holdfast.stores.sqlite.connection import Pace, Q, connect
@@ -900,8 +899,7 @@ def test_who_waits_while_the_store_is_closed_is_told_so(tmp_path: Path) -> None:
 def test_a_run_alone_gives_way_to_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run alone commits in place, one step after the other: now and then whoever waits for the file comes first."""
     monkeypatch.setattr(writer_module, "TURN", -1.0)  # each of its commits is its last before it gives way
-    for name in ("ROUND_SECONDS", "LEAVE_SECONDS"):
-        monkeypatch.setattr(turns_module, name, 3600.0)
+    monkeypatch.setattr(Pace, "pause", lambda _: 3600.0)  # whoever comes back was woken
 
     async def body() -> None:
         path = tmp_path / "s.db"

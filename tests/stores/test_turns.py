@@ -19,6 +19,8 @@ from holdfast.stores.sqlite.turns import LEAST_SECONDS, LEAVE_SECONDS, ON, ONCE,
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names that no folder shows are of Linux")
 
+SOON = 0.002
+
 
 class World:
     """A file with its board, a clock that the test moves, and processes as far as the file knows: the n-th has the place n."""
@@ -233,16 +235,79 @@ def test_one_that_has_waited_for_too_long_takes_the_turn(world: World) -> None:
     assert woken(writer)
 
 
-def test_a_run_alone_gives_way_and_has_its_turn_again(world: World) -> None:
+def test_a_run_alone_gives_way_and_is_let_in_again(world: World) -> None:
     alone = world.process()
     assert not alone.give_way()
     next_ = world.goes_on()
     assert alone.give_way()
     assert woken(next_) and world.turn == 1
     alone.wait(once=False)
-    assert world.waits == {0: ON}
+    assert world.waits == {0: ONCE}
+    assert not next_.may_go_on()
+    next_.wait(once=False)
+    assert woken(alone) and world.turn == 1
+    assert alone.hand_back(), "it has made one commit"
+    assert woken(next_) and world.turn == 1
+    assert alone.give_way(), "its next commit comes after the other's next"
+    alone.wait(once=False)
     next_.rest()
-    assert woken(alone) and world.turn == 0
+    assert woken(alone) and world.turn is None
+    assert not alone.hand_back() and not alone.give_way(), "and now it is alone"
+
+
+def test_runs_alone_give_way_to_each_other(world: World) -> None:
+    first, second = world.process(), world.lone()
+    assert first.give_way()
+    first.wait(once=False)
+    assert woken(second) and world.waits == {0: ONCE} and world.turn is None
+    assert not second.hand_back(), "nobody has a turn: it goes on for a while"
+    assert second.give_way()
+    assert woken(first)
+
+
+def test_one_that_does_not_use_its_turn_has_it_no_more(world: World) -> None:
+    """It has died in it, or waits for something else than the file."""
+    gone, next_ = world.process(), world.goes_on()
+    assert gone.may_go_on() and world.turn == 0
+    lone = world.process()
+    lone.pass_on()  # it found the file free
+    assert world.turn is None and not woken(next_)
+    lone.pass_on()
+    assert world.turn == 1 and woken(next_)
+    assert not gone.may_go_on(), "if it comes back it waits"
+
+
+def test_one_that_was_let_in_may_have_written_before_the_other_waits(world: World) -> None:
+    """Whoever let it in has answered its own commit meanwhile; it does not wait in vain."""
+    writer, next_, lone = world.process(), world.goes_on(), world.process()
+    assert writer.may_go_on() and world.turn == 0
+    lone.wait(once=False)
+    assert not writer.may_go_on()
+    assert woken(lone)
+    lone.pass_on()
+    assert world.turn is None and not woken(writer)
+    assert writer.wait(once=False) == 0.0
+    assert world.turn == 0
+    writer.look()
+    assert writer.may_go_on()
+    lone.pass_on()
+    assert world.turn is None
+    assert writer.may_go_on() and world.turn == 0, "it says again whose turn it is"
+    world.now += 0.9 * TURN_SECONDS
+    assert writer.may_go_on()
+    world.now += 0.2 * TURN_SECONDS
+    assert not writer.may_go_on() and woken(next_), "and its turn has not begun anew"
+
+
+def test_where_nobody_has_a_turn_whoever_waits_looks_soon(world: World) -> None:
+    waits = world.process()
+    assert waits.may_go_on()
+    assert 0 < waits.wait(once=False) <= SOON
+    waits.look()
+    assert world.turn == 0
+    other = world.process()
+    assert not other.may_go_on()
+    assert other.wait(once=False) > TURN_SECONDS
 
 
 def test_a_command_is_let_in_though_its_process_waits_for_a_turn(world: World) -> None:
@@ -351,7 +416,6 @@ def test_without_what_it_needs_a_pause_is_a_pause(lacks: str, world: World) -> N
 
 # -- waiting in the loop ----------------------------------------------------------------------------
 
-SOON = 0.002
 
 
 class Writing:

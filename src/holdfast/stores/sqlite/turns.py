@@ -73,7 +73,12 @@ class Turns:
             self._says = says
         if says == ONCE:
             return self._pace.pause()
-        return LEAVE_SECONDS if self._since is not None else ROUND_SECONDS + TURN_SECONDS
+        _, turn = self._read()
+        if self._since is None:
+            return ROUND_SECONDS + TURN_SECONDS if turn else self._pace.pause()
+        if not turn:  # the one that was let in has written meanwhile, and has not seen this one wait
+            self._say(PLACES, self._place + 1)
+        return LEAVE_SECONDS if turn else 0.0
 
     def fileno(self) -> int:
         """What can be read once this process is woken; -1 where nobody can wake it."""
@@ -112,8 +117,8 @@ class Turns:
             return False
         if waiting == _NOBODY:
             return True
-        if self._since is None:
-            self._begin()
+        if self._since is None or not turn:
+            self._begin(self._since)
         if self._wake_next(waiting, ONCE):
             return False
         if self._clock() - cast(float, self._since) < max(LEAST_SECONDS, min(TURN_SECONDS, ROUND_SECONDS / max(1, waiting.count(ON)))):
@@ -125,14 +130,27 @@ class Turns:
         return True
 
     def give_way(self) -> bool:
-        """Before the next commit of a run alone, which has had the file for a while: whether somebody waits, who has been woken now and comes first."""
-        self._goes_on = self._has_company() and self._wake_whose_turn_it_is()
-        return self._goes_on
+        """Before the next commit of a run alone, which has had the file for a while, or was let in: whether it is another's turn, or another has been let in."""
+        if not self._has_company():
+            return False
+        waiting, turn = self._read()
+        if turn not in (0, self._place + 1):
+            if waiting[turn - 1]:
+                self._wake(turn - 1)
+            return True
+        return waiting != _NOBODY and (self._wake_next(waiting, ONCE) or self._wake_next(waiting, ON))
+
+    def hand_back(self) -> bool:
+        """After a commit of a run alone, which goes on: whether it was let in between two commits of another's turn."""
+        if not self._has_company():
+            return False
+        waiting, turn = self._read()
+        return turn not in (0, self._place + 1) and self._wake_whose_turn_it_is(waiting, turn)
 
     def pass_on(self) -> None:
         """After a commit that stands for itself."""
         if self._since is None and self._has_company():
-            self._wake_whose_turn_it_is()
+            self._wake_whose_turn_it_is(*self._read())
 
     def rest(self) -> None:
         """This process has nothing more to write now: its turn ends, and the next is woken."""
@@ -147,15 +165,18 @@ class Turns:
         """Whether another process may wait, and can be woken."""
         return (self._others() or self._met) and self._find() is not None
 
-    def _wake_whose_turn_it_is(self) -> bool:
-        """Wakes the one whose turn it is, or the next of those who wait; whether there was one."""
-        waiting, turn = self._read()
-        if turn and waiting[turn - 1]:
-            return self._wake(turn - 1)
+    def _wake_whose_turn_it_is(self, waiting: bytes, turn: int) -> bool:
+        """Wakes the one whose turn it is, or the next of those who wait; whether there was one. One whose turn it is and that does not wait has yet to wait,
+        and says again that it is its turn; or it does not use its turn, or has died in it, and the next who commits wakes another."""
+        if turn not in (0, self._place + 1):
+            if waiting[turn - 1]:
+                return self._wake(turn - 1)
+            self._say(PLACES, 0)
+            return False
         return waiting != _NOBODY and (self._wake_next(waiting, ONCE) or self._wake_next(waiting, ON))
 
-    def _begin(self) -> None:
-        self._since = self._clock()
+    def _begin(self, since: float | None = None) -> None:
+        self._since = self._clock() if since is None else since
         self._say(PLACES, self._place + 1)
 
     def _wake_next(self, waiting: bytes, what: int) -> bool:

@@ -188,6 +188,7 @@ class Writer:
         if self._refusal() is not None:  # of steps that follow others nobody else has asked
             for _, seat in batch:
                 seat.refuse(cast(HoldfastError, self._refusal()))
+            self._turns.rest()
             return
         if self._average < SLOW:
             try:
@@ -195,9 +196,19 @@ class Writer:
             except apsw.BusyError:
                 self._wait_turn(batch)
                 return
-            self._answer(batch, outcomes, self._here.took, goes_on=self._turns.may_go_on())
+            gathers = self.gathers
+            self._answer(batch, outcomes, self._here.took, goes_on=self._turns.may_go_on() if gathers else True)
+            if not gathers:
+                self._leave_lock()
             return
         self._send_away(batch)
+
+    def _leave_lock(self) -> None:
+        """After a commit that stands for itself, or of a run alone, which goes on in place."""
+        if self._keys:
+            self._turn_ends = 0.0 if self._turns.hand_back() else time.perf_counter() + TURN
+        else:
+            self._turns.pass_on()
 
     def _at_turn(self, others_first: bool) -> None:
         """The lock may be free. What stands for itself comes first; then what is written in a turn of its own waits on."""
@@ -212,7 +223,7 @@ class Writer:
         self._busy_since = self._busy_since or now
         if now - self._busy_since < PATIENCE:
             self._pending[:0] = batch
-            self._lock_wait.begin()
+            self._lock_wait.begin(once=len(self._pending) == 1)
         else:
             self._answer(batch, [apsw.BusyError("database is locked")] * len(batch), self._average, final=True)
 
@@ -302,7 +313,7 @@ class Writer:
         elif goes_on:
             self._flush_soon()
         else:
-            self._lock_wait.begin()
+            self._lock_wait.begin(once=len(self._pending) == 1)
 
     def _finish(self, w: Write, outcome: Outcome) -> Tip:
         """Remembers whose run is driven here, and whether there is something for others to look at."""
