@@ -199,13 +199,13 @@ class Writer:
             gathers = self.gathers
             self._answer(batch, outcomes, self._here.took, goes_on=self._turns.may_go_on() if gathers else True)
             if not gathers:
-                self._leave_lock()
+                self._leave_lock(steps=all([type(w) is Step for w, _ in batch]))
             return
         self._send_away(batch)
 
-    def _leave_lock(self) -> None:
-        """After a commit that stands for itself, or of a run alone, which goes on in place."""
-        if self._keys:
+    def _leave_lock(self, *, steps: bool) -> None:
+        """After a commit that stands for itself, or the plain step of a run alone, which goes on in place."""
+        if steps and self._keys:
             self._turn_ends = 0.0 if self._turns.hand_back() else time.perf_counter() + TURN
         else:
             self._turns.pass_on()
