@@ -199,7 +199,7 @@ class Writer:
             gathers = self.gathers
             self._answer(batch, outcomes, self._here.took, goes_on=self._turns.may_go_on() if gathers else True)
             if not gathers:
-                self._leave_lock(steps=all([type(w) is Step for w, _ in batch]))
+                self._leave_lock(steps=all(type(w) is Step for w, _ in batch))
             return
         self._send_away(batch)
 
