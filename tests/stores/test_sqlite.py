@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -45,7 +46,7 @@ from holdfast.stores.sqlite import connection as connection_module
 from holdfast.stores.sqlite import file as file_module
 from holdfast.stores.sqlite import writer as writer_module
 from holdfast.stores.sqlite.anchor import Mark, pack, unpack
-from holdfast.stores.sqlite.connection import Pace, Q, connect
+from holdfast.stores.sqlite.connection import Pace, Q, Waits, connect
 from holdfast.stores.sqlite.turns import Turns
 from holdfast.testing.conformance import TTL, Script, rebuilt, refused
 from holdfast.testing.conformance import signal as signal_to
@@ -741,7 +742,7 @@ def test_the_first_naps_before_a_locked_database_are_as_short_as_a_commit(commit
         now[0] += seconds
 
     monkeypatch.setattr(connection_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    with contextlib.closing(connect(path, create=True)) as holder, contextlib.closing(connect(path, pace=pace)) as waiter:
+    with contextlib.closing(connect(path, create=True)) as holder, contextlib.closing(connect(path, waits=Waits(pace=pace))) as waiter:
         for _ in range(2):  # each wait begins with short pauses
             pauses.clear()
             holder.execute("BEGIN IMMEDIATE")
@@ -757,14 +758,13 @@ def test_the_first_naps_before_a_locked_database_are_as_short_as_a_commit(commit
 def test_a_store_knows_how_long_its_commits_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the connection of its thread pauses as long before a locked database."""
     paces: dict[str, Pace] = {}
-    real = connection_module.connect
 
-    def connecting(path: str, **options: Any) -> apsw.Connection:
-        paces[threading.current_thread().name] = options.get("pace", Pace())
-        return real(path, **options)
+    def waiting(patience: float = 5.0, pace: Pace | None = None) -> Waits:
+        paces[threading.current_thread().name] = pace or Pace()
+        return Waits(patience, pace)
 
     async def body() -> None:
-        monkeypatch.setattr(file_module, "connect", connecting)
+        monkeypatch.setattr(file_module, "Waits", waiting)
         store = await opened(tmp_path / "s.db")
         await store.register("w", TTL)
         await Script(store, "r1").begin("w")
@@ -809,15 +809,20 @@ def locked(path: Path) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
+async def driving(path: Path, count: int) -> tuple[SqliteStore, list[Script]]:
+    """A store, and so many runs that it drives."""
+    store = await opened(path)
+    await store.register("w", TTL)
+    return store, [await Script(store, f"r{n}").begin("w") for n in range(count)]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_loop_goes_on_while_another_process_writes(count: int, tmp_path: Path) -> None:
     """§1.11: what finds the file locked is written by the loop once that is free, and the loop waits for nothing meanwhile."""
 
     async def body() -> None:
         path = tmp_path / "s.db"
-        store = await opened(path)
-        await store.register("w", TTL)
-        scripts = [await Script(store, f"r{n}").begin("w") for n in range(count)]
+        store, scripts = await driving(path, count)
         with locked(path):
             writing = [asyncio.ensure_future(script.steps(3)) for script in scripts]
             asked = asyncio.ensure_future(store.put(signal_to("r0", "k", store.now() + 1_000_000_000)))
@@ -836,12 +841,41 @@ def test_the_loop_goes_on_while_another_process_writes(count: int, tmp_path: Pat
     run(body)
 
 
+def test_what_goes_by_no_line_waits_for_a_locked_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's connection waits for nothing where it commits, and as any other where it reads, or an operator accepts a loss: the file may be locked
+    while it is recovered from a process that was killed."""
+
+    async def body() -> None:
+        path = tmp_path / "s.db"
+        store, (script,) = await driving(path, 1)
+        with contextlib.closing(apsw.Connection(str(path))) as other:
+            other.execute("BEGIN IMMEDIATE")
+            paused = []
+
+            def sleep(seconds: float) -> None:
+                paused.append(seconds)
+                other.execute("ROLLBACK")
+
+            monkeypatch.setattr(connection_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+            writing = asyncio.ensure_future(script.steps(1))
+            asked = asyncio.ensure_future(store.put(signal_to("r0", "k", store.now() + 1_000_000_000)))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not writing.done() and not asked.done() and paused == []
+            await store.acknowledge()
+            assert len(paused) == 1
+            await asyncio.wait_for(asyncio.wait([writing, asked]), 30)
+            assert isinstance(writing.exception(), LeaseLost), "every fence given out before is void"
+            await asked
+        await store.close()
+
+    run(body)
+
+
 def test_who_is_cancelled_while_another_process_writes_writes_nothing(tmp_path: Path) -> None:
     async def body() -> None:
         path = tmp_path / "s.db"
-        store = await opened(path)
-        await store.register("w", TTL)
-        scripts = [await Script(store, f"r{n}").begin("w") for n in range(3)]
+        store, scripts = await driving(path, 3)
         with locked(path):
             writing = [asyncio.ensure_future(script.steps(1)) for script in scripts]
             asked = asyncio.ensure_future(store.put(signal_to("r0", "k", store.now() + 1_000_000_000)))
@@ -863,9 +897,7 @@ def test_a_command_waits_for_a_locked_file_as_long_as_it_may(tmp_path: Path, mon
 
     async def body() -> None:
         path = tmp_path / "s.db"
-        store = await opened(path)
-        await store.register("w", TTL)
-        script = await Script(store, "r0").begin("w")
+        store, (script,) = await driving(path, 1)
         with locked(path):
             for asks in (lambda: store.register("v", TTL), lambda: store.commit(script.step())):
                 with pytest.raises(StoreBusy, match=f"the process {os.getpid()} has held the write lock"):
@@ -880,9 +912,7 @@ def test_a_command_waits_for_a_locked_file_as_long_as_it_may(tmp_path: Path, mon
 def test_who_waits_while_the_store_is_closed_is_told_so(tmp_path: Path) -> None:
     async def body() -> None:
         path = tmp_path / "s.db"
-        store = await opened(path)
-        await store.register("w", TTL)
-        scripts = [await Script(store, f"r{n}").begin("w") for n in range(2)]
+        store, scripts = await driving(path, 2)
         with locked(path):
             waiting = [asyncio.ensure_future(store.commit(script.step())) for script in scripts]
             waiting_too = asyncio.ensure_future(store.put(signal_to("r0", "k", store.now())))
@@ -903,9 +933,8 @@ def test_a_run_alone_gives_way_to_another_process(tmp_path: Path, monkeypatch: p
 
     async def body() -> None:
         path = tmp_path / "s.db"
-        store, other = await opened(path), await opened(path)
-        await store.register("w", TTL)
-        script = await Script(store, "r0").begin("w")
+        other = await opened(path)
+        store, (script,) = await driving(path, 1)
         await script.steps(3)
         waiting = Turns(str(path) + "-live/!news", str(path), lambda: True, Pace())
         waiting.wait(once=True)
@@ -917,6 +946,30 @@ def test_a_run_alone_gives_way_to_another_process(tmp_path: Path, monkeypatch: p
         waiting.pass_on()
         await asyncio.wait_for(writing, 30)
         assert len(await store.log("r0")) == 5
+        waiting.close()
+        for each in (store, other):
+            await each.close()
+
+    run(body)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that no folder shows are of Linux")
+def test_whoever_waits_is_woken_after_a_commit_that_has_waited_itself(tmp_path: Path) -> None:
+    """Its run may be at rest now, and nothing else would tell."""
+
+    async def body() -> None:
+        path = tmp_path / "s.db"
+        other = await opened(path)
+        store, (script,) = await driving(path, 1)
+        waiting = Turns(str(path) + "-live/!news", str(path), lambda: True, Pace())
+        with locked(path):
+            writing = asyncio.ensure_future(script.write(script.commit(ev.NoteAdded("x"))))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not writing.done()
+            waiting.wait(once=True)
+        await asyncio.wait_for(writing, 30)
+        assert select.select([waiting.fileno()], [], [], 0)[0]
         waiting.close()
         for each in (store, other):
             await each.close()

@@ -149,7 +149,7 @@ class Worker:
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
-        self._ended_one = asyncio.Event()  # a run that was driven here
+        self._made_room = asyncio.Event()  # a run that was driven here has ended
         self._looks = True  # there may be something to claim that the last claim has not found
         self._patience = Patience(services.entropy)
         self._later: tuple[float, asyncio.Task[None]] | None = None
@@ -227,11 +227,11 @@ class Worker:
                 await asyncio.sleep(0)  # the look is sent before this task waits anew
 
     async def _wait_for_room(self) -> None:
-        """Returns once this worker may take another run; what has become due meanwhile is news still. It looks now and then for the sake of what else it does."""
-        self._ended_one.clear()
+        """Returns once this worker may take another run; what has become due meanwhile is still news. It looks now and then for the sake of what else it does."""
+        self._made_room.clear()
         try:
             async with asyncio.timeout(IDLE_SECONDS):
-                await self._ended_one.wait()
+                await self._made_room.wait()
         except TimeoutError:
             self._look()
 
@@ -457,7 +457,7 @@ class Worker:
         """Tells what came of the claims that ended."""
         for task in [t for t in self._running if t.done()]:
             self._running.discard(task)
-            self._ended_one.set()
+            self._made_room.set()
             if task.cancelled():
                 continue
             if (report := task.result()) is None:

@@ -210,7 +210,7 @@ class Anchor:
                 return False
             there = data[at:]
             if there < place[:12] or there[:4] != place[:4]:
-                os.pwrite(self._fd, place + zlib.crc32(place).to_bytes(4, "big"), at)
+                os.pwrite(self._fd, _check(place), at)
                 self._dirty = True
         return True
 

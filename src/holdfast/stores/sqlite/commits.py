@@ -27,7 +27,7 @@ from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.evidence import end_of
 from holdfast.stores.sqlite import besides, limits, outbox
-from holdfast.stores.sqlite.connection import Q, abort, row, rows, writing
+from holdfast.stores.sqlite.connection import Q, Waits, abort, row, rows, writing
 from holdfast.stores.sqlite.owners import Owners
 
 Write = Prepared | Step
@@ -59,10 +59,13 @@ Outcome = Applied | Tip
 
 class Committer:
     """Applies commits on one connection. ``last`` is the newest log row it has committed, its id and hash; ``wrote`` numbers the newest
-    transaction that left no row in the log. ``same`` is given the incarnation that a transaction finds; it raises if the store is another one."""
+    transaction that left no row in the log. ``same`` is given the incarnation that a transaction finds; it raises if the store is another one.
+    ``waits``: those of the connection, where nothing is to wait for the write lock.
+    """
 
-    def __init__(self, db: apsw.Connection, owners: Owners, now: Callable[[], int], same: Callable[[int], None]) -> None:
+    def __init__(self, db: apsw.Connection, owners: Owners, now: Callable[[], int], same: Callable[[int], None], waits: Waits | None = None) -> None:
         self.db = db
+        self._waits = waits or Waits()
         self.last: tuple[int, bytes] = (0, b"")
         self.wrote = 0
         self.took = 0.0
@@ -99,10 +102,13 @@ class Committer:
             self.db.execute(Q.lone_ways)
             self._ready = True
         began = time.perf_counter()
+        self._waits.never = True
         try:
             self._cursor.execute(statement, values)
         except apsw.ConstraintError as e:
             raise Refused from e
+        finally:
+            self._waits.never = False
         self.took = time.perf_counter() - began
         number = self._placed[0]
         self.last = (number, digest)
@@ -129,7 +135,11 @@ class Committer:
     def _transaction(self, batch: Sequence[Write], keys: Mapping[str, int], *, plainly: bool = False, newest: int | None = None) -> Sequence[Outcome]:
         """``plainly``: plain births and ends take the short way, on which they may be refused without a reason. ``newest``: 0 for a birth alone, which
         asks for the log's newest row with all else that it needs to know; None: it is asked for at once."""
-        self._cursor.execute(Q.begin)
+        self._waits.never = True
+        try:
+            self._cursor.execute(Q.begin)
+        finally:
+            self._waits.never = False
         try:
             self._log_id, self._looked = row(self.db, Q.last_log)[0] if newest is None else newest, {}
             done: list[Outcome | None] = [None] * len(batch)
@@ -237,7 +247,7 @@ class Committer:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """A transaction of any other verb, counted so that the anchor covers it too (§1.9)."""
-        with writing(self.db):
+        with writing(self.db, self._waits):
             number, incarnation = row(self.db, Q.meta_wrote)
             self._same(int(incarnation))
             yield

@@ -133,7 +133,7 @@ def begin_anew(path: str, limit: int) -> bool:
             return False
     except OSError:
         return False
-    with contextlib.closing(connect(path, patience=0)) as db, map_errors(path):
+    with contextlib.closing(connect(path, waits=Waits(0))) as db, map_errors(path):
         (busy, _, _), *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return not busy
 
@@ -189,8 +189,36 @@ class Pace:
         return random.uniform(*SHORT_PAUSE) * min(max(self.seconds, COMMIT_SECONDS[0]), COMMIT_SECONDS[1])
 
 
-def connect(path: str, *, patience: float = PATIENCE, pace: Pace | None = None, create: bool = False, readonly: bool = False) -> apsw.Connection:
-    """A connection ready for use. ``patience``: seconds to wait for the write lock; ``pace``: how soon a commit of another process may be at its end.
+class Waits:
+    """A busy handler with short, uneven pauses: SQLite's own sleeps grow to 100 ms, and a busy neighbour would starve us. The first are about as long as
+    a commit, which may be a fraction of a millisecond or many of them. Who holds the lock for longer than a few commits is waited for with longer
+    pauses, for its end is not near.
+
+    ``patience``: seconds in all. ``never``: while it is set nothing is waited for.
+    """
+
+    __slots__ = ("_began", "_pace", "_patience", "never")
+
+    def __init__(self, patience: float = PATIENCE, pace: Pace | None = None) -> None:
+        self._patience = patience
+        self._pace = pace or Pace()
+        self._began = 0.0
+        self.never = False
+
+    def __call__(self, count: int) -> bool:
+        if self.never:
+            return False
+        now = time.monotonic()
+        if count == 0:
+            self._began = now
+        if now - self._began >= self._patience:
+            return False
+        time.sleep(min(self._pace.pause() if count < SHORT_PAUSES else random.uniform(*PAUSE_SECONDS), self._patience / 4))
+        return True
+
+
+def connect(path: str, *, waits: Waits | None = None, create: bool = False, readonly: bool = False) -> apsw.Connection:
+    """A connection ready for use. ``waits``: how it waits for a lock.
 
     Raises:
         StoreReadOnly, StoreCorrupt, StoreBusy: by what stands in the way.
@@ -199,7 +227,7 @@ def connect(path: str, *, patience: float = PATIENCE, pace: Pace | None = None, 
     with map_errors(path):
         db = apsw.Connection(path, flags=flags, statementcachesize=128)
         try:
-            db.set_busy_handler(_waiter(patience, pace or Pace()))
+            db.set_busy_handler(waits or Waits())
             if not readonly:
                 _ours(db, path)
                 mode = db.pragma("journal_mode", "wal")
@@ -233,25 +261,6 @@ def shutting(db: apsw.Connection) -> Iterator[apsw.Connection]:
         yield db
     finally:
         shut(db)
-
-
-def _waiter(patience: float, pace: Pace) -> Any:
-    """A busy handler with short, uneven pauses: SQLite's own sleeps grow to 100 ms, and a busy neighbour would starve us. The first are about as long as
-    a commit, which may be a fraction of a millisecond or many of them. Who holds the lock for longer than a few commits is waited for with longer
-    pauses, for its end is not near."""
-    began = 0.0
-
-    def wait(count: int) -> bool:
-        nonlocal began
-        now = time.monotonic()
-        if count == 0:
-            began = now
-        if now - began >= patience:
-            return False
-        time.sleep(min(pace.pause() if count < SHORT_PAUSES else random.uniform(*PAUSE_SECONDS), patience / 4))
-        return True
-
-    return wait
 
 
 def _ours(db: apsw.Connection, path: str) -> None:
@@ -366,9 +375,15 @@ def _legible(db: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def writing(db: apsw.Connection) -> Iterator[None]:
-    """One write transaction: all of it or none of it."""
-    db.execute(Q.begin)
+def writing(db: apsw.Connection, waits: Waits | None = None) -> Iterator[None]:
+    """One write transaction: all of it or none of it. ``waits``: those of the connection, where it is not to wait for the lock."""
+    if waits is not None:
+        waits.never = True
+    try:
+        db.execute(Q.begin)
+    finally:
+        if waits is not None:
+            waits.never = False
     try:
         yield
         db.execute(Q.commit)

@@ -34,6 +34,7 @@ from holdfast.stores.sqlite.connection import (
     PATIENCE,
     Pace,
     Q,
+    Waits,
     begin_anew,
     connect,
     map_errors,
@@ -105,9 +106,11 @@ class File:
             if new:
                 unmake(self.path)
             raise
-        self._db = connect(self.path, patience=0)  # the loop does not wait for the lock: it is woken
+        waits = Waits(pace=self._pace)
+        self._db = connect(self.path, waits=waits)
         turns = Turns(os.path.join(self.path + "-live", BOARD), self.path, self._has_company, self._pace)
-        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._refusal, self._after, self._changes.tell, self._pace, turns)
+        here = Committer(self._db, self._owners, self._now, self._same, waits)
+        self._writer = Writer(self.path, here, self._thread_committer, self._refusal, self._after, self._changes.tell, self._pace, turns)
         self._forks = machine.PROCESS.forks
         self._anchor.keep_synced()
         posted = partial(Board.of, os.path.join(self.path + "-live", BOARD), self.path)
@@ -130,18 +133,15 @@ class File:
         finally:
             shut(db)
 
-    def _committer(self, db: apsw.Connection) -> Committer:
-        return Committer(db, self._owners, self._now, self._same)
-
     def _thread_committer(self) -> Committer:
-        return self._committer(self._another())
+        return Committer(self._another(), self._owners, self._now, self._same)
 
     def _another(self) -> apsw.Connection:
         """One more connection to the file that is open, and to no other that has come into its place."""
         self._same_file()
         if isinstance(self.suspect, StoreMoved):
             raise self.suspect
-        return connect(self.path, pace=self._pace)
+        return connect(self.path, waits=Waits(pace=self._pace))
 
     def _end(self, db: apsw.Connection) -> Mark:
         """Where the store stands: its newest log row, and its newest transaction without one."""
@@ -254,7 +254,7 @@ class File:
         return [Problem("disk_low", "warning", f"the disk of {self.path} has {free >> 20} MiB left", "make room: on a full disk every run stops at its last commit")]
 
     def _old_readers(self) -> set[tuple[int, int]]:
-        with map_errors(self.path), contextlib.closing(connect(self.path, patience=0)) as db:
+        with map_errors(self.path), contextlib.closing(connect(self.path, waits=Waits(0))) as db:
             return readers(self.path) if waiting_log(db) else set()
 
     def _same_file(self) -> None:

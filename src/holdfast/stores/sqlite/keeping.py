@@ -26,7 +26,7 @@ from holdfast.stores.files import on_disk
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, outbox, upkeep
 from holdfast.stores.sqlite.commits import Committer
-from holdfast.stores.sqlite.connection import Q, connect, map_errors, readable, reading, row, rows, schema, shutting, writing
+from holdfast.stores.sqlite.connection import Q, Waits, connect, map_errors, readable, reading, row, rows, schema, shutting, writing
 from holdfast.stores.sqlite.reading import Reading, log_forward
 
 MAX_PROBLEMS = 100
@@ -50,7 +50,7 @@ class Keeping(Reading):
 
     def _inspect(self) -> list[Problem]:
         try:
-            with map_errors(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db:
+            with map_errors(self.path), contextlib.closing(connect(self.path, waits=Waits(self.patience))) as db:
                 words = [str(r[0]) for r in db.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})")]
                 found = [_integrity(self.path, w) for w in words if w != "ok"] + _chains(db)
                 with reading(db):
@@ -92,7 +92,7 @@ class Keeping(Reading):
 
     def _beside_apart(self, run_id: str, id: int) -> list[Problem]:
         """The same in a thread, on a connection of its own."""
-        with map_errors(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db, reading(db):
+        with map_errors(self.path), contextlib.closing(connect(self.path, waits=Waits(self.patience))) as db, reading(db):
             return self._beside(db, run_id, id)
 
     def _orphan(self, db: apsw.Connection, run_id: str) -> tuple[int, int] | None:

@@ -110,10 +110,8 @@ class Turns:
             return True
         self._goes_on = True
         waiting, turn = self._read()
-        if turn not in (0, self._place + 1):  # it was let in between two commits of that one, or somebody has waited for too long
+        if self._is_anothers(waiting, turn):  # it was let in between two commits of that one, or that one has waited for too long
             self._since = None
-            if waiting[turn - 1]:
-                self._wake(turn - 1)
             return False
         if waiting == _NOBODY:
             return True
@@ -134,23 +132,18 @@ class Turns:
         if not self._has_company():
             return False
         waiting, turn = self._read()
-        if turn not in (0, self._place + 1):
-            if waiting[turn - 1]:
-                self._wake(turn - 1)
-            return True
-        return waiting != _NOBODY and (self._wake_next(waiting, ONCE) or self._wake_next(waiting, ON))
+        return self._is_anothers(waiting, turn) or self._wake_next(waiting, ONCE) or self._wake_next(waiting, ON)
 
     def hand_back(self) -> bool:
         """After a commit of a run alone, which goes on: whether it was let in between two commits of another's turn."""
-        if not self._has_company():
-            return False
-        waiting, turn = self._read()
-        return turn not in (0, self._place + 1) and self._wake_whose_turn_it_is(waiting, turn)
+        return self._has_company() and self._leave_to_its_owner(*self._read())
 
     def pass_on(self) -> None:
-        """After a commit that stands for itself."""
+        """After a commit that stands for itself: wakes the one whose turn it is, or else the next of those who wait."""
         if self._since is None and self._has_company():
-            self._wake_whose_turn_it_is(*self._read())
+            waiting, turn = self._read()
+            if not self._leave_to_its_owner(waiting, turn) and turn in (0, self._place + 1):
+                self._wake_next(waiting, ONCE) or self._wake_next(waiting, ON)
 
     def rest(self) -> None:
         """This process has nothing more to write now: its turn ends, and the next is woken."""
@@ -165,15 +158,22 @@ class Turns:
         """Whether another process may wait, and can be woken."""
         return (self._others() or self._met) and self._find() is not None
 
-    def _wake_whose_turn_it_is(self, waiting: bytes, turn: int) -> bool:
-        """Wakes the one whose turn it is, or the next of those who wait; whether there was one. One whose turn it is and that does not wait has yet to wait,
-        and says again that it is its turn; or it does not use its turn, or has died in it, and the next who commits wakes another."""
-        if turn not in (0, self._place + 1):
-            if waiting[turn - 1]:
-                return self._wake(turn - 1)
-            self._say(PLACES, 0)
+    def _is_anothers(self, waiting: bytes, turn: int) -> bool:
+        """Whether it is another's turn, who is woken if it waits."""
+        if turn in (0, self._place + 1):
             return False
-        return waiting != _NOBODY and (self._wake_next(waiting, ONCE) or self._wake_next(waiting, ON))
+        if waiting[turn - 1]:
+            self._wake(turn - 1)
+        return True
+
+    def _leave_to_its_owner(self, waiting: bytes, turn: int) -> bool:
+        """Whether it is another's turn, who waits and has been woken. One that does not wait has yet to wait, and says again that it is its turn; or it does
+        not use its turn, or has died in it, and the next who commits wakes another."""
+        if not self._is_anothers(waiting, turn):
+            return False
+        if not waiting[turn - 1]:
+            self._say(PLACES, 0)
+        return bool(waiting[turn - 1])
 
     def _begin(self, since: float | None = None) -> None:
         self._since = self._clock() if since is None else since

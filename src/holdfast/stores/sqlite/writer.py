@@ -348,7 +348,7 @@ class Writer:
     # -- everything else ----------------------------------------------------------------------------
 
     async def run(self, work: Callable[[Committer], T]) -> T:
-        """Runs a verb's transaction: in place while the database is quick and free, else in the thread."""
+        """Runs a verb's transaction: in place while the database is quick, once this process is let in, else in the thread."""
 
         def whole(committer: Committer) -> T:
             result = work(committer)
