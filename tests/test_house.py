@@ -15,7 +15,7 @@ from holdfast.engine.base import services
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "architecture.md").read_text("utf-8")
 BESIDE = {
     "workers/worker": "these runs are driven by the façade; a worker claims by the same verb",
-    "workers/toolrunner": "its tools run here", "engine/calls/elsewhere": "its tools run here",
+    "workers/toolrunner": "its tools run here", "engine/calls/elsewhere": "its tools run here", "engine/calls/children": "these runs have no children",
 }
 """Rooms that the table names and neither run enters, and why."""
 WALK = {"submit": (28, 27), "drive": (35, 228), "approve": (35, 205)}

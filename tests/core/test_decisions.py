@@ -443,6 +443,8 @@ def test_a_childs_end_answers_the_wait_for_it() -> None:
     run = resting(wait(WaitKind.CHILD, wait_id=W, name="kid"), human=False)
     (fact,) = decisions.decide(run, child("completed", result=raw(42)), NOW)
     assert fact.decision == Decision(W, "completed", "system", payload=raw(42), decided_at=NOW, asked="child:")
+    two = resting(wait(WaitKind.CHILD, wait_id=W, name="kid"), wait(WaitKind.CHILD, wait_id=f"{W}2", name="kid"), human=False)
+    assert [f.decision.wait_id for f in decisions.decide(two, child("completed"), NOW)] == [W, f"{W}2"]
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,8 @@ def test_the_same_error_for_several_callers_is_one_for_each() -> None:
         except RecordDamaged as e:
             told.append(len(traceback.extract_tb(e.__traceback__)))
     assert len({*told}) == 1
+
+
+def test_request_keys_are_unique_in_their_scope() -> None:
+    """§3.5: a tenant's runs of one skill."""
+    assert len({ids.request_scope(tenant, of) for tenant in ("a", "b") for of in ("pay", "fork:r1")}) == 4

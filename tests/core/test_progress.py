@@ -7,18 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core import canon, codec, starts
+from holdfast.core import canon, codec, decisions, starts
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core import superstep as ss
 from holdfast.core.channels import Channel, append, last
 from holdfast.core.checkpoint import INPUT_TASK, Boundary, Source, StepRecord, TaskResult
 from holdfast.core.codec import Row
-from holdfast.core.errors import ChainBroken, ErrorValue, EventUnreadable, StoreCorrupt
+from holdfast.core.errors import ChainBroken, ChildFailed, ErrorValue, EventUnreadable, StoreCorrupt
 from holdfast.core.lease import TOUCH
 from holdfast.core.progress import Progress
-from holdfast.core.waits import WaitKind
+from holdfast.core.waits import OnTimeout, WaitKind
 from tests.core.build import RUN, Log, decided, node, program, raw, wait
+from tests.core.test_payloads import SEALED
 
 BOOM = ErrorValue("ValueError", "boom")
 PAIR = program(node("a", start=True), node("b", start=True), node("c", after=["a", "b"]), channels={"out": append, "n": last})
@@ -368,3 +369,45 @@ def test_owners_that_were_late_are_no_dead_ones() -> None:
     assert (died.takeovers, died.late) == (1, 2)
     ended = walked(log.commit(ev.StepCompleted(1, "a"), results=(finished("a"),)))
     assert (ended.takeovers, ended.late) == (0, 0)
+
+
+def asked_at(path: str, kind: WaitKind, **more: Any) -> ev.WaitRequested:
+    return ev.WaitRequested(wait(kind, f"{RUN}.1.a.{path}", task="a", path=path, **more))
+
+
+def answered_at(path: str, action: str, **more: Any) -> StepRecord:
+    return decisions.answer(decided(action, f"{RUN}.1.a.{path}", **more))
+
+
+KID_FAILED = canon.encode({"run_id": "kid", "status": "failed", "error": "boom"})
+CHILD_FAILED = ErrorValue.of(ChildFailed("the child kid ended failed: boom"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "results", "left"),
+    [
+        ([asked_at("0", WaitKind.APPROVAL, on_timeout=OnTimeout.FAIL)], [answered_at("0", "timeout")], set()),
+        ([asked_at("0", WaitKind.APPROVAL, on_timeout=OnTimeout.DELIVER)], [answered_at("0", "timeout")], {"0"}),
+        ([asked_at("0", WaitKind.APPROVAL, on_timeout=OnTimeout.FAIL)], [answered_at("0", "approve")], {"0"}),
+        ([ev.WaitRequested(wait(WaitKind.APPROVAL, f"{RUN}.1.a.0/!1", task="a", path="0", on_timeout=OnTimeout.FAIL))], [answered_at("0", "timeout")], {"0"}),
+        ([asked_at("0", WaitKind.CHILD)], [answered_at("0", "failed", payload=KID_FAILED)], set()),
+        ([asked_at("0", WaitKind.CHILD)], [answered_at("0", "canceled", payload=KID_FAILED)], set()),
+        ([asked_at("0", WaitKind.CHILD)], [answered_at("0", "completed", payload=raw(1))], {"0"}),
+        ([asked_at("0", WaitKind.CHILD)], [answered_at("0", "failed", payload=KID_FAILED), StepRecord("a", "1", "apologise", value=raw(1))], {"0", "1"}),
+        (
+            [asked_at("0", WaitKind.CHILD), ev.StepFailed(1, "a", CHILD_FAILED)],
+            [answered_at("0", "failed", payload=KID_FAILED), StepRecord("a", "1", "apologise", value=raw(1))],
+            set(),
+        ),
+        ([asked_at("0", WaitKind.CHILD)], [StepRecord("a", "0", "child:", kind="wait", value=SEALED)], {"0"}),
+    ],
+    ids=["silence", "silence that was told", "answered", "another question", "failed child", "canceled child", "completed child", "caught", "let out", "sealed"],
+)
+def test_an_operator_forgives_what_answered_nobody(facts: list[ev.Fact], results: list[StepRecord], left: set[str]) -> None:
+    """§5.10, §7.1: a silence that failed the run, and the end of a child that the code did not go on from, are asked for anew."""
+    log, _ = begun()
+    log.commit(*facts, results=results)
+    assert {path for _, path in walked(log).records} == {r.path for r in results}
+    log.commit(ev.RunFailed("step_failed", BOOM))
+    log.commit(ev.RunResumed(cause="operator"))
+    assert {path for _, path in walked(log).records} == left

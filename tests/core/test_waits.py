@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from holdfast.core import canon
 from holdfast.core import waits as w
 from holdfast.core.errors import ActionUnavailable, InvalidInput, NotDecidable
 from holdfast.core.status import Status
 from holdfast.core.waits import WaitKind
 from tests.core.build import decided, raw, wait
+from tests.core.test_payloads import SEALED
 
 
 def test_the_same_decision_again_is_the_same() -> None:
@@ -134,3 +136,19 @@ def test_a_word_of_consent_is_no_edit(kind: WaitKind) -> None:
     asked = wait(kind, available_actions=w.ACTIONS[kind])
     assert w.answering(asked, "yes") == ("approve", ...)
     assert w.answering(asked, {"to": "b"}) == ("approve", {"to": "b"})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (decided("failed", payload=canon.encode({"run_id": "kid", "status": "failed", "error": "boom"})), "the child kid ended failed: boom"),
+        (decided("canceled", payload=canon.encode({"run_id": "kid", "status": "canceled", "error": None})), "the child kid ended canceled: no reason given"),
+        (decided("failed"), "the child ended failed: no reason given"),
+        (decided("failed", payload=SEALED), "the child ended failed: no reason given"),
+        (decided("failed", payload=canon.encode([1])), "the child ended failed: no reason given"),
+        (decided("completed", payload=canon.encode(1)), None),
+        (decided("approve"), None),
+    ],
+)
+def test_the_end_of_a_child_is_a_failure_of_its_parent(given: w.Decision, told: str | None) -> None:
+    assert w.tell_child(given) == told

@@ -74,14 +74,17 @@ class Cancel(Command, frozen=True, tag=4):
 
 
 class ChildEnded(Command, frozen=True, tag=5):
+    """``nonce``: which end it is of a run that was resumed after it had ended."""
+
     child_run_id: str
     status: str
     result: bytes | None = None
     error: ErrorValue | None = None
+    nonce: str = ""
 
     @property
     def key(self) -> str:
-        return f"child:{self.child_run_id}"
+        return f"child:{self.child_run_id}" + (f":{self.nonce}" if self.nonce else "")
 
 
 class Resume(Command, frozen=True, tag=6):

@@ -313,12 +313,12 @@ def answer_by_signal(wait: Wait, key: str, payload: bytes, actor: str, now: int,
 
 
 def _child(run: Run, c: cmd.ChildEnded, now: int) -> Facts:
-    wait = next((w for w in run.waits if w.kind is WaitKind.CHILD and w.name == c.child_run_id), None)
-    if wait is None or run.status in (Status.COMPLETED, Status.CANCELED):
+    waits = [w for w in run.waits if w.kind is WaitKind.CHILD and w.name == c.child_run_id]
+    if not waits or run.status in (Status.COMPLETED, Status.CANCELED):
         return ()
     told = None if c.error is None else c.error.message
     value = c.result if c.status == Status.COMPLETED else encode({"run_id": c.child_run_id, "status": c.status, "error": told})
-    return (ev.WaitDecided(Decision(wait_id=wait.wait_id, action=c.status, actor=ev.SYSTEM, payload=value, decided_at=now, asked=wait.asked)),)
+    return tuple([ev.WaitDecided(Decision(wait_id=w.wait_id, action=c.status, actor=ev.SYSTEM, payload=value, decided_at=now, asked=w.asked)) for w in waits])
 
 
 _TABLE: dict[type, Callable[[Run, Any, int], Facts]] = {

@@ -412,6 +412,12 @@ class DecisionConflict(Conflict):
     code = "decision_conflict"
 
 
+class ClaimTaken(Conflict):
+    """Another run was first with this key."""
+
+    code = "claim_taken"
+
+
 class RequestConflict(Conflict):
     """The request key was already used with another input (§3.5)."""
 
@@ -827,6 +833,10 @@ def code_of(error: BaseException) -> str:
     if not isinstance(error, HoldfastError):
         return "step_failed"
     return storable(error.code)[:200] if isinstance(error.code, str) else HoldfastError.code
+
+
+REFUSED = (ClaimTaken, EffectInProgress, InboxUnread, StatementFailed)
+"""By these a store refuses a commit of a run that stands as its owner knows it: nothing is lost, and whoever decided decides again."""
 
 
 def storable(text: str) -> str:

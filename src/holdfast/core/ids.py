@@ -117,6 +117,11 @@ def wait_base(wait: str) -> str:
     return wait.partition("/!")[0]
 
 
+def request_scope(tenant_id: str, of: str) -> str:
+    """Where the request keys of a skill's runs, or of a run's replays or forks, are unique (§3.5)."""
+    return f"{tenant_id}\x1f{of}"
+
+
 def child_run_id(parent: str, step: int, task: str, path: str, round: int = 0, *, tenant: str = "", session: str = "") -> str:
     """The run a ``ctx.child`` at this place makes: the same after a crash. It sorts after its parent, and lies in the bucket of its lane."""
     h = hashlib.sha256(wait_id(parent, step, task, path, round).encode()).digest()

@@ -6,12 +6,12 @@ is finished or recorded since the last barrier stays pending here and is cleared
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core import canon, compensation, ids, payloads
+from holdfast.core import canon, compensation, decisions, envelopes, ids, payloads
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.channels import CUSTOM, TOPIC, grow
@@ -30,13 +30,26 @@ from holdfast.core.checkpoint import (
     decode_writes,
 )
 from holdfast.core.codec import UNDECODABLE, Record, Row, open_to_checkpoint, plain_decoders
-from holdfast.core.errors import ChainBroken, ErrorValue, StoreCorrupt
+from holdfast.core.errors import ChainBroken, ChildFailed, ErrorValue, StoreCorrupt
 from holdfast.core.outcomes import OK
-from holdfast.core.waits import Wait
+from holdfast.core.waits import Decision, Wait, tell_child, times_out_for_good
 
+CHILD_FAILED = ErrorValue.of(ChildFailed("")).type
 _KEPT = frozenset({"effect", "wait", "feedback"})
 HEARD = frozenset({ev.WaitRequested, ev.SignalReceived})
 """The facts of which ``hear`` takes note."""
+
+
+def _tell_error(record: StepRecord) -> tuple[str, str] | None:
+    """The type and the message of the error that a record holds."""
+    return None if record.error is None else (record.error.type, record.error.message)
+
+
+def _read_answer(record: StepRecord) -> Decision | None:
+    """The decision that a record holds, if it is that of a wait and can be read."""
+    if record.kind != "wait" or envelopes.is_sealed(record.value):
+        return None
+    return decisions.read_answer(record)
 
 
 def _goes_on(record: StepRecord, path: str) -> bool:
@@ -190,19 +203,37 @@ class Progress:
     def again(self, task: str, path: str, attempt: int, due: int, error: ErrorValue | None = None) -> None:
         """Another attempt at a task or a call begins: the failure that ended the last one counts no longer, finished work does."""
         beneath = f"{path}/" if path else ""
-        self._forget(task, beneath, error)
+        self._forget(task, beneath, error, _tell_error)
         for place in [p for p in self.attempts if p[0] == task and p[1].startswith(beneath)]:
             del self.attempts[place]
         self.attempts[task, path] = (attempt, due)
 
     def forgive(self) -> None:
-        """An operator goes on with a failed run: its failures no longer count, its finished work does, but for what was taken back."""
+        """An operator goes on with a failed run: its failures no longer count, its finished work does, but for what was taken back.
+
+        That nobody has answered in time is a failure where it has failed the run, and so is the end of a child: both are asked for anew.
+        """
         self.attempts.clear()
         self.takeovers = self.late = self.cuts = 0
         self._take_back()
+        for place, record in list(self.records.items()):
+            if (given := _read_answer(record)) is not None and times_out_for_good(self._question(place, given), given):
+                del self.records[place]
         for task in {task for task, _ in self.records}:
-            self._forget(task, "", self.failed.get(task))
+            self._forget(task, "", self.failed.get(task), self._tell_failure)
         self.failed.clear()
+
+    def _question(self, place: tuple[str, str], given: Decision) -> Wait | None:
+        """What a decision at a place was given to, as far as it is at hand."""
+        asked = self.questions.get(place)
+        return asked if asked is not None and asked.wait_id == given.wait_id else None
+
+    def _tell_failure(self, record: StepRecord) -> tuple[str, str] | None:
+        """As which error a record failed, by type and message; None if it did not. That of a child is raised for its parent."""
+        if record.error is not None or (given := _read_answer(record)) is None:
+            return _tell_error(record)
+        told = tell_child(given)
+        return None if told is None else (CHILD_FAILED, told)
 
     def _take_back(self) -> None:
         """Forgets the results of effects that were taken back, and of what they were part of: these are done again (§6.11)."""
@@ -217,20 +248,20 @@ class Progress:
                     self.records.pop((task, path), None)
                     path = path.rpartition("/")[0]
 
-    def _forget(self, task: str, beneath: str, ended: ErrorValue | None) -> None:
-        """Forgets recorded failures, but for those that the code caught and went on from: it must find these again.
+    def _forget(self, task: str, beneath: str, ended: ErrorValue | None, failure_of: Callable[[StepRecord], tuple[str, str] | None]) -> None:
+        """Forgets recorded failures, but for those that the code caught and went on from: it must find these again. ``failure_of`` tells which records are.
 
         A failure that ended the attempt after all (``ended``) was let out in the end; what its handlers recorded on the
         way goes with it, people's answers and effects excepted.
         """
         mine = [r for (t, path), r in self.records.items() if t == task and path.startswith(beneath)]
         for number, failure in enumerate(mine):
-            if failure.error is None or (task, failure.path) not in self.records:
+            if (error := failure_of(failure)) is None or (task, failure.path) not in self.records:
                 continue
             later = [r for r in mine[number + 1 :] if _goes_on(r, failure.path)]
             if not later:
                 del self.records[task, failure.path]
-            elif ended is not None and (failure.error.type, failure.error.message) == (ended.type, ended.message):
+            elif ended is not None and error == (ended.type, ended.message):
                 for record in (failure, *(r for r in later if r.kind not in _KEPT)):
                     self.records.pop((task, record.path), None)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon
+from holdfast.core import canon, envelopes
 from holdfast.core.bounds import refuse_unknown, wrong
 from holdfast.core.errors import ActionUnavailable, EventUnreadable, InvalidInput, NotDecidable
 from holdfast.core.masks import HIDDEN, mask
@@ -216,6 +216,21 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
         """Whether another decision says exactly this (§5.6): times and ``resume`` do not count."""
         mine = (self.wait_id, self.action, self.feedback, self.note, self.payload, self.forced)
         return mine == (other.wait_id, other.action, other.feedback, other.note, other.payload, other.forced)
+
+
+def times_out_for_good(asked: Wait | None, given: Decision) -> bool:
+    """Whether nobody answered in time and that failed the run: it is no answer, and a resumed run asks anew (§5.10)."""
+    return given.action == TIMEOUT and asked is not None and asked.on_timeout is OnTimeout.FAIL
+
+
+def tell_child(given: Decision) -> str | None:
+    """The failure that the end of a child is to its parent; None if it completed, or if this is no child's end."""
+    if given.action not in (Status.FAILED, Status.CANCELED):
+        return None
+    told = None if given.payload is None or envelopes.is_sealed(given.payload) else canon.decode(given.payload)
+    told = told if isinstance(told, dict) else {}
+    who = f"the child {told['run_id']}" if "run_id" in told else "the child"
+    return f"{who} ended {given.action}: {told.get('error') or 'no reason given'}"
 
 
 def decidable(status: Status, waits: tuple[Wait, ...], wait_id: str) -> bool:

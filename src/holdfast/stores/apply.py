@@ -20,6 +20,7 @@ from holdfast.core.commit import SIGNAL_EXTRA_BYTES, WHOLE_FLOOR, Commit, DedupC
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import OPEN, Effect
 from holdfast.core.errors import (
+    ClaimTaken,
     Conflict,
     EffectInProgress,
     HoldfastError,
@@ -762,8 +763,8 @@ def schedule_moved(schedule_id: str) -> Conflict:
     return Conflict(f"the schedule {schedule_id} was advanced or changed in the meantime", hint="read it again", code="schedule_moved")
 
 
-def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
-    return Conflict(f"the {kind} key {key!r} is taken by {run_id}", hint="read it with claimed()", code="claim_taken")
+def claim_taken(kind: str, key: str, run_id: str) -> ClaimTaken:
+    return ClaimTaken(f"the {kind} key {key!r} is taken by {run_id}", hint="read it with claimed()")
 
 
 __all__ = [

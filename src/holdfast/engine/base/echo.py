@@ -16,7 +16,7 @@ class Echo(msgspec.Struct):
     ``consents``: what people approved there, if it is inherited, with the questions (§5.8). A fork in the middle of a step is answered from
     what was on record there too, as far as it calls the same with the same arguments (``exact``); ``results`` are the tasks finished there.
     ``ended``: the barriers of a replay's source that tasks waited beyond or signals came to, by their number (§5.11);
-    ``reached``: how far it came."""
+    ``reached``: how far it came. ``children``: those that its forebears started, by place, once somebody has asked."""
 
     scope: str
     records: dict[tuple[int, str, str], StepRecord] = {}
@@ -28,6 +28,7 @@ class Echo(msgspec.Struct):
     exact: bool = False
     ended: dict[int, Ended] = {}
     reached: int = -1
+    children: dict[tuple[int, str, str], str] | None = None
 
     @property
     def last(self) -> int:

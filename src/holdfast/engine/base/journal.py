@@ -42,7 +42,7 @@ from holdfast.core.commit import (
     whole_due,
 )
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, LeaseLost, StatementFailed, StoreError, make_own
+from holdfast.core.errors import REFUSED, HoldfastError, LeaseLost, StoreError, make_own
 from holdfast.core.fused import Line
 from holdfast.core.graph import Program
 from holdfast.core.intents import Intent
@@ -422,7 +422,7 @@ class Journal:
         """Makes an effect's attempt durable, in a commit of its own, before the act.
 
         Raises:
-            EffectInProgress: the key is in use by another; nothing was written and the journal lives on (§6.8).
+            EffectInProgress, ClaimTaken: the key is in use by another; nothing was written and the journal lives on (§6.8).
         """
         await self._at_once(draft)
 
@@ -507,7 +507,7 @@ class Journal:
             self._held, draft = _NOTHING, held.join(draft)
         try:
             await self._durable(partial(self._number, draft, checkpoint, delta, lease, due, actor, behind, follows, at))
-        except (EffectInProgress, InboxUnread, StatementFailed):
+        except REFUSED:
             self._held = held.join(self._held)
             raise
 
@@ -524,7 +524,7 @@ class Journal:
             commit = self._riding(commit, ring)
         try:
             tip = await self.store.commit(commit)
-        except (EffectInProgress, InboxUnread, StatementFailed):
+        except REFUSED:
             raise  # refused, and nothing is lost: whoever decided decides again
         except BaseException as e:
             self.dead = e

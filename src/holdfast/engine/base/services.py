@@ -286,6 +286,13 @@ class Drivers:
         for driver in list(self._drivers.values()):
             driver.drain()
 
+    def drain_one(self, run_id: str) -> bool:
+        """The run is handed back at its next safe boundary, if it is driven here; gives whether it is."""
+        driver = self._drivers.get(run_id)
+        if driver is not None:
+            driver.drain()
+        return driver is not None
+
     async def close(self, error: BaseException) -> None:
         """Stops every run that is driven here, each with this error, once what it acts on outside has come to its end or its grace."""
         self._closed = asyncio.Event()

@@ -39,8 +39,8 @@ from holdfast.core.waits import OnTimeout
 from holdfast.engine.base import loopwatch
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.base.services import Services
+from holdfast.engine.calls import children, scopes, steps
 from holdfast.engine.calls import effects as performing
-from holdfast.engine.calls import scopes, steps
 from holdfast.engine.calls import waits as waiting
 from holdfast.engine.calls.attempt import Attempt, Restart
 from holdfast.engine.calls.functions import Patience
@@ -438,7 +438,7 @@ class Context:
             "unattended": unattended, "budgets": budgets,
         }
         options = {name: value for name, value in said.items() if value is not None}
-        return waiting.child(self._attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout)
+        return children.child(self._attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout)
 
     @property
     def waivers(self) -> tuple[Decision, ...]:

@@ -1,4 +1,4 @@
-"""What a node does to rest: approvals, questions, handoffs, signals, timers, children (§5, §4.14).
+"""What a node does to rest: approvals, questions, handoffs, signals, timers (§5); children are in ``children``.
 
 Theory of operation. Every wait stands at a place of its task. A call looks there first: an answer on record is given back; a
 wait that is open suspends the node again; otherwise a new wait is opened and the node leaves by ``Suspend``. Each asking at
@@ -20,12 +20,8 @@ from holdfast.authoring import microseconds
 from holdfast.core import canon, decisions, ids, kinds, waits
 from holdfast.core import events as ev
 from holdfast.core import waits as ws
-from holdfast.core.bounds import wrong
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.errors import ChildFailed, EffectInProgress, InvalidInput, RecordMismatch, StepRejected
-from holdfast.core.graph import Program
-from holdfast.core.lease import TOUCH
-from holdfast.core.status import Status
+from holdfast.core.errors import ClaimTaken, EffectInProgress, InvalidInput, RecordMismatch, StepRejected
 from holdfast.core.waits import Decision as RawDecision
 from holdfast.core.waits import OnTimeout, Wait, WaitKind
 from holdfast.engine.base.echo import Echo
@@ -33,8 +29,6 @@ from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Attempt, Call, Suspend
-from holdfast.engine.desk import door, lanes
-from holdfast.engine.desk.intake import birth
 from holdfast.handle import Decision
 
 Duration = dt.timedelta | float | int | None
@@ -119,7 +113,7 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
             if ask.kind is WaitKind.SIGNAL and (came := await _take_arrived(attempt, known)) is not None:
                 return came
             raise Suspend((known,))
-        wait = _wait(attempt, ask, path, verdict)
+        wait = make_wait(attempt, ask, path, verdict)
         if ask.kind is WaitKind.SIGNAL and (came := await _take_arrived(attempt, wait)) is not None:
             return came
         if attempt.journal.echo is not None and (inherited := await _inherit(attempt, wait, attempt.journal.echo)) is not None:
@@ -129,8 +123,8 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
             draft = ask.creates(wait)
             draft.facts.append(ev.WaitRequested(wait))
             try:
-                await (attempt.journal.attempt(draft) if draft.effects else attempt.save(draft))
-            except EffectInProgress:
+                await (attempt.journal.attempt(draft) if draft.effects or any(made.claims for made in draft.creates) else attempt.save(draft))
+            except (EffectInProgress, ClaimTaken):
                 del attempt.waits[wait.wait_id]
                 raise
         elif attempt.concurrent:
@@ -170,7 +164,8 @@ def explain_outdated(services: Services, given: RawDecision) -> str | None:
     return f"the policy changed after {given.actor} had approved under {given.policy}"
 
 
-def _wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
+def make_wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
+    """The wait that a question opens."""
     run, step_id = attempt.journal.run, attempt.step_id
     round = attempt.journal.progress.asked.get((attempt.key, path), 0)
     wait_id = ids.again(ask.wait_id, round) if ask.wait_id else ids.wait_id(run.run_id, attempt.step, attempt.key, path, round)
@@ -243,7 +238,7 @@ async def _inherit(attempt: Attempt, wait: Wait, echo: Echo) -> RawDecision | No
     return given
 
 
-def _value(given: RawDecision) -> Any:
+def read_value(given: RawDecision) -> Any:
     return None if given.payload is None else canon.decode(given.payload)
 
 
@@ -276,13 +271,13 @@ async def ask(attempt: Attempt, prompt: str, schema: Any, **options: Any) -> Any
         if given.action != ws.ANSWER:
             return None
         try:
-            convert(_value(given), schema)
+            convert(read_value(given), schema)
         except (InvalidInput, ValueError, TypeError) as e:
             return f"the last answer, by {given.actor}, did not fit: {e}"
         return None
 
     given = await request(attempt, Ask(kind=WaitKind.INPUT, prompt=prompt, schema=schema_of(schema), fits=fits, about=shown, **options))
-    return convert(_value(given), schema) if given.action == ws.ANSWER else _value(given)
+    return convert(read_value(given), schema) if given.action == ws.ANSWER else read_value(given)
 
 
 def schema_of(kind: Any) -> dict[str, Any] | None:
@@ -369,65 +364,12 @@ def _rejection(given: RawDecision) -> str:
     return f"@{ws.REJECT}/{given.wait_id}"
 
 
-# -- signals, timers, children ----------------------------------------------------------------------
+# -- signals, timers --------------------------------------------------------------------------------
 
 
 async def signal(attempt: Attempt, name: str, **options: Any) -> Any:
-    return _value(await request(attempt, Ask(kind=WaitKind.SIGNAL, name=name, **options)))
+    return read_value(await request(attempt, Ask(kind=WaitKind.SIGNAL, name=name, **options)))
 
 
 async def sleep(attempt: Attempt, duration: dt.timedelta | float) -> None:
     await request(attempt, Ask(kind=WaitKind.TIMER, name="sleep", timeout=duration, on_timeout="deliver"))
-
-
-def _program(skill: Any) -> Program:
-    """The program of a skill, by value.
-
-    Raises:
-        InvalidInput: it is none.
-    """
-    found = getattr(skill, "program", skill)
-    if not isinstance(found, Program):
-        raise wrong("skill", "a graph, a flow, or the id of one", skill)
-    return found
-
-
-async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str) -> Any:
-    """Starts a run of its own in the commit that opens the wait for it, and gives its result (§4.14).
-
-    Raises:
-        ChildFailed: it ended otherwise than completed.
-        LaneOfAncestor: it would wait for a run that waits for it.
-    """
-    services = attempt.services
-    program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(_program(skill))
-    given = dict(inputs or {})
-
-    def create(wait: Wait) -> Draft:
-        parent = attempt.journal.run
-        asked = {"tenant_id": parent.tenant_id, "job_id": parent.job_id, "trace_id": parent.trace_id, "queue": parent.queue, "unattended": parent.unattended, **options}
-        made = door.request(asked, where="ctx.child", parent_run_id=parent.run_id, parent_wait_id=wait.wait_id, on_parent_end=on_parent_end)
-        born = birth(services, program, given, made, run_id=wait.name)
-        draft = born.draft()
-        draft.facts.append(ev.RunQueued(f"child of {parent.run_id}"))
-        return Draft(creates=[born.journal.unsent(draft, TOUCH)])
-
-    path = attempt.places.peek()
-    round = attempt.journal.progress.asked.get((attempt.key, path), 0)
-    session = options.get("session_key") or options.get("thread_id") or ""
-    name = ids.child_run_id(attempt.journal.run.run_id, attempt.step, attempt.key, path, round, tenant=attempt.journal.run.tenant_id, session=str(session))
-    known = open_at(attempt, path)
-    if known is None:
-        await lanes.refuse_own(services.store, attempt.journal.run, options)
-    question = Ask(
-        kind=WaitKind.CHILD, prompt=program.id, name=known.name if known is not None else name, cascade=on_parent_end == "cancel",
-        timeout=timeout, on_timeout=on_timeout, creates=create,
-    )
-    result = await request(attempt, question)
-    if result.action == Status.COMPLETED:
-        value = _value(result)
-        return value if program.flow else program.state._view(value)
-    if result.action == ws.TIMEOUT:
-        return _value(result)
-    told = _value(result) or {}
-    raise ChildFailed(f"the child {told.get('run_id')} ended {result.action}: {told.get('error') or 'no reason given'}", hint=f"holdfast show {told.get('run_id')}")

@@ -107,7 +107,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
     claims: tuple[DedupClaim, ...] = ()
     if request.key is not None:
         digest = canon.fingerprint(admitted)
-        claims = (DedupClaim("request", f"{request.tenant_id}\x1f{program.id}", request.key, run_id, digest, now + KEY_RETENTION_US),)
+        claims = (DedupClaim("request", ids.request_scope(request.tenant_id, program.id), request.key, run_id, digest, now + KEY_RETENTION_US),)
     progress = Progress(run_id)
     progress.results[INPUT_TASK] = TaskResult(INPUT_TASK, writes=data)
     return Birth(fact, claims, Journal(services.store, None, None, fence, progress), now, admitted, OnBusy(request.on_busy))

@@ -89,6 +89,10 @@ def read_records(rows: list[Row], progress: Progress) -> tuple[dict[tuple[int, s
         if record.delta is not None and (how := cps.note_end(record.delta)) is not None:
             ended[record.delta.step] = how
         progress.step(record)
+        if any(isinstance(e.fact, ev.RunResumed) and e.fact.cause == "operator" for e in record.events):
+            # What answered nobody, as a child that had failed, was asked for anew: nothing of it is served.
+            for step, task, path in [p for p, r in out.items() if r.kind == "wait" and p[0] == progress.checkpoint.step_of(p[1]) and p[1:] not in progress.records]:
+                del out[step, task, path]
     return out, ended
 
 
@@ -129,6 +133,25 @@ async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -
         if any(p[:2] in pending for p in earlier) or forebear.current_step_id is None:
             results = {r.task: r for r in theirs} | results
     return tuple(results.values()), records
+
+
+async def find_child(store: Store, echo: Echo, place: tuple[int, str, str]) -> str | None:
+    """The run that the nearest forebear has started as a child at a place."""
+    if echo.children is None:
+        found: dict[tuple[int, str, str], str] = {}
+        for forebear in reversed(echo.forebears):
+            for event in (e for row in await store.rows(forebear) for e in open_row(row).events):
+                if isinstance(event.fact, ev.WaitRequested) and (wait := event.fact.wait).kind is WaitKind.CHILD:
+                    found[wait.step, wait.task, wait.path] = wait.name
+        echo.children = found
+    return echo.children.get(place)
+
+
+def begin_child(parent: Run, former: Run) -> ev.RunReplayed | ev.RunForked:
+    """What a child that does again what a former one did is: in a replay a replay of it, else its fork."""
+    if parent.origin == REPLAY:
+        return ev.RunReplayed(former.run_id, None, parent.replay_effects, parent.inherits)
+    return ev.RunForked(former.run_id, None, f"child of {parent.run_id}", parent.replay_effects, parent.inherits)
 
 
 def consents(rows: list[Row]) -> dict[tuple[int, str, str], tuple[Wait, Decision]]:
@@ -225,7 +248,7 @@ async def create(services: Services, source: Loaded, wish: Wish) -> str:
 
 def request_scope(run: Run, kind: str) -> str:
     """Where the request keys of a run's replays or forks are unique (§3.5)."""
-    return f"{run.tenant_id}\x1f{kind}:{run.run_id}"
+    return ids.request_scope(run.tenant_id, f"{kind}:{run.run_id}")
 
 
 async def digest(services: Services, run: Run, wish: Wish) -> str:
@@ -288,4 +311,4 @@ def _choose(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
     return able[-1] if able else found[-1]
 
 
-__all__ = ["create", "digest", "echo", "point", "read_records", "request_scope"]
+__all__ = ["begin_child", "create", "digest", "echo", "find_child", "point", "read_records", "request_scope"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 
 import msgspec
@@ -64,7 +64,7 @@ from holdfast.core.waits import WaitKind
 from holdfast.engine.base import obstacles, pool
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
-from holdfast.engine.base.services import Services, may_be_held_still
+from holdfast.engine.base.services import Drivers, Services, may_be_held_still
 from holdfast.engine.calls import gates
 from holdfast.engine.desk import lanes, lineage
 from holdfast.engine.desk.door import OnBusy, Wish
@@ -265,10 +265,24 @@ class Conductor:
 
     async def _drive_on(
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None,
-        forced: bool = False, known: tuple[records.Run, Lease, int] | None = None,
+        forced: bool = False, known: tuple[records.Run, Lease, int] | None = None, stop: asyncio.Event | None = None,
     ) -> Blocked | Run[Any] | None:
         """``drive_on``; gives the run if it was driven to its end, or to a wait for an answer, or what of its lane stands in the way. ``known``: the run as
-        it was found a moment ago, and when, and found to be one that this process can go on with."""
+        it was found a moment ago, and when, and found to be one that this process can go on with. ``stop``: set once nobody waits for it any more."""
+        below = Children(self._services.drivers, self._drive_on)
+        try:
+            return await self._go_on_with(run_id, below, upgrade, step_limit, named, detach, judged, forced, known, stop)
+        except BaseException:
+            if stop is None or not stop.is_set():
+                below.cancel()
+            raise
+        finally:
+            await below.rest()
+
+    async def _go_on_with(
+        self, run_id: str, below: Children, upgrade: bool, step_limit: int | None, named: bool, detach: bool, judged: list[ev.Fact] | None, forced: bool,
+        known: tuple[records.Run, Lease, int] | None, stop: asyncio.Event | None,
+    ) -> Blocked | Run[Any] | None:
         fitting, left = known is not None, None
         while True:
             if known is None:
@@ -276,12 +290,13 @@ class Conductor:
                 now = self._store.now()
             else:
                 (run, lease, now), known = known, None
-            if run.status in TERMINAL or (run.interrupted_at is not None and not named) or self._services.drivers.draining:
+            if run.status in TERMINAL or (run.interrupted_at is not None and not named) or self._services.drivers.draining or (stop is not None and stop.is_set()):
                 return None
             if detach and run.status in WAITING and not run.decisions and (lease.due is None or lease.due > now):
                 return None
             kinds = {w.kind for w in run.waits}
-            if WaitKind.CHILD in kinds and run.status in WAITING and not run.decisions and await self._children(run):
+            is_due = lease.due is not None and lease.due <= now
+            if WaitKind.CHILD in kinds and run.status in WAITING and not run.decisions and not is_due and await self._children(run, lease.due, below):
                 continue
             if run.status in WAITING and not run.decisions and not lease.live(now):
                 timers = bool(kinds) and kinds <= {WaitKind.TIMER, WaitKind.CHILD}
@@ -408,30 +423,37 @@ class Conductor:
         """Whether this process holds a run that nobody in it drives: its driver ended with an error of the store."""
         return lease.owner == self._services.owner and run_id not in self._services.driving
 
-    async def _children(self, run: records.Run) -> bool:
-        """Drives the children that a run waits for, those whose code is here; True if the run has news by that (§4.18)."""
-        open_now = []
-        for wait in run.waits:
-            if wait.kind is WaitKind.CHILD and (found := await self._store.get(wait.name)) is not None:
-                child, _ = found
-                if not child.terminal and child.skill_id in self._skills.ids:
-                    open_now.append(child.run_id)
-        if not open_now:
-            return False
-        await asyncio.gather(*(self.drive_on(c) for c in open_now))
+    async def _children(self, run: records.Run, due: int | None, below: Children) -> bool:
+        """Drives the children that a run waits for, those whose code is here, until they rest or the run has news; True if it has (§4.18)."""
+        names = [wait.name for wait in run.waits if wait.kind is WaitKind.CHILD]
+        while True:
+            for name in names:
+                found = await self._store.get(name)
+                if found is not None and not found[0].terminal and found[0].skill_id in self._skills.ids:
+                    below.drive(found[0])
+            if not (driven := below.driven):
+                break
+            await self._until(None if due is None else (due - self._store.now()) / 1_000_000, driven)
+            below.pass_on_errors()
+            after, lease = await self._reader.find(run.run_id)
+            if after.version != run.version or (lease.due is not None and lease.due <= self._store.now()):
+                return True
+            names = below.at_rest  # somebody may have answered one of them
         after, lease = await self._reader.find(run.run_id)
         return after.version != run.version or (lease.due is not None and lease.due <= self._store.now())
 
-    async def _until(self, seconds: float) -> None:
-        """Until a timer is due; sooner if something changed, and never so long that a missed hint would matter."""
+    async def _until(self, seconds: float | None, beside: Collection[asyncio.Task[Any]] = ()) -> None:
+        """Until a timer is due; sooner if something changed or one of the tasks ``beside`` has ended, and never so long that a missed hint would matter."""
 
         async def wait_for_change() -> None:
             await self._store.wait_for_change(0)  # a task's first look only sets what counts as news
             await self._store.wait_for_change(LOOK_SECONDS)
 
-        waiting = {asyncio.ensure_future(self._services.clock.sleep(seconds)), asyncio.ensure_future(wait_for_change())}
+        waiting = {asyncio.ensure_future(wait_for_change())}
+        if seconds is not None:
+            waiting.add(asyncio.ensure_future(self._services.clock.sleep(seconds)))
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*waiting, *beside}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waiting:
                 task.cancel()
@@ -539,6 +561,52 @@ class Conductor:
             await self._store.wait_for_change(POLL_SECONDS)
             run, lease = await self._reader.find(run.run_id)
         return run, lease
+
+
+class Children:
+    """The children that one driving of a run drives beside it. Where the run goes on without one of them, that is let go of at its next safe boundary."""
+
+    def __init__(self, drivers: Drivers, drive: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self._drivers = drivers
+        self._drive = drive
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._begun: dict[str, int] = {}
+        self._stop = asyncio.Event()
+
+    def drive(self, child: records.Run) -> None:
+        """Drives a child until it rests, unless it is driven, or rests where it was left."""
+        task = self._tasks.get(child.run_id)
+        if task is None or (task.done() and self._begun[child.run_id] != child.version):
+            self._begun[child.run_id] = child.version
+            self._tasks[child.run_id] = asyncio.ensure_future(self._drive(child.run_id, stop=self._stop))
+
+    @property
+    def driven(self) -> list[asyncio.Task[Any]]:
+        return [task for task in self._tasks.values() if not task.done()]
+
+    @property
+    def at_rest(self) -> list[str]:
+        return [run_id for run_id, task in self._tasks.items() if task.done()]
+
+    def pass_on_errors(self) -> None:
+        """Raises what has ended the driving of a child."""
+        for task in self._tasks.values():
+            if task.done():
+                task.result()
+
+    def cancel(self) -> None:
+        for task in self.driven:
+            task.cancel()
+
+    async def rest(self) -> None:
+        """Lets go of those that are still driven, and waits until they are."""
+        if not self._tasks:
+            return
+        self._stop.set()
+        for run_id, task in self._tasks.items():
+            if not task.done() and not self._drivers.drain_one(run_id):
+                task.cancel()  # nobody is inside one of its steps
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
 def _lane_blocked(run_id: str, blocked: Blocked) -> Rejected:

@@ -21,7 +21,8 @@ def messages(before: Run | None, after: Run, facts: Iterable[ev.Fact], checkpoin
         result = None
         if after.status is Status.COMPLETED:
             result = after.result if after.result is not None else canon.encode(canon.FrozenDict(checkpoint.values))
-        ended = cmd.ChildEnded(after.run_id, after.status.value, result, after.error)
+        again = "" if after.resume_from_checkpoint_id is None else str(after.version)
+        ended = cmd.ChildEnded(after.run_id, after.status.value, result, after.error, again)
         out.append(InboxItem(run_id=after.parent_run_id, key=ended.key, command=ended, put_at=at))
     if before is None or not before.waits:
         return out

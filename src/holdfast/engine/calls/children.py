@@ -1,0 +1,183 @@
+"""Children: runs that a node starts and waits for (§4.14).
+
+Theory of operation. A child is created in the commit that opens the wait for it, and tells its end to its parent's inbox. There may be one already that did
+what this one is to do: in an earlier round, which a cancel or a failure ended before somebody resumed the parent, in the run that the parent is a replay or a fork of, or under the same
+request key. What that one has done is not done again. One of this very parent that has completed meanwhile is taken as it ended, and one that goes on is waited for; else the new
+child is a fork of it, or its replay in a replay, and finds in the ledger what was done (§6.6, §7.6).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon, decisions, ids, superstep
+from holdfast.core import commands as cmd
+from holdfast.core import events as ev
+from holdfast.core import waits as ws
+from holdfast.core.bounds import wrong
+from holdfast.core.commit import InboxItem
+from holdfast.core.errors import ChildFailed, ClaimTaken, RequestConflict
+from holdfast.core.graph import Program
+from holdfast.core.lease import TOUCH
+from holdfast.core.progress import Progress
+from holdfast.core.run import Run
+from holdfast.core.status import Status
+from holdfast.core.waits import Wait, WaitKind
+from holdfast.engine.base.journal import Draft
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls.attempt import Attempt, Suspend
+from holdfast.engine.calls.waits import Ask, make_wait, open_at, read_value, request
+from holdfast.engine.desk import door, lanes, lineage
+from holdfast.engine.desk.intake import birth
+
+Duration = dt.timedelta | float | int | None
+
+
+class Former(msgspec.Struct, frozen=True):
+    """The run that did before what a child is to do. ``own``: this parent, or one that it is a replay or a fork of, has started it; ``here``: this parent itself."""
+
+    run: Run
+    own: bool
+    here: bool
+
+
+async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str) -> Any:
+    """Starts a run of its own in the commit that opens the wait for it, and gives its result (§4.14).
+
+    Raises:
+        ChildFailed: it ended otherwise than completed.
+        LaneOfAncestor: it would wait for a run that waits for it.
+        RequestConflict: its key was used with another input, or belongs to a run that has not completed and is none of this parent's (§3.5).
+    """
+    services, journal = attempt.services, attempt.journal
+    program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(_program(skill))
+    given = dict(inputs or {})
+    path = attempt.places.peek()
+    known, former = open_at(attempt, path), None
+    if known is None:
+        await lanes.refuse_own(services.store, journal.run, options)
+        if attempt.record(path) is None:
+            former = await _find_former(attempt, path, program, given, options)
+    joined = former.run.run_id if former is not None and former.here and not former.run.terminal else None
+    round = journal.progress.asked.get((attempt.key, path), 0)
+    session = options.get("session_key") or options.get("thread_id") or ""
+    name = ids.child_run_id(journal.run.run_id, attempt.step, attempt.key, path, round, tenant=journal.run.tenant_id, session=str(session))
+    name = joined or name if known is None else known.name
+
+    def create(wait: Wait) -> Draft:
+        if joined is not None:
+            return Draft()
+        parent = journal.run
+        asked = {"tenant_id": parent.tenant_id, "job_id": parent.job_id, "trace_id": parent.trace_id, "queue": parent.queue, "unattended": parent.unattended, **options}
+        if former is not None:
+            asked.pop("key", None)  # the one before has it
+        made = door.request(
+            asked, where="ctx.child", parent_run_id=parent.run_id, parent_wait_id=wait.wait_id, on_parent_end=on_parent_end,
+            source_run_id=None if former is None else former.run.run_id, lineage_root="" if former is None else former.run.lineage_root,
+        )
+        born = birth(services, program, given, made, run_id=wait.name)
+        draft = born.draft()
+        if former is not None:
+            draft.facts.append(lineage.begin_child(parent, former.run))
+        draft.facts.append(ev.RunQueued(f"child of {parent.run_id}"))
+        return Draft(creates=[born.journal.unsent(draft, TOUCH)])
+
+    question = Ask(
+        kind=WaitKind.CHILD, prompt=program.id, name=name, cascade=on_parent_end == "cancel", timeout=timeout, on_timeout=on_timeout, creates=create,
+    )
+    if former is not None and former.run.status is Status.COMPLETED and (former.here or not former.own):
+        result = await _adopt(attempt, question, path, former.run)
+    else:
+        try:
+            result = await request(attempt, question)
+        except Suspend as rests:
+            await _tell_end(attempt, rests.waits[0])
+            raise
+        except ClaimTaken:
+            raise RequestConflict(f"the key {options.get('key')!r} was used by another run a moment ago", hint="retry the step, or use another key") from None
+    if result.action == Status.COMPLETED:
+        value = read_value(result)
+        return value if program.flow else program.state._view(value)
+    if result.action == ws.TIMEOUT:
+        return read_value(result)
+    raise ChildFailed(ws.tell_child(result) or f"the child {name} ended {result.action}", hint=f"holdfast show {name}")
+
+
+def _program(skill: Any) -> Program:
+    """The program of a skill, by value.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    found = getattr(skill, "program", skill)
+    if not isinstance(found, Program):
+        raise wrong("skill", "a graph, a flow, or the id of one", skill)
+    return found
+
+
+async def _find_former(attempt: Attempt, path: str, program: Program, given: Mapping[str, Any], options: Mapping[str, Any]) -> Former | None:
+    """What did before what a child here is to do, if anything did.
+
+    Raises:
+        RequestConflict: the key was used otherwise.
+    """
+    services, journal = attempt.services, attempt.journal
+    mine, forebears = journal.run.run_id, journal.echo.forebears if journal.echo is not None else []
+    key = options.get("key")
+    if key is not None:
+        tenant = options.get("tenant_id") or journal.run.tenant_id
+        taken = await services.store.find_claim("request", ids.request_scope(tenant, program.id), key)
+        if taken is not None:
+            if taken.digest != canon.fingerprint(superstep.pack_input(program, given)[0]):
+                raise RequestConflict(f"the key {key!r} was used with another input, by the run {taken.run_id}", hint="use another key")
+            if (found := await services.store.get(taken.run_id)) is None:
+                raise RequestConflict(f"the key {key!r} was used by the run {taken.run_id}, which was deleted", hint="use another key")
+            run = found[0]
+            own = run.parent_run_id == mine or run.parent_run_id in forebears
+            if not own and run.status is not Status.COMPLETED:
+                raise RequestConflict(f"the key {key!r} was used by the run {run.run_id}, which is {run.status} and was started elsewhere", hint="retry the step when it has completed, or use another key")
+            return Former(run, own, run.parent_run_id == mine)
+    asked = journal.progress.questions.get((attempt.key, path))
+    if asked is not None and asked.kind is WaitKind.CHILD:
+        found = await services.store.get(asked.name)
+        return None if found is None or found[0].skill_id != program.id else Former(found[0], own=True, here=True)
+    if journal.echo is None or (name := await lineage.find_child(services.store, journal.echo, (attempt.step, attempt.key, path))) is None:
+        return None
+    found = await services.store.get(name)
+    return None if found is None or found[0].skill_id != program.id else Former(found[0], own=True, here=False)
+
+
+async def _adopt(attempt: Attempt, question: Ask, path: str, run: Run) -> ws.Decision:
+    """The result of a run that has completed, on record here as asked and answered."""
+    with attempt.places.open(question.kind.value):
+        wait = make_wait(attempt, msgspec.structs.replace(question, name=run.run_id), path, "")
+        ended = await _end_of(attempt.services, run)
+        given = ws.Decision(wait.wait_id, ended.status, ev.SYSTEM, payload=ended.result, decided_at=attempt.services.clock.now(), asked=wait.asked)
+        await attempt.save(Draft(facts=[ev.WaitRequested(wait), ev.WaitDecided(given)], results=[decisions.answer(given)]))
+    return given
+
+
+async def _tell_end(attempt: Attempt, wait: Wait) -> None:
+    """A child that this wait has not started may have ended before anybody waited for it: then its end is told anew."""
+    if wait.wait_id not in attempt.waits or attempt.journal.progress.asked.get((attempt.key, wait.path), 1) < 2:
+        return
+    found = await attempt.services.store.get(wait.name)
+    if found is not None and found[0].terminal:
+        ended = msgspec.structs.replace(await _end_of(attempt.services, found[0]), nonce=wait.wait_id)
+        await attempt.services.store.put(InboxItem(run_id=attempt.journal.run.run_id, key=ended.key, command=ended, put_at=attempt.services.clock.now()))
+        attempt.services.drivers.nudge(attempt.journal.run.run_id)
+
+
+async def _end_of(services: Services, run: Run) -> cmd.ChildEnded:
+    """How a run has ended, as its parent is told."""
+    result = run.result
+    if run.status is Status.COMPLETED and result is None and (loaded := await services.threads.load(run.run_id)) is not None:
+        result = canon.encode(canon.FrozenDict(Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.values))
+    return cmd.ChildEnded(run.run_id, run.status.value, result, run.error)
+
+
+__all__ = ["child"]
