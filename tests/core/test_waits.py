@@ -142,7 +142,7 @@ def test_a_word_of_consent_is_no_edit(kind: WaitKind) -> None:
     ("given", "told"),
     [
         (decided("failed", payload=canon.encode({"run_id": "kid", "status": "failed", "error": "boom"})), "the child kid ended failed: boom"),
-        (decided("canceled", payload=canon.encode({"run_id": "kid", "status": "canceled", "error": None})), "the child kid ended canceled: no reason given"),
+        (decided("canceled", payload=canon.encode({"run_id": "kid", "status": "canceled", "error": None})), "the child kid was canceled"),
         (decided("failed"), "the child ended failed: no reason given"),
         (decided("failed", payload=SEALED), "the child ended failed: no reason given"),
         (decided("failed", payload=canon.encode([1])), "the child ended failed: no reason given"),

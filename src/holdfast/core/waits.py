@@ -230,6 +230,8 @@ def tell_child(given: Decision) -> str | None:
     told = None if given.payload is None or envelopes.is_sealed(given.payload) else canon.decode(given.payload)
     told = told if isinstance(told, dict) else {}
     who = f"the child {told['run_id']}" if "run_id" in told else "the child"
+    if given.action == Status.CANCELED and not told.get("error"):
+        return f"{who} was canceled"
     return f"{who} ended {given.action}: {told.get('error') or 'no reason given'}"
 
 
