@@ -461,6 +461,14 @@ def test_a_child_without_a_result_says_how_it_ended(command: cmd.ChildEnded, sho
     assert canon.decode(fact.decision.payload) == shown
 
 
+def test_a_cancel_keeps_what_was_answered() -> None:
+    """§5.4: it was accepted; only what is still open is asked anew. A halt for good keeps nothing."""
+    told = folded(ev.RunStarted(), ev.WaitRequested(wait(wait_id=W)), ev.RunWaitingForHuman(), ev.WaitDecided(decided("approve", W)))
+    canceled = decisions.decide(told, cmd.Cancel("ada"), NOW)
+    assert [r.path for r in decisions.kept_answers(told, canceled)] == [decisions.place(W)[1]]
+    assert decisions.kept_answers(told, decisions.mark_run_halted(told)) == [] == decisions.kept_answers(told, (ev.NoteAdded("x"),))
+
+
 def test_a_child_nobody_waits_for_changes_nothing() -> None:
     w = wait(WaitKind.CHILD, wait_id=W, name="another")
     assert decisions.decide(resting(w, human=False), child("completed"), NOW) == ()

@@ -25,6 +25,14 @@ BOOM = ErrorValue("ValueError", "boom")
 PAIR = program(node("a", start=True), node("b", start=True), node("c", after=["a", "b"]), channels={"out": append, "n": last})
 
 
+def asked_at(path: str, kind: WaitKind, **more: Any) -> ev.WaitRequested:
+    return ev.WaitRequested(wait(kind, f"{RUN}.1.a.{path}", task="a", path=path, **more))
+
+
+def answered_at(path: str, action: str, **more: Any) -> StepRecord:
+    return decisions.answer(decided(action, f"{RUN}.1.a.{path}", **more))
+
+
 def begun(given: dict[str, Any] | None = None) -> tuple[Log, cps.Checkpoint]:
     """A run of PAIR with its first checkpoint, and that checkpoint as live code has it."""
     given = given or {"n": 1}
@@ -288,7 +296,7 @@ def _recorded(*records: StepRecord, ended: ErrorValue | None = BOOM) -> Progress
 
 
 def ok(path: str, kind: str = "step") -> StepRecord:
-    return StepRecord("a", path, "f", value=raw(1), kind=kind)
+    return answered_at(path, "approve") if kind == "wait" else StepRecord("a", path, "f", value=raw(1), kind=kind)
 
 
 def bad(path: str, error: ErrorValue = BOOM, kind: str = "step") -> StepRecord:
@@ -303,7 +311,8 @@ OTHER = ErrorValue("KeyError", "other")
     [
         ([ok("0"), bad("1")], ["0"]),
         ([bad("0", OTHER), ok("1"), bad("2")], ["0", "1"]),
-        ([bad("0"), ok("1"), ok("2", "effect")], ["2"]),
+        ([bad("0"), ok("1"), ok("2", "effect"), ok("3", "wait")], []),
+        ([bad("0"), ok("1", "feedback"), ok("0?1", "wait"), ok("@retry/1", "wait")], ["1", "0?1", "@retry/1"]),
         ([ok("0/0/0"), bad("0/1/0"), ok("0/2/0"), bad("0", kind="scope")], ["0/0/0", "0/2/0"]),
         ([bad("0/1/0", OTHER), ok("0/2/0"), bad("0", OTHER, kind="scope"), ok("1"), bad("2")], ["0/1/0", "0/2/0", "0", "1"]),
         ([bad("0/1/0", OTHER), ok("0/1/1"), bad("0/2/0")], ["0/1/0", "0/1/1"]),
@@ -371,14 +380,6 @@ def test_owners_that_were_late_are_no_dead_ones() -> None:
     assert (ended.takeovers, ended.late) == (0, 0)
 
 
-def asked_at(path: str, kind: WaitKind, **more: Any) -> ev.WaitRequested:
-    return ev.WaitRequested(wait(kind, f"{RUN}.1.a.{path}", task="a", path=path, **more))
-
-
-def answered_at(path: str, action: str, **more: Any) -> StepRecord:
-    return decisions.answer(decided(action, f"{RUN}.1.a.{path}", **more))
-
-
 KID_FAILED = canon.encode({"run_id": "kid", "status": "failed", "error": "boom"})
 CHILD_FAILED = ErrorValue.of(ChildFailed("the child kid ended failed: boom"))
 
@@ -400,8 +401,11 @@ CHILD_FAILED = ErrorValue.of(ChildFailed("the child kid ended failed: boom"))
             set(),
         ),
         ([asked_at("0", WaitKind.CHILD)], [StepRecord("a", "0", "child:", kind="wait", value=SEALED)], {"0"}),
+        ([asked_at("0?1", WaitKind.EFFECT)], [answered_at("0?1", "abandon"), StepRecord("a", "0", "pay", error=BOOM, kind="effect")], set()),
+        ([asked_at("0?1", WaitKind.EFFECT)], [answered_at("0?1", "abandon")], {"0?1"}),
+        ([asked_at("0?1", WaitKind.EFFECT)], [answered_at("0?1", "abandon"), StepRecord("a", "0", "pay", value=raw(1), kind="effect")], {"0?1", "0"}),
     ],
-    ids=["silence", "silence that was told", "answered", "another question", "failed child", "canceled child", "completed child", "caught", "let out", "sealed"],
+    ids=["silence", "silence that was told", "answered", "another question", "failed child", "canceled child", "completed child", "caught", "let out", "sealed", "abandoned", "abandoned, not gone on with", "abandoned, and done"],
 )
 def test_an_operator_forgives_what_answered_nobody(facts: list[ev.Fact], results: list[StepRecord], left: set[str]) -> None:
     """§5.10, §7.1: a silence that failed the run, and the end of a child that the code did not go on from, are asked for anew."""

@@ -201,7 +201,7 @@ def read_answer(answer: object, hook: str) -> Happened | Absent | Unknown:
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of an effect: who asks, for what, and what its author declared."""
+    """One call of an effect: who asks, for what, and what its author declared. ``placed``: its key is that of its place in the run."""
 
     request: str
     run_id: str
@@ -210,6 +210,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     idempotent: bool = False
     verifiable: bool = False
     policy: ReplayPolicy = ReplayPolicy.USE_RECORDED
+    name: str = ""
+    lineage_root: str = ""
+    placed: bool = False
 
 
 class Reuse(msgspec.Struct, frozen=True):
@@ -247,15 +250,22 @@ class InProgress(msgspec.Struct, frozen=True):
     effect: Effect
 
 
+class Beside(msgspec.Struct, frozen=True):
+    """Another effect is on record at this place, which the code went another way from since: this one has a key of its own."""
+
+    effect: Effect
+
+
 class Mismatch(msgspec.Struct, frozen=True):
     """The key is on record with another request (§6.3)."""
 
     effect: Effect
 
 
-Verdict = Reuse | Act | Verify | Ask | InProgress | Mismatch
+Verdict = Reuse | Act | Verify | Ask | InProgress | Beside | Mismatch
 
 REPLAY, OUTCOME_UNKNOWN, MAY_LIVE = "side_effect_replay", "effect_unknown", "attempt_may_live"
+GIVEN_UP, OTHER_ARGUMENTS = "effect_abandoned", "other_arguments"
 
 
 def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
@@ -266,9 +276,9 @@ def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
     last = next((e for e in reversed(records) if e.status not in (EffectStatus.REUSED, EffectStatus.BLOCKED)), None)
     if last is None:
         return Act()
-    if last.request_hash != asked.request:
-        return Mismatch(last)
     own = (last.run_id, last.step, last.task, last.path) == (asked.run_id, *asked.place)
+    if last.request_hash != asked.request:
+        return _judge_other(last, asked, own)
     match last.status:
         case EffectStatus.RECORDED if last.undone:
             return Act(last)
@@ -276,7 +286,16 @@ def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
             return _on_record(last, asked, own)
         case EffectStatus.ATTEMPTED | EffectStatus.UNKNOWN:
             return _in_the_gap(last, asked, alive)
-    return Act(last)  # failed or abandoned: known not to have happened, or given up
+        case EffectStatus.ABANDONED if last.detail == BY_DECISION and last.lineage_root == asked.lineage_root:
+            return Ask(last, GIVEN_UP)
+    return Act(last)  # failed, or left behind: known not to have happened
+
+
+def _judge_other(last: Effect, asked: Asked, own: bool) -> Verdict:
+    """Another request is on record. At a place of the run itself that was of a handler, whose failure is tried again: the code goes another way now."""
+    if not asked.placed or not own or last.status is not EffectStatus.RECORDED:
+        return Mismatch(last)
+    return Ask(last, OTHER_ARGUMENTS) if last.capability == asked.name else Beside(last)
 
 
 def _on_record(last: Effect, asked: Asked, own: bool) -> Verdict:

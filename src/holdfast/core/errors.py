@@ -546,6 +546,12 @@ class EffectFailed(StepFailure):
     code = "effect_failed"
 
 
+class EffectAbandoned(EffectFailed):
+    """A person decided that an effect did not happen and should not be carried out."""
+
+    code = "effect_abandoned"
+
+
 class ToolFailed(StepFailure):
     """A tool ended with an exit code other than 0."""
 

@@ -32,10 +32,9 @@ from holdfast.core.checkpoint import (
 from holdfast.core.codec import UNDECODABLE, Record, Row, open_to_checkpoint, plain_decoders
 from holdfast.core.errors import ChainBroken, ChildFailed, ErrorValue, StoreCorrupt
 from holdfast.core.outcomes import OK
-from holdfast.core.waits import Decision, Wait, tell_child, times_out_for_good
+from holdfast.core.waits import ABANDON, Decision, Wait, tell_child, times_out_for_good
 
 CHILD_FAILED = ErrorValue.of(ChildFailed("")).type
-_KEPT = frozenset({"effect", "wait", "feedback"})
 HEARD = frozenset({ev.WaitRequested, ev.SignalReceived})
 """The facts of which ``hear`` takes note."""
 
@@ -50,6 +49,11 @@ def _read_answer(record: StepRecord) -> Decision | None:
     if record.kind != "wait" or envelopes.is_sealed(record.value):
         return None
     return decisions.read_answer(record)
+
+
+def _is_beside(record: StepRecord) -> bool:
+    """Whether a record is no call of the code at its place in order: feedback, or an answer about a call or a retry, which says itself what it is about."""
+    return record.kind == "feedback" or "?" in record.path or "@" in record.path
 
 
 def _goes_on(record: StepRecord, path: str) -> bool:
@@ -219,8 +223,12 @@ class Progress:
         for place, record in list(self.records.items()):
             if (given := _read_answer(record)) is not None and times_out_for_good(self._question(place, given), given):
                 del self.records[place]
-        for task in {task for task, _ in self.records}:
+        before = dict(self.records)
+        for task in {task for task, _ in before}:
             self._forget(task, "", self.failed.get(task), self._tell_failure)
+        for (task, path), record in before.items():
+            if (given := _read_answer(record)) is not None and given.action == ABANDON and (call := (task, path.partition("?")[0])) in before and call not in self.records:
+                self.records.pop((task, path), None)  # it has failed its step: whether the effect is carried out after all is another question
         self.failed.clear()
 
     def _question(self, place: tuple[str, str], given: Decision) -> Wait | None:
@@ -252,7 +260,7 @@ class Progress:
         """Forgets recorded failures, but for those that the code caught and went on from: it must find these again. ``failure_of`` tells which records are.
 
         A failure that ended the attempt after all (``ended``) was let out in the end; what its handlers recorded on the
-        way goes with it, people's answers and effects excepted.
+        way goes with it: where the failure does not come again, the code makes other calls at the same places. An effect among them is in the ledger, and is not repeated.
         """
         mine = [r for (t, path), r in self.records.items() if t == task and path.startswith(beneath)]
         for number, failure in enumerate(mine):
@@ -262,7 +270,7 @@ class Progress:
             if not later:
                 del self.records[task, failure.path]
             elif ended is not None and error == (ended.type, ended.message):
-                for record in (failure, *(r for r in later if r.kind not in _KEPT)):
+                for record in (failure, *(r for r in later if not _is_beside(r))):
                     self.records.pop((task, record.path), None)
 
     def step(self, record: Record) -> None:

@@ -11,6 +11,7 @@ from holdfast.core.errors import (
     BadReturn,
     ContractViolation,
     Denied,
+    EffectAbandoned,
     NodeMissing,
     PathOutsideWorkspace,
     PermanentError,
@@ -30,6 +31,7 @@ MOST_ATTEMPTS = 10_000
 # What another attempt cannot mend: decided by type, never by an error's text.
 PERMANENT: tuple[type[BaseException], ...] = (
     Denied,
+    EffectAbandoned,
     PathOutsideWorkspace,
     ToolMissing,
     PermanentError,

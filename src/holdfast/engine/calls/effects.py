@@ -29,6 +29,7 @@ from holdfast.core.effects import LEDGERED, Effect, EffectClass, EffectStatus, R
 from holdfast.core.errors import (
     AttemptMayLive,
     Conflict,
+    EffectAbandoned,
     EffectConflict,
     EffectFailed,
     EffectInProgress,
@@ -64,8 +65,19 @@ QUESTIONS = {
     fx.OUTCOME_UNKNOWN: "{name} was attempted, and its outcome is unknown. Check with its receiver, then record what happened.",
     fx.MAY_LIVE: "{name} does not seem to have happened, but the process that attempted it may still be alive. Check with its receiver, then record what happened.",
     fx.REPLAY: "{name} was done before. Approve to use its recorded result, or have it done again.",
+    fx.OTHER_ARGUMENTS: "{name} was done here with other arguments, before a failure that is being retried. Approve to use its recorded result, or have it done with the new arguments.",
+    fx.GIVEN_UP: "{name} was abandoned by decision. Should it be done after all?",
 }
 
+_AS_GATE, _ABOUT_OUTCOME = (WaitKind.GATE, (APPROVE, REEXECUTE, DENY)), (WaitKind.EFFECT, (RECORD_RESULT, REEXECUTE, ABANDON, HALT))
+_ANSWERS = {
+    fx.OUTCOME_UNKNOWN: _ABOUT_OUTCOME,
+    fx.MAY_LIVE: _ABOUT_OUTCOME,
+    fx.REPLAY: _AS_GATE,
+    fx.OTHER_ARGUMENTS: _AS_GATE,
+    fx.GIVEN_UP: (WaitKind.EFFECT, (REEXECUTE, ABANDON, HALT)),
+}
+"""As which kind of wait each question is asked, and what may be answered."""
 OWNER_DEAD = "owner_dead"
 LOST = "the lease may have been lost"
 
@@ -210,6 +222,9 @@ class Performance:
             match verdict:
                 case fx.Reuse(effect):
                     return await self._reuse(effect)
+                case fx.Beside():
+                    self._stand_apart()
+                    continue
                 case fx.Mismatch():
                     raise EffectConflict(
                         f"the key of {self.name} ({self.options.key or self.path}) is recorded with other arguments",
@@ -255,6 +270,11 @@ class Performance:
             key, records = later, await self.journal.asking(self.store.effects(key=later))
         return key, records
 
+    def _stand_apart(self) -> None:
+        """Goes by a key that no other request has at this place."""
+        self.passed[self.key] = len(self.records)
+        self.key = self.apart = f"{self.key}~{self.request[:16]}"
+
     async def _judge(self) -> fx.Verdict:
         self.key, self.records = await self._on_record(self.key)
         echo = self.journal.echo
@@ -277,6 +297,9 @@ class Performance:
             idempotent=self.options.idempotent,
             verifiable=self.options.verify is not None,
             policy=self.policy,
+            name=self.name,
+            lineage_root=self.journal.run.lineage_root,
+            placed=not self.shared,
         )
         return fx.judge(self.records, asked, alive)
 
@@ -298,7 +321,7 @@ class Performance:
         """
         effect = ask.effect
         place = f"{self.path}?{effect.effect_id.rpartition('#')[2]}"
-        if ask.reason != fx.REPLAY and self.options.undoes is None and effect.lineage_root == self.journal.run.lineage_root:
+        if ask.reason in (fx.OUTCOME_UNKNOWN, fx.MAY_LIVE) and self.options.undoes is None and effect.lineage_root == self.journal.run.lineage_root:
             self.act = self.about = fx.origin(effect)
             place = f"{self.path}?{self.act.rpartition('#')[2]}"
             kin = await self.store.effects(lineage_root=effect.lineage_root)
@@ -325,6 +348,9 @@ class Performance:
             return True, await self._give_up(effect, fx.attribute(decision.actor, decision.note or ""))
         if ask.reason == fx.REPLAY:
             self.key, self.policy = self.apart, ReplayPolicy.REEXECUTE
+            return False, None
+        if ask.reason == fx.OTHER_ARGUMENTS:
+            self._stand_apart()
             return False, None
         return await self._act(effect, same=False)
 
@@ -358,7 +384,7 @@ class Performance:
 
     async def _decision(self, place: str, ask: fx.Ask) -> Decision:
         """The decision on record at a wait's place, else the wait itself."""
-        effect, kind = ask.effect, WaitKind.GATE if ask.reason == fx.REPLAY else WaitKind.EFFECT
+        effect, (kind, actions) = ask.effect, _ANSWERS[ask.reason]
         if effect.run_id != self.journal.run.run_id and self.act:
             # What is asked about stands in this run's own ledger too.
             self.key = self.apart = self._key(self.journal.run.run_id)
@@ -393,7 +419,7 @@ class Performance:
                 prompt=QUESTIONS[ask.reason].format(name=self.name),
                 name=self.name,
                 show=shown,
-                actions=(APPROVE, REEXECUTE, DENY) if kind is WaitKind.GATE else (RECORD_RESULT, REEXECUTE, ABANDON, HALT),
+                actions=actions,
                 effect_id=self.act or effect.effect_id,
                 wait_id=self._question(place) if self.act else "",
                 path=place,
@@ -461,7 +487,7 @@ class Performance:
 
     async def _again(self, number: int) -> None:
         """Whether a failed effect may be tried again: by itself only where idempotency is defined, else a person says (§10.9)."""
-        if not self.options.idempotent and not self.attempt.retry_allowed:
+        if not self.options.idempotent and not await self.attempt.is_retry_allowed(self.path):
             prompt = f"{self.name} failed and is not declared idempotent. Try it again?"
             await request(self.attempt, Ask(kind=WaitKind.RETRY, prompt=prompt, name=self.name, path=f"{self.path}?r{number}"))
 
@@ -815,7 +841,7 @@ class Performance:
         return failure
 
     async def _give_up(self, effect: Effect, by: str) -> NoReturn:
-        failure = EffectFailed(f"{self.name} was given up by {by}", code="effect_abandoned")
+        failure = EffectAbandoned(f"{self.name} was given up by {by}")
         error = record(failure, where=self.path)
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now(), detail=fx.BY_DECISION)
         draft = Draft(

@@ -31,14 +31,16 @@ async def ask_consent(attempt: Attempt) -> None:
     Raises:
         Suspend: a person is asked.
     """
-    unsafe = find_unsafe(await attempt.effects())
+    effects = await attempt.effects()
+    unsafe = find_unsafe(effects)
     if not unsafe:
         return
+    failures = sum(map(_unsafe, effects))  # also of those that were done later: a question about another failure is another question
     node = attempt.node.name
     names = ", ".join(dict.fromkeys(e.capability.removeprefix("node:") for e in unsafe))
     which = {"effects": [e.effect_id for e in unsafe], "errors": [e.error.message for e in unsafe if e.error is not None]}
     prompt = f"{names} failed in {node} and is not declared idempotent. Try it again?"
-    await request(attempt, Ask(kind=WaitKind.RETRY, prompt=prompt, name=node, show=which, path=f"{attempt.prefix}{RETRY}/{len(unsafe)}"))
+    await request(attempt, Ask(kind=WaitKind.RETRY, prompt=prompt, name=node, show=which, path=f"{attempt.prefix}{RETRY}/{failures}"))
 
 
 def find_unsafe(effects: list[Effect]) -> list[Effect]:
