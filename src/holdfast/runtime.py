@@ -279,6 +279,8 @@ class Runtime:
     async def _own(self) -> None:
         """Registers this process as an owner of leases, once, when it first drives something."""
         self._here(None)
+        if self._loop is not None and not self._open:
+            raise StoreClosed("this runtime was closed")
         if self._registered:
             return
         try:
@@ -338,6 +340,7 @@ class Runtime:
 
     async def _end_threads(self) -> None:
         """Waits a while for the threads that still run plain code, and says which run on: nothing can end them."""
+        self._services.drivers.abandon()
         pool = self._services.pool
         left = await asyncio.get_running_loop().run_in_executor(None, pool.close, CLOSE_SECONDS) if pool.running else pool.close(0)
         if left:
