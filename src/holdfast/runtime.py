@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, Unpack, overload
 from urllib.parse import unquote
 
-from holdfast import logs, machine, stores
+from holdfast import logs, machine, stores, workspaces
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.core import bounds
 from holdfast.core import limits as bounding
@@ -182,7 +182,7 @@ class Runtime:
             resolver=resolver,
             policy=policies.coerce(policy),
             tool_runner=tool_runner or LocalRunner(),
-            workspace=None if workspace is None else bounds.path(workspace, "workspace"),
+            workspace=None if workspace is None else workspaces.fix_place(bounds.path(workspace, "workspace")),
             limits=bounding.admit({} if limits is None else bounds.mapping(limits, "limits")),
             max_queued=None if max_queued is None else bounds_of(max_queued, "max_queued", 1),
         )
@@ -214,7 +214,7 @@ class Runtime:
             self._here(None)
             self._entered += 1
             return self
-        if self._store.url == DEFAULT_STORE:
+        if self._store.url == DEFAULT_STORE and self._loop is None:
             _home()
         if self._loop is not None:
             self._begin_anew()
@@ -1293,12 +1293,12 @@ class Runtime:
     @verb
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Copies the store into one file, while it is in use."""
-        await self._copies().backup(os.fspath(path))
+        await self._copies().backup(os.path.abspath(path))
 
     @verb
     async def restore(self, path: str | os.PathLike[str]) -> None:
         """Replaces the content of the store with a backup. Workers that were started before are refused from then on (X-02)."""
-        await self._copies().restore(os.fspath(path))
+        await self._copies().restore(os.path.abspath(path))
 
     @verb
     async def acknowledge(self) -> None:

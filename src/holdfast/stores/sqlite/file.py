@@ -24,7 +24,7 @@ from holdfast.core.lease import at_once
 from holdfast.ports import ANYTHING, News, Problem
 from holdfast.stores.changes import BOARD, Bell, Board, Changes
 from holdfast.stores.crowds import Crowds
-from holdfast.stores.files import Identity, on_disk, store_error
+from holdfast.stores.files import Identity, fix_place, on_disk, store_error
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import outbox
 from holdfast.stores.sqlite.anchor import Anchor, Mark
@@ -95,7 +95,9 @@ class File:
         """
         if self._db is not None:
             return
-        folder = os.path.dirname(os.path.abspath(self.path))
+        self.path = fix_place(self.path)
+        self._anchor.path, self._liveness.folder = self.path + "-anchor", self.path + "-live"
+        folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
             raise UsageError(f"the folder {folder} does not exist", hint="create it first")
         new = not os.path.lexists(self.path)
