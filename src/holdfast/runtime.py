@@ -47,7 +47,7 @@ from holdfast.engine.base.loopwatch import Watch
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Heartbeat, Services, Skills, StoreClock
 from holdfast.engine.calls.context import whose
-from holdfast.engine.calls.effects import close_attempts, closed_owners
+from holdfast.engine.calls.effects import closed_owners, retire
 from holdfast.engine.desk import door
 from holdfast.engine.desk.door import FORK, REPLAY, Request, RunOptions, Wish
 from holdfast.engine.desk.intake import birth, owner_id
@@ -239,6 +239,15 @@ class Runtime:
         self._services.sendings = self._deliveries
         self._registered = False
 
+    async def _start_over(self) -> None:
+        """The store knows this owner no more: it is gone, with what it drove, and this runtime is another one from here on."""
+        if await self._heartbeat.settle():
+            await retire(self._services)
+        self._watch.stop()
+        self._heartbeat.stop()
+        self._services.pool.close(0)
+        self._begin_anew()
+
     def _here(self, part: T) -> T:
         """A part of the engine, for the loop and the process that this runtime was entered in.
 
@@ -305,15 +314,12 @@ class Runtime:
         self._open = False
         try:
             await self._end_work()
-            await self._end_threads()
+            await _end_threads(self._services)
             if await self._heartbeat.settle():
                 await self._deliveries.close()
                 self._watch.stop()
                 self._heartbeat.stop()
-                await close_attempts(self._services)
-                if self._services.acting:
-                    await self._store.outlive(self._services.owner)
-                await self._store.retire(self._services.owner)
+                await retire(self._services)
         finally:  # whatever stands in the way of a handing back, this owner is gone now, and closing proves it
             self._watch.stop()
             self._heartbeat.stop()
@@ -337,14 +343,6 @@ class Runtime:
             driving.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
         await self._services.streams.close()
-
-    async def _end_threads(self) -> None:
-        """Waits a while for the threads that still run plain code, and says which run on: nothing can end them."""
-        self._services.drivers.abandon()
-        pool = self._services.pool
-        left = await asyncio.get_running_loop().run_in_executor(None, pool.close, CLOSE_SECONDS) if pool.running else pool.close(0)
-        if left:
-            log.warning("closed while %s still ran in a thread, which nothing can end; what it does is not recorded any more", ", ".join(left))
 
     @property
     def store(self) -> Store:
@@ -1297,13 +1295,15 @@ class Runtime:
 
     @verb
     async def restore(self, path: str | os.PathLike[str]) -> None:
-        """Replaces the content of the store with a backup. Workers that were started before are refused from then on (X-02)."""
+        """Replaces the content of the store with a backup. Workers and calls that began before are refused from then on (X-02): ``LeaseLost``."""
         await self._copies().restore(os.path.abspath(path))
+        await self._start_over()
 
     @verb
     async def acknowledge(self) -> None:
         """Accepts a log whose end was lost (§1.9). Call it only after an operator has decided so."""
         await self._copies().acknowledge()
+        await self._start_over()
 
     def _copies(self) -> Copies:
         if offers_copies(self._store):
@@ -1423,6 +1423,15 @@ class Runtime:
     async def diff(self, run_id: str, a: str, b: str) -> dict[str, Any]:
         """What changed in a run's state from checkpoint ``a`` to checkpoint ``b``: the added, removed and changed channels."""
         return await histories.diff(self._reader, run_id, a, b)
+
+async def _end_threads(services: Services) -> None:
+    """Waits a while for the threads that still run plain code, and says which run on: nothing can end them."""
+    services.drivers.abandon()
+    pool = services.pool
+    left = await asyncio.get_running_loop().run_in_executor(None, pool.close, CLOSE_SECONDS) if pool.running else pool.close(0)
+    if left:
+        log.warning("closed while %s still ran in a thread, which nothing can end; what it does is not recorded any more", ", ".join(left))
+
 
 def _home() -> None:
     """Makes the folder of the default store."""

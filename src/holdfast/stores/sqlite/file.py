@@ -82,6 +82,7 @@ class File:
         self._orphans: dict[str, tuple[int, int]] = {}
         self._db: apsw.Connection | None = None
         self._writer: Writer | None = None
+        self._committers: list[Committer] = []
         self._renewing: apsw.Connection | None = None
         self._renewal = threading.Lock()
 
@@ -112,6 +113,7 @@ class File:
         self._db = connect(self.path, waits=waits)
         turns = Turns(os.path.join(self.path + "-live", BOARD), self.path, self._has_company, self._pace)
         here = Committer(self._db, self._owners, self._now, self._same, waits)
+        self._committers = [here]
         self._writer = Writer(self.path, here, self._thread_committer, self._refusal, self._after, self._changes.tell, self._pace, turns)
         self._forks = machine.PROCESS.forks
         self._anchor.keep_synced()
@@ -136,7 +138,9 @@ class File:
             shut(db)
 
     def _thread_committer(self) -> Committer:
-        return Committer(self._another(), self._owners, self._now, self._same)
+        made = Committer(self._another(), self._owners, self._now, self._same)
+        self._committers.append(made)
+        return made
 
     def _another(self) -> apsw.Connection:
         """One more connection to the file that is open, and to no other that has come into its place."""
@@ -362,6 +366,8 @@ class File:
         self.incarnation, self._noted, self.suspect = incarnation, (end.last, end.writes), None
         if self._writer is not None:
             self._writer.forget()
+        for committer in self._committers:
+            committer.forget()
         self._changes.tell()
 
 
