@@ -180,7 +180,7 @@ class FileTokens:
     """
 
     def __init__(self, file: Path, beside: Callable[[], Known]) -> None:
-        self._file = file
+        self._file = file.absolute()  # it is read again, and a node may change the working directory
         self._beside = beside
         self._read: tuple[int, int, dict[bytes, Access]] | None = None
         self._lines()

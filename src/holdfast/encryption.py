@@ -73,7 +73,8 @@ class KeyFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
+        self._given = os.fspath(path)
+        self._path = os.path.abspath(self._given)  # a node may change the working directory, and the file is read again
         self._stamp: tuple[int, int, int] | None = None
         self._keys = self._read()
 
@@ -115,7 +116,7 @@ class KeyFile:
         return Keys(keys)
 
     def __repr__(self) -> str:
-        return f"KeyFile({self._path!r})"
+        return f"KeyFile({self._given!r})"
 
 
 @dataclass(frozen=True)

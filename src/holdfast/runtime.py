@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, Unpack, overload
 from urllib.parse import unquote
 
-from holdfast import logs, machine, stores
+from holdfast import logs, machine, stores, workspaces
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.core import bounds
 from holdfast.core import limits as bounding
@@ -47,7 +47,7 @@ from holdfast.engine.base.loopwatch import Watch
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Heartbeat, Services, Skills, StoreClock
 from holdfast.engine.calls.context import whose
-from holdfast.engine.calls.effects import close_attempts, closed_owners
+from holdfast.engine.calls.effects import closed_owners, retire
 from holdfast.engine.desk import door
 from holdfast.engine.desk.door import FORK, REPLAY, Request, RunOptions, Wish
 from holdfast.engine.desk.intake import birth, owner_id
@@ -182,7 +182,7 @@ class Runtime:
             resolver=resolver,
             policy=policies.coerce(policy),
             tool_runner=tool_runner or LocalRunner(),
-            workspace=None if workspace is None else bounds.path(workspace, "workspace"),
+            workspace=None if workspace is None else workspaces.fix_place(bounds.path(workspace, "workspace")),
             limits=bounding.admit({} if limits is None else bounds.mapping(limits, "limits")),
             max_queued=None if max_queued is None else bounds_of(max_queued, "max_queued", 1),
         )
@@ -214,7 +214,7 @@ class Runtime:
             self._here(None)
             self._entered += 1
             return self
-        if self._store.url == DEFAULT_STORE:
+        if self._store.url == DEFAULT_STORE and self._loop is None:
             _home()
         if self._loop is not None:
             self._begin_anew()
@@ -238,6 +238,15 @@ class Runtime:
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
         self._registered = False
+
+    async def _start_over(self) -> None:
+        """The store knows this owner no more: it is gone, with what it drove, and this runtime is another one from here on."""
+        if await self._heartbeat.settle():
+            await retire(self._services)
+        self._watch.stop()
+        self._heartbeat.stop()
+        self._services.pool.close(0)
+        self._begin_anew()
 
     def _here(self, part: T) -> T:
         """A part of the engine, for the loop and the process that this runtime was entered in.
@@ -279,6 +288,8 @@ class Runtime:
     async def _own(self) -> None:
         """Registers this process as an owner of leases, once, when it first drives something."""
         self._here(None)
+        if self._loop is not None and not self._open:
+            raise StoreClosed("this runtime was closed")
         if self._registered:
             return
         try:
@@ -303,15 +314,12 @@ class Runtime:
         self._open = False
         try:
             await self._end_work()
-            await self._end_threads()
+            await _end_threads(self._services)
             if await self._heartbeat.settle():
                 await self._deliveries.close()
                 self._watch.stop()
                 self._heartbeat.stop()
-                await close_attempts(self._services)
-                if self._services.acting:
-                    await self._store.outlive(self._services.owner)
-                await self._store.retire(self._services.owner)
+                await retire(self._services)
         finally:  # whatever stands in the way of a handing back, this owner is gone now, and closing proves it
             self._watch.stop()
             self._heartbeat.stop()
@@ -335,13 +343,6 @@ class Runtime:
             driving.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
         await self._services.streams.close()
-
-    async def _end_threads(self) -> None:
-        """Waits a while for the threads that still run plain code, and says which run on: nothing can end them."""
-        pool = self._services.pool
-        left = await asyncio.get_running_loop().run_in_executor(None, pool.close, CLOSE_SECONDS) if pool.running else pool.close(0)
-        if left:
-            log.warning("closed while %s still ran in a thread, which nothing can end; what it does is not recorded any more", ", ".join(left))
 
     @property
     def store(self) -> Store:
@@ -1290,17 +1291,19 @@ class Runtime:
     @verb
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Copies the store into one file, while it is in use."""
-        await self._copies().backup(os.fspath(path))
+        await self._copies().backup(os.path.abspath(path))
 
     @verb
     async def restore(self, path: str | os.PathLike[str]) -> None:
-        """Replaces the content of the store with a backup. Workers that were started before are refused from then on (X-02)."""
-        await self._copies().restore(os.fspath(path))
+        """Replaces the content of the store with a backup. Workers and calls that began before are refused from then on (X-02): ``LeaseLost``."""
+        await self._copies().restore(os.path.abspath(path))
+        await self._start_over()
 
     @verb
     async def acknowledge(self) -> None:
         """Accepts a log whose end was lost (§1.9). Call it only after an operator has decided so."""
         await self._copies().acknowledge()
+        await self._start_over()
 
     def _copies(self) -> Copies:
         if offers_copies(self._store):
@@ -1420,6 +1423,15 @@ class Runtime:
     async def diff(self, run_id: str, a: str, b: str) -> dict[str, Any]:
         """What changed in a run's state from checkpoint ``a`` to checkpoint ``b``: the added, removed and changed channels."""
         return await histories.diff(self._reader, run_id, a, b)
+
+async def _end_threads(services: Services) -> None:
+    """Waits a while for the threads that still run plain code, and says which run on: nothing can end them."""
+    services.drivers.abandon()
+    pool = services.pool
+    left = await asyncio.get_running_loop().run_in_executor(None, pool.close, CLOSE_SECONDS) if pool.running else pool.close(0)
+    if left:
+        log.warning("closed while %s still ran in a thread, which nothing can end; what it does is not recorded any more", ", ".join(left))
+
 
 def _home() -> None:
     """Makes the folder of the default store."""

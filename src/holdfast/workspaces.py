@@ -31,6 +31,11 @@ def away(folder: str | None) -> str | None:
     return found
 
 
+def fix_place(folder: str) -> str:
+    """The folder as it leads from the working directory of now, which a node may change; a workspace elsewhere as it is."""
+    return folder if away(folder) is not None else os.path.abspath(folder)
+
+
 def read_id(folder: str | None) -> str | None:
     """The id that lies in a folder; None where there is none yet.
 
@@ -99,4 +104,4 @@ def _lock(fd: int, writes: bool) -> bool:
     return True
 
 
-__all__ = ["away", "find_id", "lock", "read_id"]
+__all__ = ["away", "find_id", "fix_place", "lock", "read_id"]

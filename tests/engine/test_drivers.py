@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from holdfast.core.errors import StoreClosed
-from holdfast.engine.base.services import STALE, Drivers
+from holdfast.core.errors import HoldfastError, StoreClosed
+from holdfast.engine.base.services import STALE, Drivers, Written
 from holdfast.stores.memory import MemoryStore
 from tests.engine.support import FakeClock
 
@@ -24,6 +24,10 @@ class Fake:
     def nudge(self) -> None:
         self.nudges += 1
         self.nudged.set()
+
+    @property
+    def journal(self) -> Written:
+        raise AssertionError("nothing is written here")
 
     def drain(self) -> None: ...
 
@@ -96,6 +100,53 @@ async def test_a_close_lasts_until_the_last_run_is_let_go() -> None:
             assert [type(e) for e in (one.error, other.error)] == [StoreClosed] * 2 and one.error is not other.error, "of one error each would show the frames of all"
         await asyncio.sleep(0)
         assert not closing.done()
+    async with asyncio.timeout(60):
+        await closing
+    await store.close()
+
+
+class Ledger:
+    """What is written of a run: nothing more, once it is stopped."""
+
+    def __init__(self) -> None:
+        self.quiet = asyncio.Event()
+        self.stopped: HoldfastError | None = None
+
+    def stop(self, error: HoldfastError) -> None:
+        self.stopped = error
+
+
+class Late(Told):
+    """A driver that does not end when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.ledger = Ledger()
+
+    @property
+    def journal(self) -> Ledger:
+        return self.ledger
+
+
+async def test_what_enters_after_a_close_is_stopped_and_what_outlasts_it_is_written_no_more() -> None:
+    """What acts outside still may say how that ended (§6.5)."""
+    clock = FakeClock()
+    store = MemoryStore(now=clock.now)
+    await store.open()
+    drivers = Drivers(store, clock, lambda: "me")
+    drivers.taken.take("idle")
+    closing = asyncio.ensure_future(drivers.close(StoreClosed()))
+    await asyncio.sleep(0)
+    with pytest.raises(StoreClosed):
+        drivers.taken.take("another")
+    idle, acting = Late(), Late()
+    idle.ledger.quiet.set()
+    with drivers.on("idle", idle, None), drivers.on("acting", acting, None):
+        assert [type(e) for e in (idle.error, acting.error)] == [StoreClosed] * 2
+        await asyncio.sleep(0)
+        assert not closing.done()
+        drivers.abandon()
+        assert [type(late.ledger.stopped) for late in (idle, acting)] == [StoreClosed, type(None)]
     async with asyncio.timeout(60):
         await closing
     await store.close()

@@ -18,6 +18,11 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NO_MORE = frozenset({errno.EMFILE, errno.ENFILE})
 
 
+def fix_place(path: str) -> str:
+    """The path as it leads from the working directory of now, which a node may change. An absolute one stays as it is."""
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
 def store_error(error: OSError, path: str) -> StoreError:
     """What an error of the operating system means to whoever must act."""
     said = error.strerror or str(error)
@@ -105,4 +110,4 @@ class Identity:
         return "was removed or moved" if there is None else "was replaced by another file"
 
 
-__all__ = ["Identity", "disk_told", "on_disk", "store_error"]
+__all__ = ["Identity", "disk_told", "fix_place", "on_disk", "store_error"]

@@ -42,7 +42,7 @@ class Liveness:
     """The folder of liveness files of one store."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._held: dict[str, int] = {}
         _all.add(self)
 
@@ -54,15 +54,15 @@ class Liveness:
 
     def _path(self, owner: str) -> str:
         name = quote(owner, safe="@:")
-        return os.path.join(self._folder, name if len(name) <= 200 and name.strip(".") else hashlib.sha256(owner.encode()).hexdigest())
+        return os.path.join(self.folder, name if len(name) <= 200 and name.strip(".") else hashlib.sha256(owner.encode()).hexdigest())
 
     def hold(self, owner: str) -> None:
         """Locks the owner's file until ``release``, ``drop`` or the end of the process."""
         try:
-            os.makedirs(self._folder, exist_ok=True)
+            os.makedirs(self.folder, exist_ok=True)
             fd = os.open(self._path(owner), os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as e:
-            raise store_error(e, self._folder) from e
+            raise store_error(e, self.folder) from e
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -70,7 +70,7 @@ class Liveness:
             raise Conflict(f"the worker {owner} is registered already", hint="an owner id is unique per process start", code="owner_taken") from None
         except OSError as e:
             os.close(fd)
-            raise store_error(e, self._folder) from e
+            raise store_error(e, self.folder) from e
         self._held[owner] = fd
 
     def holds(self, owner: str) -> bool:
@@ -97,7 +97,7 @@ class Liveness:
             os.close(fd)
 
     def forget(self, owner: str) -> None:
-        with on_disk(self._folder), contextlib.suppress(FileNotFoundError):
+        with on_disk(self.folder), contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(owner))
 
     def alive(self, owner: str) -> Alive:
@@ -126,11 +126,11 @@ class Liveness:
     def living(self) -> list[str]:
         """The owners that are proven to live, by name."""
         try:
-            names = os.listdir(self._folder)
+            names = os.listdir(self.folder)
         except FileNotFoundError:
             return []
         except OSError as e:
-            raise store_error(e, self._folder) from e
+            raise store_error(e, self.folder) from e
         return sorted(n for n in map(unquote, names) if self.alive(n) is Alive.YES)
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ from holdfast.ports import NO_LIMITS, Claims, Dossier, Evidence, IntentCount, Pr
 from holdfast.stores import apply, memory
 from holdfast.stores.apply import Prepared
 from holdfast.stores.documents import agenda, document, read_schedules, revive
-from holdfast.stores.files import Identity, disk_told, store_error
+from holdfast.stores.files import Identity, disk_told, fix_place, store_error
 from holdfast.stores.loglines import EVENTS, Beside, End, Kept, b64, commit_lines, line, number_lines, read_beside, read_log, unline
 from holdfast.stores.memory import MemoryStore
 
@@ -131,6 +131,7 @@ class WorkspaceStore(MemoryStore):
         if self._lock >= 0:
             return  # two runtimes of one process share it
         await super().open()
+        self.folder = fix_place(self.folder)
         if os.path.exists(self.folder) and not os.path.isdir(self.folder):
             raise StoreReadOnly(f"{self.folder} is not a directory", hint="a workspace is a directory with one directory per run")
         self._look()
@@ -195,8 +196,8 @@ class WorkspaceStore(MemoryStore):
             raise StoreMoved(f"{self.folder} {what} while it was open", hint=way_out)
 
     def place(self, run_id: str) -> str:
-        """The directory of a run."""
-        return self._at(run_id)
+        """The directory of a run, as the folder was given."""
+        return os.path.join(self.url.removeprefix("workspace:"), os.path.basename(self._at(run_id)))
 
     def unmake(self) -> None:
         """Removes the folder again, if this store has made it and is the one that writes it: what was to come into it has not."""

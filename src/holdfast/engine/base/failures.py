@@ -153,6 +153,7 @@ def _make(cls: type[Exception] | None, error: ErrorValue) -> Exception | None:
     return made
 
 
+_RUN = asyncio.Runner.run.__code__
 _told: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 _serving: weakref.WeakKeyDictionary[asyncio.Task[Any], weakref.ref[asyncio.Task[Any]]] = weakref.WeakKeyDictionary()
 
@@ -172,6 +173,28 @@ def uncancel(task: asyncio.Task[Any]) -> int:
 def did_we_cancel(task: asyncio.Task[Any]) -> bool:
     """Whether the house has cancelled it."""
     return task in _told
+
+
+def count_own_cancels(task: asyncio.Task[Any], before: int) -> int:
+    """How many of the cancels of the current task, since it had ``before``, the code that ran meanwhile made itself.
+
+    Ctrl-C is none of them: ``asyncio.run`` cancels its main task, and all that this task waits for, in the midst of whatever code the signal meets.
+    """
+    made = max(0, task.cancelling() - before)
+    return made - 1 if made and was_interrupted() else made
+
+
+def was_interrupted() -> bool:
+    """Whether SIGINT has canceled the main task of the ``asyncio.Runner`` (``asyncio.run``) in which this is called.
+
+    asyncio has no public name for that. Its signal handler says nothing to us where an application has put its own before it, so the runner is looked up in the stack.
+    """
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _RUN:
+            return getattr(frame.f_locals["self"], "_interrupt_count", 0) > 0
+        frame = frame.f_back
+    return False
 
 
 def serve(task: asyncio.Task[Any], root: asyncio.Task[Any] | None = None) -> None:

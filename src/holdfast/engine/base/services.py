@@ -43,6 +43,7 @@ from holdfast.core.environments import DEVELOPMENT, Environment
 from holdfast.core.errors import (
     Conflict,
     FingerprintMismatch,
+    HoldfastError,
     LeaseLost,
     SkillUnknown,
     StoreClosed,
@@ -193,8 +194,21 @@ ASK_AGAIN_SECONDS = 0.1
 STALE = 64
 
 
+class Written(Protocol):
+    """What is written of a run that is driven. ``quiet`` is set while nothing of it acts outside."""
+
+    @property
+    def quiet(self) -> asyncio.Event: ...
+
+    def stop(self, error: HoldfastError) -> None:
+        """From here on nothing is written."""
+
+
 class Driven(Protocol):
     """What the drivers have in common."""
+
+    @property
+    def journal(self) -> Written: ...
 
     def nudge(self) -> None:
         """The run's inbox may have something."""
@@ -206,8 +220,53 @@ class Driven(Protocol):
         """Nobody looks at its inbox any more: it must not go on as if somebody did."""
 
 
+class Taken:
+    """The runs that some task of this process has taken, or is about to take, and drives. Once it is ``closed``, no more are taken."""
+
+    def __init__(self) -> None:
+        self._runs: set[str] = set()
+        self._coming: set[str] = set()
+        self._none_comes = asyncio.Event()
+        self.closed: HoldfastError | None = None
+
+    def __contains__(self, run_id: str) -> bool:
+        return run_id in self._runs
+
+    def take(self, run_id: str) -> None:
+        """A run is about to be taken.
+
+        Raises:
+            StoreClosed: no more are taken.
+        """
+        if self.closed is not None:
+            raise StoreClosed("this runtime was closed")
+        self.add(run_id)
+
+    def add(self, run_id: str) -> None:
+        self._runs.add(run_id)
+        self._coming.add(run_id)
+
+    def attend(self, run_id: str) -> None:
+        """Its driver is attended to."""
+        self._coming.discard(run_id)
+        if self.closed is not None and not self._coming:
+            self._none_comes.set()
+
+    def discard(self, run_id: str) -> None:
+        self._runs.discard(run_id)
+        self.attend(run_id)
+
+    async def close(self, error: HoldfastError) -> None:
+        """Takes no more, and waits for those that have been taken and have no driver yet."""
+        self.closed = error
+        while self._coming:
+            self._none_comes.clear()
+            await self._none_comes.wait()
+
+
 class Drivers:
-    """Watches the inboxes of the runs that this owner drives, for as long as it drives any; ``left`` are those it has handed back."""
+    """Watches the inboxes of the runs that this owner drives, for as long as it drives any; ``left`` are those it has handed back, and ``taken`` those that
+    are driven, or will be in a moment."""
 
     def __init__(self, store: Store, clock: Clock, owner: Callable[[], str]) -> None:
         self._store = store
@@ -221,14 +280,18 @@ class Drivers:
         self._closed = asyncio.Event()
         self.draining = False
         self.left: list[str] = []
+        self.taken = Taken()
 
     @contextmanager
     def on(self, run_id: str, driver: Driven, due: int | None) -> Iterator[None]:
         """Attends to a run while it is driven; ``due``: its next deadline."""
         self._drivers[run_id] = driver
+        self.taken.attend(run_id)
         self.expect(run_id, due)
         if self.draining:
             driver.drain()
+        if self.taken.closed is not None:
+            driver.broke(make_own(self.taken.closed))
         if self._soon is None and (self._task is None or self._task.done()):
             # What ends before that has no task made for it, and no look.
             self._soon = asyncio.get_running_loop().call_later(FIRST_SECONDS, self._begin)
@@ -293,13 +356,21 @@ class Drivers:
             driver.drain()
         return driver is not None
 
-    async def close(self, error: BaseException) -> None:
-        """Stops every run that is driven here, each with this error, once what it acts on outside has come to its end or its grace."""
+    async def close(self, error: HoldfastError) -> None:
+        """Stops every run that is driven here, and any that is about to be, each with this error, once what it acts on outside has come to its end or its grace."""
         self._closed = asyncio.Event()
         for driver in list(self._drivers.values()):
             driver.broke(make_own(error))
+        await self.taken.close(error)
         if self._drivers:
             await self._closed.wait()
+
+    def abandon(self) -> None:
+        """Nothing that is driven here still, and acts on nothing outside, is written any more: what its nodes meet from now on is no outcome (X-18)."""
+        if (error := self.taken.closed) is not None:
+            for driver in self._drivers.values():
+                if driver.journal.quiet.is_set():
+                    driver.journal.stop(make_own(error))
 
     def nudge(self, run_id: str) -> None:
         """Something was put into this run's inbox here."""
@@ -590,7 +661,8 @@ class Services:
 
     ``alive()`` is False once the lease may have been lost (§10.3), ``renew`` confirms it now, out of turn, ``confirm`` has that done
     for a thread, and ``failed()`` is the error of a renewal that does not succeed. ``lengthen`` makes leases so many times as long
-    while a run is driven whose earlier owners were late; 1 ends that. ``driving``: the runs that some task of this process has claimed and drives; ``claiming`` is held from a claim's question until they are among these;
+    while a run is driven whose earlier owners were late; 1 ends that. ``claiming`` is held from a claim's question until they are among those
+    that are ``driving``;
     ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
     which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told. ``limits`` are those declared here,
     ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back; ``unbounded``: limits that calls named and nobody declares, as was said once;
@@ -612,7 +684,6 @@ class Services:
     parallel: int = 64
     max_takeovers: int = 10
     alive: Callable[[], bool] = lambda: True
-    driving: set[str] = dataclasses.field(default_factory=set)
     claiming: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
     stalled: dict[str, float] = dataclasses.field(default_factory=dict)
     renew: Callable[[], Awaitable[bool]] | None = None
@@ -705,13 +776,17 @@ class Services:
         self.owner = owner
         self.pool = Pool()
         self.acting.clear()
-        self.driving.clear()
         self.claiming = asyncio.Lock()
         self.stalled.clear()
         self.leaving.clear()
         self.sends = ()
         self.quarantine = Quarantine()
         self.drivers = Drivers(self.store, self.clock, lambda: self.owner)
+
+    @property
+    def driving(self) -> Taken:
+        """The runs that some task of this process has claimed and drives."""
+        return self.drivers.taken
 
     async def holds(self) -> bool:
         """Whether something new may begin under the lease; asks the store once before it says no.

@@ -973,7 +973,17 @@ async def surface_open(services: Services, run_id: str, previous_owner: str, cau
     return draft
 
 
-async def close_attempts(services: Services) -> None:
+async def retire(services: Services) -> None:
+    """An owner ends: it lets go of what it holds, and of its proof of life, unless a thread of it still acts outside."""
+    await _close_attempts(services)
+    if services.acting:
+        await services.store.outlive(services.owner)
+    else:
+        closed_owners.add(services.owner)
+    await services.store.retire(services.owner)
+
+
+async def _close_attempts(services: Services) -> None:
     """An owner that ends closes its own attempts, by a compare-and-set: all but those that a thread of it still acts for (§6.5)."""
     under_way = {effect_id for effect_id, _ in services.acting}
     for effect in await services.store.open_effects(services.owner):
@@ -1000,4 +1010,4 @@ def hand_key(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
     return functools.partial(fn, idempotency_key=key) if accepts_key(fn) else fn
 
 
-__all__ = ["NotBegun", "Options", "Performance", "alive_now", "close_attempts", "closed_owners", "hand_key", "perform", "perform_at", "refuse_to_repeat", "surface_open"]
+__all__ = ["NotBegun", "Options", "Performance", "alive_now", "closed_owners", "hand_key", "perform", "perform_at", "refuse_to_repeat", "retire", "surface_open"]

@@ -179,7 +179,7 @@ async def await_in_time(work: Coroutine[Any, Any, T] | First, limit: int | Patie
             await _absorb(task, before, rest)
         raise
     except asyncio.CancelledError as e:
-        caused = task.cancelling() - before if rest is None else rest.caused
+        caused = failures.count_own_cancels(task, before) if rest is None else rest.caused
         if task.cancelling() - caused > before and failures.was_asked(task):
             raise
         while task.cancelling() > before:
@@ -190,6 +190,8 @@ async def await_in_time(work: Coroutine[Any, Any, T] | First, limit: int | Patie
     except BaseException as e:
         if isinstance(e, GeneratorExit) and rest is not None and rest.closed:
             raise  # whoever awaits this is closed, from outside its task
+        if task.cancelling() > before:
+            await _absorb(task, before, rest)
         raise contain(_unwrap(e), what) from e
     else:
         if task.cancelling() > before and await _absorb(task, before, rest):
@@ -200,8 +202,15 @@ async def await_in_time(work: Coroutine[Any, Any, T] | First, limit: int | Patie
 
 
 async def _absorb(task: asyncio.Task[Any], before: int, rest: Begun[Any] | None) -> bool:
-    """Takes back a cancel that the step has made itself and that would strike whatever its task does next. Whether there was one."""
-    caused = task.cancelling() - before if rest is None else rest.caused
+    """Takes back a cancel that the step has made itself and that would strike whatever its task does next. Whether there was one.
+
+    Raises:
+        CancelledError: somebody pressed Ctrl-C meanwhile. It goes on from here, whatever the step made of it, for a run of steps that compute may not wait again.
+    """
+    caused = failures.count_own_cancels(task, before) if rest is None else rest.caused
+    if task.cancelling() - before > caused and not failures.did_we_cancel(task) and failures.was_interrupted():
+        await asyncio.sleep(0)  # raises it, unless the step has caught it already
+        raise asyncio.CancelledError
     if caused <= 0:
         return False
     for _ in range(caused):
@@ -305,7 +314,7 @@ class Begun(Generic[T]):
         self._steps = self._keep(work).__await__()
         try:
             self._waiting = next(self._steps, None)
-            self.caused = task.cancelling() - before
+            self.caused = failures.count_own_cancels(task, before) if task.cancelling() != before else 0
         finally:
             del task
             if loopwatch.struck:
@@ -360,8 +369,8 @@ class Begun(Generic[T]):
         except StopIteration:
             return None
         finally:
-            if task is not None:
-                self.caused = max(0, self.caused + task.cancelling() - before)
+            if task is not None and (now := task.cancelling()) != before:
+                self.caused = max(0, self.caused + (now - before if now < before else failures.count_own_cancels(task, before)))
             del task, given  # an error that was thrown in has this frame in its traceback
             if machine.PROCESS.forks != self._forks:
                 machine.end_child(self._forks, self.what)

@@ -123,7 +123,7 @@ class Conductor:
         driver = Driver(self._services, program, journal, step_limit=step_limit)
         draft = born.draft()
         draft.facts.append(ev.RunClaimed(self._services.owner, journal.fence & 0xFFFFFFFF))
-        self._services.driving.add(born.run_id)
+        self._services.driving.take(born.run_id)
         try:
             await driver.begin(draft, carried_values, born.given)
         except (Exception, asyncio.CancelledError) as e:
@@ -228,7 +228,7 @@ class Conductor:
         got: list[Claim] = []
         async with self._services.claiming:
             if not (taken := run_id in self._services.driving):  # taken here a moment ago: taken once more, it would be torn from whoever drives it
-                self._services.driving.add(run_id)
+                self._services.driving.take(run_id)
                 try:
                     got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id, limits=self._services.limits)
                 finally:

@@ -34,7 +34,15 @@ from holdfast.core import canon, chunks, codec, commit, ids, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.chunks import LINGER_US, Emitted
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Step, ThreadEnd, Tip
-from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound, StatementFailed, StoreError, VersionConflict, make_own
+from holdfast.core.errors import (
+    HoldfastError,
+    RecordDamaged,
+    RunNotFound,
+    StatementFailed,
+    StoreClosed,
+    VersionConflict,
+    make_own,
+)
 from holdfast.core.lease import Keep, Release, Take, Touch
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
@@ -283,7 +291,7 @@ class Committer:
         waiting: list[_Stepping | _Waiting] = [*self._steps, *self._others]
         self._steps, self._others = [], []
         for w in waiting:
-            _fail(w, StoreError("the store was closed", code="store_closed"))
+            _fail(w, StoreClosed())
         if self._under_way:
             await asyncio.wait(self._under_way)
 

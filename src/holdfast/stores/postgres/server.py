@@ -26,7 +26,7 @@ from holdfast.core.errors import (
     IncarnationChanged,
     RecordDamaged,
     RunNotFound,
-    StoreError,
+    StoreClosed,
     StoreUnavailable,
     UnsupportedFormat,
 )
@@ -321,7 +321,7 @@ class Server:
 
     def _proofs(self) -> Liveness:
         if self._liveness is None:
-            raise StoreError(f"{self.url} is not open", hint="await store.open() first", code="store_closed")
+            raise StoreClosed(f"{self.url} is not open", hint="await store.open() first")
         return self._liveness
 
     def _alive(self, owner: str, its: str | None) -> Alive:
@@ -348,12 +348,12 @@ class Server:
 
     def _open(self) -> Connections:
         if self._pool is None:
-            raise StoreError(f"{self.url} is not open", hint="await store.open() first", code="store_closed")
+            raise StoreClosed(f"{self.url} is not open", hint="await store.open() first")
         return self._pool
 
     def _commits(self) -> Committer:
         if self._committer is None:
-            raise StoreError(f"{self.url} is not open", hint="await store.open() first", code="store_closed")
+            raise StoreClosed(f"{self.url} is not open", hint="await store.open() first")
         return self._committer
 
     async def _ask(self, *asked: Statement, apart: bool = False) -> list[list[tuple[Any, ...]]]:

@@ -85,6 +85,10 @@ class Committer:
 
         db.create_scalar_function("placed", place, 1)
 
+    def forget(self) -> None:
+        """The log is another one now, and may be shorter: what was committed to the one before is no end of it."""
+        self.last, self.wrote = (0, b""), 0
+
     # -- transactions -------------------------------------------------------------------------------
 
     def step(self, s: Step, key: int) -> Tip:

@@ -20,6 +20,7 @@ from holdfast.core.errors import (
     EffectInProgress,
     HoldfastError,
     StoreBusy,
+    StoreClosed,
     StoreCorrupt,
     StoreError,
     StoreFull,
@@ -65,6 +66,8 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
         return StoreCorrupt(f"{path} is damaged: {text}", hint="keep a copy of the files, then restore a backup")
     if isinstance(error, apsw.IOError):
         return StoreError(f"{path}: input or output failed: {text}", hint="check the disk; Holdfast reads the data back to see whether the write succeeded", code="store_io")
+    if isinstance(error, apsw.ConnectionClosedError | apsw.CursorClosedError):
+        return StoreClosed(f"{path} was closed")
     if isinstance(error, apsw.TooBigError):
         return StoreError(f"{path}: a value is too big: {text}", code="too_large")
     return StoreError(f"{path}: {type(error).__name__}: {text}")

@@ -24,7 +24,7 @@ from holdfast.core.lease import at_once
 from holdfast.ports import ANYTHING, News, Problem
 from holdfast.stores.changes import BOARD, Bell, Board, Changes
 from holdfast.stores.crowds import Crowds
-from holdfast.stores.files import Identity, on_disk, store_error
+from holdfast.stores.files import Identity, fix_place, on_disk, store_error
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import outbox
 from holdfast.stores.sqlite.anchor import Anchor, Mark
@@ -82,6 +82,7 @@ class File:
         self._orphans: dict[str, tuple[int, int]] = {}
         self._db: apsw.Connection | None = None
         self._writer: Writer | None = None
+        self._committers: list[Committer] = []
         self._renewing: apsw.Connection | None = None
         self._renewal = threading.Lock()
 
@@ -95,7 +96,9 @@ class File:
         """
         if self._db is not None:
             return
-        folder = os.path.dirname(os.path.abspath(self.path))
+        self.path = fix_place(self.path)
+        self._anchor.path, self._liveness.folder = self.path + "-anchor", self.path + "-live"
+        folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
             raise UsageError(f"the folder {folder} does not exist", hint="create it first")
         new = not os.path.lexists(self.path)
@@ -110,6 +113,7 @@ class File:
         self._db = connect(self.path, waits=waits)
         turns = Turns(os.path.join(self.path + "-live", BOARD), self.path, self._has_company, self._pace)
         here = Committer(self._db, self._owners, self._now, self._same, waits)
+        self._committers = [here]
         self._writer = Writer(self.path, here, self._thread_committer, self._refusal, self._after, self._changes.tell, self._pace, turns)
         self._forks = machine.PROCESS.forks
         self._anchor.keep_synced()
@@ -134,7 +138,9 @@ class File:
             shut(db)
 
     def _thread_committer(self) -> Committer:
-        return Committer(self._another(), self._owners, self._now, self._same)
+        made = Committer(self._another(), self._owners, self._now, self._same)
+        self._committers.append(made)
+        return made
 
     def _another(self) -> apsw.Connection:
         """One more connection to the file that is open, and to no other that has come into its place."""
@@ -360,6 +366,8 @@ class File:
         self.incarnation, self._noted, self.suspect = incarnation, (end.last, end.writes), None
         if self._writer is not None:
             self._writer.forget()
+        for committer in self._committers:
+            committer.forget()
         self._changes.tell()
 
 

@@ -153,7 +153,13 @@ class Writer:
         return len(self._keys) > 1
 
     def join(self, w: Write, seat: Seat) -> None:
-        """Has a commit written with what else comes in this tick; the seat is told after the sync."""
+        """Has a commit written with what else comes in this tick; the seat is told after the sync.
+
+        Raises:
+            StoreClosed: nothing is written here any more.
+        """
+        if self._closed:
+            raise StoreClosed
         self._pending.append((w, seat))
         loop = asyncio.get_running_loop()
         if self._flushing is not loop:
@@ -395,6 +401,8 @@ class Writer:
         future.add_done_callback(settle)
 
     def _submit(self, work: Callable[[Committer], Any]) -> asyncio.Future[Any]:
+        if self._closed:
+            raise StoreClosed  # a thread that began now would be ended by nobody
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._thread is None:
