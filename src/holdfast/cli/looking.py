@@ -10,9 +10,9 @@ from typing import Any
 import click
 import msgspec
 
-from holdfast.cli import drawing, lineage, pages, targets, times
+from holdfast.cli import drawing, extras, lineage, pages, targets, times
 from holdfast.cli import output as o
-from holdfast.cli.session import MOST, RUN_ID, Call, add_paging, extra, options, over, page, run_argument, whole_id
+from holdfast.cli.session import MOST, RUN_ID, Call, add_paging, options, over, page, run_argument, whole_id
 from holdfast.core import describe
 from holdfast.core.describe import AttemptView, CheckpointView, RunView, StepView
 from holdfast.core.errors import SkillUnknown
@@ -151,7 +151,7 @@ def show(call: Call, run_id: str, full: bool, watch: bool, page_file: str | None
 
 def _page(call: Call, run_id: str, file: str) -> int:
     """Writes a run's page as one file that needs nothing else."""
-    alone = extra("holdfast.ui").alone
+    alone = extras.ui.alone
 
     async def act(rt: Runtime) -> tuple[Snapshot, list[RunView]]:
         seen = await rt.look.snapshot(run_id)

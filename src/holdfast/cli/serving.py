@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import click
 
 from holdfast import logs, machine
-from holdfast.access import SHELF, Access, FileTokens, Scope, Tokens, Unauthorized
+from holdfast.access import SHELF, Access, FileTokens, Issued, Scope, Tokens, Unauthorized
+from holdfast.cli import extras, targets
 from holdfast.cli import output as o
-from holdfast.cli import targets
-from holdfast.cli.session import Call, extra, handling, login, options, over, trace
+from holdfast.cli.session import Call, export, handling, login, options, over
 from holdfast.cli.times import lasting
 from holdfast.core.errors import InvalidInput, UsageError
 from holdfast.core.views import iso
@@ -54,19 +54,21 @@ def serve(
         raise UsageError("--no-auth and --token-file cannot be combined", hint="give one of them")
     if public_url is not None and (not public_url.startswith(("https://", "http://")) or not urlsplit(public_url).netloc):
         raise InvalidInput(f"{public_url!r} is not an http or https URL", field="public_url", hint="https://runs.example.org/holdfast")
-    api, server = extra("holdfast.api"), extra("holdfast.api.server")
+    api, server = extras.api, extras.server
     chosen = targets.skills(targets.several(target)) if target else []
     rt = Runtime(call.store, skills=chosen, lease=call.lease, base_url=public_url)
     tokens = None if token_file is None else FileTokens(Path(token_file), lambda: Tokens(rt.shelf(SHELF)))
     if log_format is not None:
         logs.show(log_format)
 
+    exporting = export(rt)
+
     async def drives(stop: asyncio.Event) -> None:
-        async with trace(rt):
-            await rt.worker(stop=stop)
+        async with exporting:
+            await (rt.worker(stop=stop) if chosen else stop.wait())
 
     made = api.app(
-        rt, tokens=False if no_auth else tokens, pages=not no_pages, open_metrics=open_metrics, drives=drives if chosen else None,
+        rt, tokens=False if no_auth else tokens, pages=not no_pages, open_metrics=open_metrics, drives=drives,
         hosts=sorted(HOSTS) if no_auth else None, public_url=public_url,
     )
 
@@ -91,7 +93,7 @@ def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str
     An MCP client starts this command and speaks with it on standard input and output. With TARGETs it also executes runs.
     With --token-file the client may do what the token allows, to the runs of the token's tenant, for as long as the token is valid.
     """
-    made = extra("holdfast.integrations.mcp", "mcp")
+    made = extras.mcp
     chosen = targets.skills(targets.several(target)) if target else []
 
     async def act(rt: Runtime) -> None:
@@ -189,14 +191,14 @@ def create(call: Call, scopes: str, tenant: str, expires: str, actor: str) -> in
     """Create a token; it is printed once and kept as a hash."""
     span = None if expires == "never" else lasting(expires)
 
-    async def act(rt: Runtime) -> Any:
+    async def act(rt: Runtime) -> Issued:
         now = rt.store.now()
         until = None if span is None else now + span // dt.timedelta(microseconds=1)
         words = [s.strip() for s in scopes.split(",") if s.strip()]
         return await Tokens(rt.shelf(SHELF)).create(words, now=now, tenant_id=tenant, actor=actor, expires_at=until)
 
     made = over(call, act, make=True)
-    a: Access = made.access
+    a = made.access
     if call.as_json:
         o.emit({"id": a.id, "token": made.token, "tenant_id": a.tenant_id, "scopes": [str(s) for s in a.scopes], "expires_at": iso(a.expires_at), "actor": a.actor})
         return 0

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 from urllib.parse import unquote
@@ -26,6 +25,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from holdfast.authoring import Skill, Tool
+from holdfast.cli import extras
 from holdfast.cli import output as o
 from holdfast.cli.targets import names_skills, setting, workspace
 from holdfast.core import canon
@@ -346,27 +346,14 @@ class Within(click.FloatRange):
         return found
 
 
-def extra(module: str, name: str = "serve") -> Any:
-    """A module that comes with an extra of this name.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return import_module(module)
-    except ImportError as e:
-        raise UsageError(f"this needs {e.name}", hint=f"pip install 'holdfast[{name}]'", code=f"{name}_missing") from e
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 
 
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-
-
-def trace(rt: Runtime) -> contextlib.AbstractAsyncContextManager[Any]:
-    """Traces what this process drives, where the standard variables of OpenTelemetry ask for it (§18)."""
+def export(rt: Runtime) -> contextlib.AbstractAsyncContextManager[None]:
+    """Sends the traces and metrics of this process, where the standard variables of OpenTelemetry ask for them (§18)."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return contextlib.nullcontext()
-    telemetry = extra("holdfast.telemetry", "telemetry")
-    return telemetry.traced(rt) if telemetry.wanted() else contextlib.nullcontext()
+    return extras.telemetry.exported(rt)
 
 
 # -- running ----------------------------------------------------------------------------------------
@@ -421,7 +408,7 @@ def over(
         async with Runtime(
             call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy,
             limits=project.limits, workspace=project.workspace,
-        ) as rt, trace(rt) if call.drives else contextlib.nullcontext(), Patience(long):
+        ) as rt, export(rt) if call.drives else contextlib.nullcontext(), Patience(long):
             return await stoppable(act(rt), call, rt)
 
     try:

@@ -28,6 +28,7 @@ from holdfast.core.waits import APPROVE, DENY, RETRY
 from holdfast.demo import repository
 from holdfast.demo.notes import graph
 from holdfast.demo.receiver import Receiver
+from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import EventView
 from holdfast.runtime import Runtime
 
@@ -283,7 +284,7 @@ def _not_again(events: list[EventView], killed_at: int) -> list[str]:
 
 
 def _tell(story: Story) -> int:
-    async def act(rt: Runtime) -> Any:
+    async def act(rt: Runtime) -> tuple[Snapshot, list[EventView]]:
         return await rt.look.snapshot(story.run_id), await rt.events(story.run_id)
 
     call = story.call
