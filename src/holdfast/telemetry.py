@@ -46,7 +46,7 @@ from holdfast.runtime import Runtime
 
 EVERY = 1.0
 MEASURE_EVERY = 15.0
-CLOSING_SECONDS = 5.0
+CLOSING_SECONDS = 2.0
 """How long a process that ends waits for a collector."""
 PAGE = 1000
 MOST_LINKS = 100
@@ -409,11 +409,15 @@ async def traced(rt: Runtime, exporter: SpanExporter | None = None, *, every: fl
     """Within it the runs that move in this process are traced: to ``exporter``, by default to where the standard variables of OTLP say."""
     made = Exporter(rt, exporter, every=every)
     await made.start()
-    async with measured(rt) if exporter is None and asks_for_metrics() else contextlib.nullcontext():
-        try:
-            yield made
-        finally:
-            await made.close()
+    closing: asyncio.Future[None] | None = None
+    try:
+        async with measured(rt) if exporter is None and asks_for_metrics() else contextlib.nullcontext():
+            try:
+                yield made
+            finally:
+                closing = asyncio.ensure_future(made.close())  # beside the last metrics, so that whoever ends waits once for a collector that is away
+    finally:
+        await (closing or made.close())
 
 
 @contextlib.asynccontextmanager

@@ -106,6 +106,11 @@ class Call:
         said = _COMMAND.sub(lambda m: f"{start} {m[1]}" if m[1] in commands else m[0], text)
         return said.replace(f" {YOUR_FILE}", "") if names_skills() else said
 
+    @property
+    def looking(self) -> Call:
+        """The same, for what only looks and drives nothing."""
+        return dataclasses.replace(self, drives=False)
+
     def schema(self) -> int | None:
         """The schema of the store as it stands."""
         return schema_version(self.store)
@@ -253,7 +258,7 @@ def whole_id(call: Call, text: str) -> str:
             return [run.run_id for run, _ in await rt.store.runs(RunFilter(limit=1))]
         return [i for i in await keeper(rt.store).run_ids(text, 3) if i.startswith(text)]
 
-    found = over(dataclasses.replace(call, drives=False), look)
+    found = over(call.looking, look)
     if len(found) > 1:
         raise AmbiguousRun(f"several runs' ids begin with {text}: {', '.join(found[:2])}{', …' if len(found) > 2 else ''}", hint="give more of the id")
     if not found and text == LAST:

@@ -102,7 +102,7 @@ def _show(story: Story, source: Path, place: Path, crash: bool, ask: bool, yes: 
     call = story.call
     story.run_id = _submit(story, source, place)
     _drive(story, crash)
-    while (run := over(call, lambda rt: pages.run_object(rt, story.run_id)))["status"] == Status.WAITING_FOR_HUMAN:
+    while (run := over(call.looking, lambda rt: pages.run_object(rt, story.run_id)))["status"] == Status.WAITING_FOR_HUMAN:
         answer = _answer(story, run, ask, yes)
         if answer is None:
             return _rest(story, run)
@@ -158,7 +158,7 @@ def _drive(story: Story, crash: bool) -> None:
     if crash:
         before = _version(story)
         killed = _kill(story)
-        over(story.call, lambda rt: _replay(story, rt, before))
+        over(story.call.looking, lambda rt: _replay(story, rt, before))
         if killed is None:
             return
         story.killed_at, story.killed = _version(story), killed
@@ -189,7 +189,7 @@ def _version(story: Story) -> int:
     async def act(rt: Runtime) -> int:
         return int((await rt.get(story.run_id)).version)
 
-    return over(story.call, act)
+    return over(story.call.looking, act)
 
 
 def _decide(story: Story, answer: Answer) -> None:
@@ -288,7 +288,7 @@ def _tell(story: Story) -> int:
         return await rt.look.snapshot(story.run_id), await rt.events(story.run_id)
 
     call = story.call
-    seen, events = over(call, act)
+    seen, events = over(call.looking, act)
     run = describe.plain(seen.detail())
     if call.as_json:
         return pages.finish(call, run)
