@@ -113,9 +113,26 @@ def unavailable(header: Header) -> KeyUnavailable:
     return KeyUnavailable(header.key_id, header.run_id, header.place)
 
 
+def place_of(shelf: str, key: str) -> str:
+    """The place of a shelf's row."""
+    return f"shelf:{shelf}:{key}"
+
+
+def in_clear(row: bytes, shelf: str, key: str) -> bytes:
+    """A shelf's row as it may be handed out. Where a store has no keys at all it gives what is kept, which for an encrypted row is no data.
+
+    Raises:
+        KeyUnavailable: it is the envelope that was written in this place.
+    """
+    header = header_of(row) if is_sealed(row) else None
+    if header is not None and header.place == place_of(shelf, key):
+        raise unavailable(header)
+    return row
+
+
 def show(header: Header) -> dict[str, str]:
     """What a view has in the place of the payload."""
     return {"sealed": header.key_id}
 
 
-__all__ = ["CODE", "MARK", "TEXT", "VERSION", "Envelope", "Header", "as_text", "header_of", "is_sealed", "open_envelope", "show", "unavailable", "unwrap", "wrap"]
+__all__ = ["CODE", "MARK", "TEXT", "VERSION", "Envelope", "Header", "as_text", "header_of", "in_clear", "is_sealed", "open_envelope", "place_of", "show", "unavailable", "unwrap", "wrap"]
