@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TextIO, cast
 
@@ -69,5 +70,10 @@ for title, commands in SECTIONS.items():
 
 def main() -> None:
     """The entry point of ``holdfast`` and ``python -m holdfast``."""
-    sys.stdout, sys.stderr = cast(TextIO, output.Shown(sys.stdout)), cast(TextIO, output.Shown(sys.stderr))
-    cli.main(args=sys.argv[1:], prog_name="holdfast")
+    # Python has None in place of a stream whose descriptor is closed.
+    out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    sys.stdout, sys.stderr = cast(TextIO, output.Answered(out)), cast(TextIO, output.Told(err))
+    try:
+        cli.main(args=sys.argv[1:], prog_name="holdfast")
+    finally:
+        sys.stdout, sys.stderr = out, err  # which Python flushes at its end

@@ -526,8 +526,10 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except Exception as e:
-            if ctx.meta.get(DEBUG) and not isinstance(e, click.exceptions.Exit | click.Abort):
+            if ctx.meta.get(DEBUG) and not isinstance(e, click.exceptions.Exit | click.Abort | o.Gone):
                 sys.excepthook(type(e), e, e.__traceback__)
+            if isinstance(e, BrokenPipeError):  # of a run's own, for stdout has an error of its own: click would end without a word
+                raise HoldfastError(f"{e.filename or 'input or output'}: {e.strerror or e}", code="io_error") from e
             raise
 
 
@@ -543,8 +545,7 @@ def _end(act: Callable[[], Any]) -> int:
         _say("stopped")
         return 130
     except click.exceptions.NoArgsIsHelpError as e:
-        click.echo(e.message)  # of a group that is typed alone the message is its help
-        return 0
+        return _end(functools.partial(click.echo, e.message))  # of a group that is typed alone the message is its help
     except click.UsageError as e:
         name = e.ctx.command_path if e.ctx is not None else "holdfast"
         _say(f"usage: {_plain(e.format_message())} ({name} --help)")
@@ -558,10 +559,8 @@ def _end(act: Callable[[], Any]) -> int:
     except KeyboardInterrupt:
         _say("stopped: interrupted")
         return 130
-    except BrokenPipeError:
-        # Whoever read us has seen enough; Python must not flush into the closed pipe once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except o.Gone:
+        return 128 + signal.SIGPIPE
     except OSError as e:
         _say(f"io_error: {e.filename or 'input or output'}: {e.strerror or e}")
         return 1
