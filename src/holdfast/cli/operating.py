@@ -434,7 +434,7 @@ def unset_limit(call: Call, name: str, reason: str, actor: str) -> int:
 
 
 def _set_bound(call: Call, act: Callable[[Runtime], Awaitable[LimitView]]) -> int:
-    found = over(call, act, make=True)
+    found = over(call, act, make=True, tried=act)
     if call.as_json:
         o.emit(describe.plain(found))
     else:

@@ -155,7 +155,7 @@ def add(
         )
         return made, when(rt.store.now())
 
-    made, now = over(call, act, [chosen.skill], make=True)
+    made, now = over(call, act, [chosen.skill], make=True, tried=act)
     if catch_up > 1 and missed == "catch-up" and overlap == "skip":
         click.echo(f"{o.mark('part')} {ONE_ONLY}", err=True)
     _say(call, made, now)

@@ -197,7 +197,7 @@ def create(call: Call, scopes: str, tenant: str, expires: str, actor: str) -> in
         words = [s.strip() for s in scopes.split(",") if s.strip()]
         return await Tokens(rt.shelf(SHELF)).create(words, now=now, tenant_id=tenant, actor=actor, expires_at=until)
 
-    made = over(call, act, make=True)
+    made = over(call, act, make=True, tried=act)
     a = made.access
     if call.as_json:
         o.emit({"id": a.id, "token": made.token, "tenant_id": a.tenant_id, "scopes": [str(s) for s in a.scopes], "expires_at": iso(a.expires_at), "actor": a.actor})

@@ -395,19 +395,23 @@ class Patience:
 
 
 def over(
-    call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False, transports: str | Project | None = None, long: str = ""
+    call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False, transports: str | Project | None = None, long: str = "",
+    tried: Callable[[Runtime], Awaitable[object]] | None = None,
 ) -> T:
     """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made; an error
     that comes of that says so, and else a line on stderr does.
 
     What drives has the project's transports, tools, policy and limits; ``transports`` is a TARGET that stands in place of the first, or
-    what stands in place of them all. ``long`` says what is under way, where it may take more than a second.
+    what stands in place of them all. ``long`` says what is under way, where it may take more than a second. ``tried`` is done to a store
+    in memory first where ``make`` is to make one, so that what is refused leaves none behind.
 
     SIGINT and SIGTERM end the act: what it drives is handed back at its next safe boundary (§10.13).
     """
 
     project = transports if isinstance(transports, Project) else Project.of(transports) if call.drives else Project()
     missing = None if make else call.missing
+    if tried is not None and make and call.missing is not None:
+        over(dataclasses.replace(call.looking, store="memory:"), tried, skills, make=True)
 
     async def whole() -> T:
         async with Runtime(
