@@ -21,7 +21,6 @@ from holdfast.core.errors import UsageError
 from holdfast.core.intents import ABANDON, REDRIVE, RULINGS
 from holdfast.core.limits import MOST as MOST_AT_ONCE
 from holdfast.core.limits import Limit
-from holdfast.core.offers import Offer
 from holdfast.handle import IntentView, when
 from holdfast.runtime import Runtime
 from holdfast.workers.toolrunner import RemoteTools
@@ -237,10 +236,10 @@ def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, a
 
 
 def _processes(call: Call, name: str) -> int:
-    async def act(rt: Runtime) -> tuple[list[WorkerView], dict[str, Offer | None], int]:
-        return await rt.workers(), {w.owner: w.offer for w in await rt.store.workers()}, rt.store.now()
+    async def act(rt: Runtime) -> tuple[list[WorkerView], int]:
+        return await rt.workers(), rt.store.now()
 
-    found, offers, now = over(call, act)
+    found, now = over(call, act)
     if call.as_json:
         o.emit({name: [describe.plain(w) for w in found], "next_cursor": None})
         return 0
@@ -250,16 +249,14 @@ def _processes(call: Call, name: str) -> int:
     alive = {"true": o.paint("alive", "green"), "false": o.paint("dead", "red")}
     o.table(
         ["owner", "process", "runs", "started", "expires", "serves"],
-        [[o.inline(w.owner), alive.get(w.alive, "unknown"), str(w.runs), o.ago(w.started_at, when(now)), o.ago(w.expires_at, when(now)), _name_served(offers.get(w.owner))] for w in found],
+        [[o.inline(w.owner), alive.get(w.alive, "unknown"), str(w.runs), o.ago(w.started_at, when(now)), o.ago(w.expires_at, when(now)), _name_served(w)] for w in found],
     )
     return 0
 
 
-def _name_served(offer: Offer | None) -> str:
+def _name_served(worker: WorkerView) -> str:
     """The skills that a worker serves, each with its version and the beginning of its shape."""
-    if offer is None or not offer.works:
-        return ""
-    return o.inline(" ".join(dict.fromkeys(f"{s.skill_id}@{s.version} ({s.fingerprint[:8]})" for s in offer.shapes)) + (" --upgrade" if offer.upgrade else ""), 120)
+    return o.inline(" ".join(dict.fromkeys(f"{s.skill_id}@{s.version} ({s.fingerprint[:8]})" for s in worker.serves)) + (" --upgrade" if worker.upgrade else ""), 120)
 
 
 @click.command()

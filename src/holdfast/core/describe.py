@@ -26,7 +26,7 @@ from holdfast.core.intents import Intent
 from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Alive, Lease, counter
 from holdfast.core.masks import NOTHING, Mask
-from holdfast.core.offers import NoWorker
+from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
@@ -756,14 +756,32 @@ def ledger(of: LedgerRow) -> LedgerView:
 # -- who works, and what on -------------------------------------------------------------------------
 
 
+class ServedView(Shape, frozen=True, kw_only=True):
+    """A skill that a worker serves, in one version. ``fingerprint``: of its graph; ``workspace``: the folder its tools work in, if it says one."""
+
+    skill_id: str
+    version: str
+    fingerprint: str
+    workspace: str | None
+
+
 class WorkerView(Shape, frozen=True, kw_only=True):
-    """A process that holds leases. ``alive`` is ``"true"``, ``"false"`` (proven) or ``"unknown"``."""
+    """A process that holds leases. ``alive`` is ``"true"``, ``"false"`` (proven) or ``"unknown"``. ``serves``: the skills whose runs it takes; none where it
+    drives only what it begins itself. ``upgrade``: it takes their runs in whatever version they began."""
 
     owner: str
     started_at: str | None
     expires_at: str | None
     alive: str
     runs: int
+    serves: list[ServedView]
+    upgrade: bool
+
+
+def served(of: Offer | None) -> list[ServedView]:
+    """What an offer says of skills; a process that claims no runs serves none."""
+    shapes = () if of is None or not of.works else dict.fromkeys(of.shapes)
+    return [ServedView(skill_id=s.skill_id, version=s.version, fingerprint=s.fingerprint, workspace=s.workspace) for s in shapes]
 
 
 class StepView(Shape, frozen=True, kw_only=True):

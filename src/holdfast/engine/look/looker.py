@@ -486,7 +486,10 @@ class Looker:
     async def workers(self) -> list[describe.WorkerView]:
         """The processes that hold leases."""
         return [
-            describe.WorkerView(owner=w.owner, started_at=views.iso(w.started_at), expires_at=views.iso(w.expires_at), alive=w.alive, runs=w.runs)
+            describe.WorkerView(
+                owner=w.owner, started_at=views.iso(w.started_at), expires_at=views.iso(w.expires_at), alive=w.alive, runs=w.runs,
+                serves=(serves := describe.served(w.offer)), upgrade=bool(serves) and w.offer is not None and w.offer.upgrade,
+            )
             for w in await self._store.workers()
         ]
 
