@@ -13,7 +13,22 @@ import click
 from holdfast import machine
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
-from holdfast.cli.session import MOST, Call, Project, Within, actor_option, add_paging, handling, options, over, page, parse, run_argument
+from holdfast.cli.session import (
+    MOST,
+    Call,
+    Project,
+    Within,
+    actor_option,
+    add_paging,
+    find_next,
+    foreign,
+    handling,
+    options,
+    over,
+    page,
+    parse,
+    run_argument,
+)
 from holdfast.cli.targets import setting
 from holdfast.core import describe
 from holdfast.core.describe import EffectView, LaneView, LimitView, QueueView, WorkerView
@@ -44,7 +59,7 @@ def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> i
         click.echo("no effects")
         return 0
     pages.effect_table(found)
-    o.more(call.line("effects", run_id), more)
+    o.more(call.next_page(more))
     return 0
 
 
@@ -53,22 +68,28 @@ def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> i
 @click.option("--state", metavar="S", help="Only intents in this state: queued, sending, sent, unknown, dead, abandoned.")
 @click.option("--type", "type_", metavar="T", help="Only intents of this type.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="How many at most.")
+@click.option("--cursor", metavar="INTENT", help="Continue after this intent: the next_cursor of the previous page.")
 @options()
-def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None, limit: int) -> int:
+def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None, limit: int, cursor: str | None) -> int:
     """List outgoing messages (intents) and their states.
 
     If it is unknown whether a message was sent, or no tool runner can answer a request, the commands that settle it are shown.
     """
 
-    async def act(rt: Runtime) -> tuple[list[dict[str, Any]], dt.datetime]:
-        kept = await rt.intents(run_id, state=state, type=type_, limit=limit)
+    async def act(rt: Runtime) -> tuple[list[dict[str, Any]], str | None, dt.datetime]:
+        if cursor is not None:
+            named = await rt.store.intent(cursor)
+            if named is None or run_id not in (None, named.run_id):
+                raise foreign(cursor)
+        kept = await rt.intents(run_id, state=state, type=type_, after=cursor, limit=limit)
+        more = await find_next(kept, limit, lambda i: i.intent_id, lambda last: rt.intents(run_id, state=state, type=type_, after=last, limit=1))
         stuck.update(await sendings.stuck(rt, kept))
-        return await sendings.intents_of(rt, kept), when(rt.store.now())
+        return await sendings.intents_of(rt, kept), more, when(rt.store.now())
 
     stuck: set[str] = set()
-    found, now = over(call, act)
+    found, more, now = over(call, act)
     if call.as_json:
-        o.emit({"intents": found, "next_cursor": None})
+        o.emit({"intents": found, "next_cursor": more})
         return 0
     if not found:
         click.echo("the outbox is empty" if state is None else f"no intents are {o.inline(state)}")
@@ -82,6 +103,7 @@ def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None,
             sendings.doubtful(call, intent)
         elif _lacking(intent):
             click.echo(f"{intent['intent_id']}  {o.paint(o.inline(intent['type'], 24), 'yellow')} waits: {o.inline(intent['detail'], 240)}")
+    o.more(call.next_page(more))
     return 0
 
 
@@ -209,29 +231,30 @@ def _rule(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
 @run_argument(required=False)
 @click.option("--topic", metavar="T", help="Only rows of this topic.")
 @click.option("--key", metavar="K", help="Only rows under this key.")
-@click.option("--after", type=click.IntRange(0, MOST), metavar="N", help="Continue after this row: the next_cursor of the previous page.")
+@click.option("--cursor", "--after", "cursor", type=click.IntRange(0, MOST), metavar="N", help="Continue after this row: the next_cursor of the previous page.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="How many at most.")
 @options()
-def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, after: int | None, limit: int) -> int:
+def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, cursor: int | None, limit: int) -> int:
     """List the rows that nodes wrote with ctx.record."""
 
-    async def act(rt: Runtime) -> list[dict[str, Any]]:
-        rows = await rt.ledger(run_id, topic=topic, key=key, after=after, limit=limit)
+    async def act(rt: Runtime) -> tuple[list[dict[str, Any]], int | None]:
+        rows = await rt.ledger(run_id, topic=topic, key=key, after=cursor, limit=limit)
         masks = {r: await rt.mask(r) for r in {row.run_id for row in rows}}
-        return [masks[r.run_id].record(r.record()) for r in rows]
+        more = await find_next(rows, limit, lambda r: r.number, lambda last: rt.ledger(run_id, topic=topic, key=key, after=last, limit=1))
+        return [masks[r.run_id].record(r.record()) for r in rows], more
 
-    found = over(call, act)
-    more = found[-1]["number"] if len(found) == limit else None
+    found, more = over(call, act)
     if call.as_json:
         o.emit({"ledger": found, "next_cursor": more})
         return 0
     if not found:
-        click.echo("the ledger is empty" if (run_id, topic, key, after) == (None,) * 4 else "the ledger has no rows that match")
+        click.echo("the ledger is empty" if (run_id, topic, key, cursor) == (None,) * 4 else "the ledger has no rows that match")
         return 0
     o.table(
         ["row", "run", "topic", "key", "created", "data"],
         [[str(r["number"]), r["run_id"], o.inline(r["topic"]), o.inline(r["key"]), o.clock(r["created_at"]), o.inline(json.dumps(r["data"], default=str), 60)] for r in found],
     )
+    o.more(call.next_page(more))
     return 0
 
 

@@ -222,10 +222,10 @@ def pad(text: str, to: int) -> str:
     return text + " " * max(0, to - columns(text))
 
 
-def more(command: str, cursor: object) -> None:
+def more(command: str | None) -> None:
     """The command that shows the next page; nothing on the last one."""
-    if cursor is not None:
-        click.echo(paint(f"more: {command} --cursor {cursor}", dim=True))
+    if command is not None:
+        click.echo(paint(f"more: {command}", dim=True))
 
 
 WHOLE = frozenset({"run", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since", "next", "held by"})

@@ -29,7 +29,7 @@ from holdfast.cli import extras
 from holdfast.cli import output as o
 from holdfast.cli.targets import names_skills, setting, workspace
 from holdfast.core import canon
-from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
+from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, RunPruned, UsageError
 from holdfast.core.jsons import json_of
 from holdfast.core.limits import Limit
 from holdfast.core.status import LIVE
@@ -95,6 +95,10 @@ class Call:
             path.insert(0, str(context.command.name))
             context = context.parent
         return self.line(*path, *words)
+
+    def next_page(self, cursor: object) -> str | None:
+        """The command that was typed, for the page after this one; None on the last page."""
+        return None if cursor is None else self.retype(cursor=str(cursor))
 
     def spell(self, text: str) -> str:
         """What the library tells people to type, as it is typed here: with the program's name, this store, and the project's skills."""
@@ -285,6 +289,37 @@ def add_paging(most: str = "All of them, if not given.") -> Callable[[F], F]:
     return declare
 
 
+C = TypeVar("C", str, int)
+
+
+async def find_next(found: Sequence[T], limit: int | None, name: Callable[[T], C], beyond: Callable[[C], Awaitable[Sequence[object]]]) -> C | None:
+    """The cursor of a page, if it is full and there is something after it. ``beyond`` reads what comes after a cursor."""
+    if limit is None or len(found) < limit:
+        return None
+    cursor = name(found[-1])
+    return cursor if await beyond(cursor) else None
+
+
+async def check_cursor(rt: Runtime, cursor: str | None) -> None:
+    """Refuses a cursor of a list of runs that no page has ended with; a run that was pruned meanwhile still has its place.
+
+    Raises:
+        InvalidInput: there was never such a run.
+    """
+    if cursor is not None:
+        try:
+            await rt.look.find_row(cursor)
+        except RunPruned:
+            return
+        except (RunNotFound, InvalidInput):
+            raise foreign(cursor) from None
+
+
+def foreign(cursor: str) -> InvalidInput:
+    """What a cursor is refused with that is none of the list's."""
+    return InvalidInput(f"{cursor!r} is not a cursor of this list", field="cursor", hint="give the next_cursor of the page before")
+
+
 def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor: str | None) -> tuple[list[T], str | None]:
     """The items after the one that the cursor names, and the cursor of the page after them.
 
@@ -295,7 +330,7 @@ def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor
     if cursor is not None:
         start = next((n for n, item in enumerate(items, 1) if name(item) == cursor), 0)
         if not start:
-            raise InvalidInput(f"{cursor!r} is not a cursor of this list", hint="give the next_cursor of the page before")
+            raise foreign(cursor)
     found = list(items[start:] if limit is None else items[start : start + limit])
     return found, name(found[-1]) if found and start + len(found) < len(items) else None
 
