@@ -14,8 +14,10 @@ from typing import Annotated, Any, Protocol, get_args
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from holdfast import Context, Graph, Runtime, Send, State, append, flow, ports
+from holdfast.cli.main import cli
 from holdfast.core import canon, commands, payloads
 from holdfast.core import events as ev
 from holdfast.core.envelopes import is_sealed
@@ -522,6 +524,64 @@ async def test_without_keys_a_signal_under_a_key_and_a_prune_name_the_key(tmp_pa
         await rt.prune(dt.timedelta(0))
     async with Runtime(sqlite(tmp_path), skills=[made], encryption=FIRST) as rt:
         assert (await rt.signal("talk", "other", key="s1")).run_id == run.run_id
+
+
+SHOWN = (
+    "runs", "waits", "show {}", "show {} --full", "explain {}", "events {}", "steps {}", "attempts {}", "effects {}", "checkpoints {}", "outbox", "ledger", "doctor",
+)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["no keys", "another key"])
+@pytest.mark.parametrize("form", ["", " --json"], ids=["text", "json"])
+def test_where_a_text_is_encrypted_its_key_is_shown(form: str, lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§14.5: whoever looks without the key is told which one is wanted, in words and not in ciphertext."""
+    (tmp_path / "keys").write_text(as_line("k1", K1))
+    (tmp_path / "other").write_text(as_line("k3", K3))
+    (tmp_path / "told.py").write_text(TOLD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_KEYS", str(tmp_path / "keys"))
+    monkeypatch.delenv("HOLDFAST_KEYS_STRICT", raising=False)
+    for name, code in (("asks", 4), ("breaks", 1), ("twice", 4)):
+        assert CliRunner().invoke(cli, ["run", f"told.py:{name}"]).exit_code == code
+    assert CliRunner().invoke(cli, ["deny", "last", "--reason", f"{WORD} denied"]).exit_code == 0
+    runs = [run["run_id"] for run in json.loads(CliRunner().invoke(cli, ["runs", "--json"]).stdout)["runs"]]
+    monkeypatch.setenv("HOLDFAST_KEYS", str(tmp_path / "other") if lost else "")
+    told = []
+    for words in SHOWN:
+        for run_id in runs if "{}" in words else runs[:1]:
+            done = CliRunner().invoke(cli, (words.format(run_id) + form).split())
+            assert "HFsealed" not in done.output and WORD not in done.output, words
+            told.append(done.output)
+    assert sum("encrypted under k1" in text for text in told) > 10
+    assert "approval: encrypted under k1" in told[0] if not form else json.loads(told[1])["waits"][0]["prompt"] == "encrypted under k1"
+
+
+TOLD = f"""
+from holdfast import Context, flow
+
+
+def fail() -> None:
+    raise ValueError("{WORD} failure")
+
+
+@flow("asks", version="1")
+async def asks(ctx: Context) -> None:
+    ctx.log.warning("{WORD} note")
+    await ctx.approve("{WORD} first?", show="{WORD} shown")
+
+
+@flow("breaks", version="1")
+async def breaks(ctx: Context) -> None:
+    ctx.send("nope", {{"text": "{WORD}"}}, key="1")
+    ctx.record("rows", "one", {{"text": "{WORD}"}})
+    await ctx.map(str, ["{WORD} item"])
+    await ctx.step(fail)
+
+
+@flow("twice", version="1")
+async def twice(ctx: Context) -> None:
+    await ctx.approve("{WORD} again?")
+"""
 
 
 async def test_shelves_and_stores_by_hand(tmp_path: Path) -> None:

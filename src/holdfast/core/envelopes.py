@@ -9,7 +9,7 @@ stands a text: the mark, and the same bytes in base64.
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ MARK = b"HFsealed"
 TEXT = MARK.decode() + ":"
 _AT = {0xC7: 3, 0xC8: 4, 0xC9: 6}  # where an extension's content begins, by its first byte
 
+Text = TypeVar("Text", bound=str | None)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -113,6 +114,14 @@ def unavailable(header: Header) -> KeyUnavailable:
     return KeyUnavailable(header.key_id, header.run_id, header.place)
 
 
+def legible(text: Text) -> Text:
+    """A text as it may be shown: in the place of an encrypted one the key that it is encrypted under."""
+    if text is None or not text.startswith(TEXT):
+        return text
+    header = header_of(text)
+    return text if header is None else f"encrypted under {header.key_id}"  # type: ignore[return-value]
+
+
 def place_of(shelf: str, key: str) -> str:
     """The place of a shelf's row."""
     return f"shelf:{shelf}:{key}"
@@ -135,4 +144,4 @@ def show(header: Header) -> dict[str, str]:
     return {"sealed": header.key_id}
 
 
-__all__ = ["CODE", "MARK", "TEXT", "VERSION", "Envelope", "Header", "as_text", "header_of", "in_clear", "is_sealed", "open_envelope", "place_of", "show", "unavailable", "unwrap", "wrap"]
+__all__ = ["CODE", "MARK", "TEXT", "VERSION", "Envelope", "Header", "as_text", "header_of", "in_clear", "is_sealed", "legible", "open_envelope", "place_of", "show", "unavailable", "unwrap", "wrap"]
