@@ -100,7 +100,7 @@ class Parts(NamedTuple):
 
 def choose_store(url: str | None) -> str:
     """The store to use: the one named, else ``$HOLDFAST_STORE``, else ``.holdfast/runs.db`` here."""
-    return url or os.environ.get("HOLDFAST_STORE") or DEFAULT_STORE
+    return url if url is not None else os.environ.get("HOLDFAST_STORE") or DEFAULT_STORE
 
 
 class Runtime:

@@ -26,7 +26,7 @@ from holdfast.core.errors import InvalidInput, LaneBlocked, NothingEligible, Run
 from holdfast.core.explain import Advice
 from holdfast.core.selection import where as selected
 from holdfast.core.status import TERMINAL
-from holdfast.core.waits import CONSENTS, WaitKind
+from holdfast.core.waits import CONSENTS, WaitKind, check_action
 from holdfast.handle import Decided, when
 from holdfast.runtime import MOST_DECISIONS, Runtime
 
@@ -249,6 +249,7 @@ def _decide_all(call: Call, bulk: Bulk, dry_run: bool) -> int:
 
     async def act(rt: Runtime) -> list[Decided]:
         selection = bulk.selection()
+        check_action(bulk.action)
         if dry_run:
             return [Decided(run.run_id, wait.wait_id, bulk.action in wait.available_actions) for run, wait in await rt.look.waiting(selected(selection), bulk.limit)]
         return await rt.decide_all(

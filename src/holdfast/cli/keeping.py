@@ -64,6 +64,8 @@ def migrate(call: Call) -> int:
         click.echo(f"{call.store} has no schema of its own: nothing to do")
     elif before == after:
         click.echo(f"{call.store} has schema {after}: nothing to do")
+    elif before is None:
+        click.echo(f"{call.store} is created with schema {after}")
     else:
         click.echo(f"{call.store}: schema {before} is now {after}")
     return 0

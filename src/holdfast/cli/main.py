@@ -30,7 +30,8 @@ HELP = """Durable runs: graphs and flows that survive crashes, restarts and long
 \b
   holdfast demo                          see it work, on this git repository
   holdfast new hello                     a skill to start from, with its test
-  holdfast run hello.py                  run it, and watch its progress
+  holdfast run hello.py --input '{"name": "Ada"}'
+                                         run it, and watch its progress
   holdfast runs, show, events            list and inspect runs
   holdfast approve, resume, cancel       decide and resume
 

@@ -193,7 +193,8 @@ def to_do(problems: Sequence[Mapping[str, Any]], idle: int, start: str) -> list[
 @options()
 def backup(call: Call, file: Path) -> int:
     """Copy the store to FILE while it is in use."""
-    there(call, UsageError)
+    _file(open_url(call.store), "backup")
+    there(call)
     over(call, lambda rt: _file(rt.store, "backup").backup(str(file)), long="copying")
     if call.as_json:
         o.emit({"file": str(file), "bytes": file.stat().st_size})

@@ -8,6 +8,7 @@ import datetime as dt
 import os
 import threading
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,8 +26,14 @@ from holdfast.core.views import iso
 from holdfast.handle import when
 from holdfast.runtime import Runtime
 
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-HOSTS = frozenset({*LOOPBACK, "[::1]"})
+HOSTS = frozenset({"127.0.0.1", "::1", "[::1]", "localhost"})
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @click.command()
@@ -48,7 +55,7 @@ def serve(
 
     With TARGETs it also executes runs. Without them it only records submissions and decisions, and needs none of your code.
     """
-    if no_auth and host not in LOOPBACK:
+    if no_auth and not _is_loopback(host):
         raise UsageError(f"--no-auth is allowed only on loopback, and {host} is not a loopback address", hint="use --host 127.0.0.1, or leave out --no-auth and make a token: holdfast token create --scopes view")
     if no_auth and token_file is not None:
         raise UsageError("--no-auth and --token-file cannot be combined", hint="give one of them")
@@ -69,7 +76,7 @@ def serve(
 
     made = api.app(
         rt, tokens=False if no_auth else tokens, pages=not no_pages, open_metrics=open_metrics, drives=drives,
-        hosts=sorted(HOSTS) if no_auth else None, public_url=public_url,
+        hosts=sorted({*HOSTS, f"[{host}]" if ":" in host else host}) if no_auth else None, public_url=public_url,
     )
 
     def began(url: str) -> None:
@@ -190,6 +197,8 @@ def _show(access: Access) -> dict[str, Any]:
 def create(call: Call, scopes: str, tenant: str, expires: str, actor: str) -> int:
     """Create a token; it is printed once and kept as a hash."""
     span = None if expires == "never" else lasting(expires)
+    if span is not None and span < dt.timedelta(seconds=1):
+        raise InvalidInput(f"a token that is valid for {expires} is never valid", field="expires", hint="12h, 90d, or never")
 
     async def act(rt: Runtime) -> Issued:
         now = rt.store.now()

@@ -120,6 +120,11 @@ class Call:
         return schema_version(self.store)
 
     @property
+    def is_kept(self) -> bool:
+        """Whether anything is left of the store when the command has ended."""
+        return self.store not in ("memory:", "memory://")
+
+    @property
     def file(self) -> Path | None:
         """The store's file, where it is SQLite's."""
         form = "sqlite:///"
@@ -182,12 +187,12 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
             if debug:
                 context.meta[DEBUG] = True
             above = context.find_root().params
-            given = store or (f"workspace:{workspace}" if workspace else None) or above.get("store")
-            if store and workspace:
+            if store is not None and workspace is not None:
                 raise UsageError("--store and --workspace cannot be combined: each names a store", hint="give one of them")
-            named = given or os.environ.get("HOLDFAST_STORE") or default
+            given = next((url for url in (store, None if workspace is None else f"workspace:{workspace}", above.get("store")) if url is not None), None)
+            named = given if given is not None else os.environ.get("HOLDFAST_STORE") or default
             usual = choose_store(None)
-            url = named or usual
+            url = usual if named is None else named
             call = Call(url, url != usual, as_json, lease, drives)
             try:
                 for name in (p.name for p in context.command.params if isinstance(p.type, RunName)):
@@ -467,14 +472,14 @@ def over(
     return found
 
 
-def there(call: Call, error: type[UsageError] = NotFound) -> None:
+def there(call: Call) -> None:
     """Refuses a command that means nothing for a store that is not there.
 
     Raises:
-        UsageError: nobody has made it yet.
+        NotFound: nobody has made it yet.
     """
     if (path := call.missing) is not None:
-        raise error(f"there is no store at {path.absolute()}", hint="check the current folder, or choose another store with --store", code="no_store")
+        raise NotFound(f"there is no store at {path.absolute()}", hint="check the current folder, or choose another store with --store", code="no_store")
 
 
 async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
