@@ -421,7 +421,7 @@ async def traced(rt: Runtime, exporter: SpanExporter | None = None, *, every: fl
 
 
 @contextlib.asynccontextmanager
-async def exported(rt: Runtime) -> AsyncIterator[None]:
+async def export(rt: Runtime) -> AsyncIterator[None]:
     """Within it is sent what the standard variables of OpenTelemetry ask for: traces, metrics, both or neither."""
     if asks_for_traces():
         async with traced(rt):
@@ -433,4 +433,4 @@ async def exported(rt: Runtime) -> AsyncIterator[None]:
         yield
 
 
-__all__ = ["Exporter", "Measured", "Span", "asks_for_metrics", "asks_for_traces", "exported", "measured", "readable", "span_id", "spans", "trace_id", "traced"]
+__all__ = ["Exporter", "Measured", "Span", "asks_for_metrics", "asks_for_traces", "export", "measured", "readable", "span_id", "spans", "trace_id", "traced"]

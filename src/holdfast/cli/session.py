@@ -398,7 +398,7 @@ def export(rt: Runtime) -> contextlib.AbstractAsyncContextManager[None]:
     """Sends the traces and metrics of this process, where the standard variables of OpenTelemetry ask for them (§18)."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return contextlib.nullcontext()
-    return extras.telemetry.exported(rt)
+    return extras.telemetry.export(rt)
 
 
 # -- running ----------------------------------------------------------------------------------------

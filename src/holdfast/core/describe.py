@@ -781,7 +781,7 @@ class WorkerView(Shape, frozen=True, kw_only=True):
     upgrade: bool
 
 
-def served(of: Offer | None) -> list[ServedView]:
+def list_served(of: Offer | None) -> list[ServedView]:
     """What an offer says of skills; a process that claims no runs serves none."""
     shapes = () if of is None or not of.works else dict.fromkeys(of.shapes)
     return [ServedView(skill_id=s.skill_id, version=s.version, fingerprint=s.fingerprint, workspace=s.workspace) for s in shapes]

@@ -488,7 +488,7 @@ class Looker:
         return [
             describe.WorkerView(
                 owner=w.owner, started_at=views.iso(w.started_at), expires_at=views.iso(w.expires_at), alive=w.alive, runs=w.runs,
-                serves=(serves := describe.served(w.offer)), upgrade=bool(serves) and w.offer is not None and w.offer.upgrade,
+                serves=(serves := describe.list_served(w.offer)), upgrade=bool(serves) and w.offer is not None and w.offer.upgrade,
             )
             for w in await self._store.workers()
         ]
