@@ -20,6 +20,7 @@ from holdfast.core.errors import UsageError
 
 KEY_BYTES = 32
 KEYS, STRICT = "HOLDFAST_KEYS", "HOLDFAST_KEYS_STRICT"
+_SAYS = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("", "0", "false", "no", "off"), False)}
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -137,15 +138,30 @@ def as_line(key_id: str, key: bytes) -> str:
     return f"{key_id} {base64.b64encode(key).decode()}\n"
 
 
+def _of_environment(path: str, word: str) -> Encryption | None:
+    """What the variables ask for. A mistake in them must not end in payloads that are kept in clear.
+
+    Raises:
+        UsageError: strict encryption is asked for and no file of keys is named, or the word says neither yes nor no.
+    """
+    strict = _SAYS.get(word.strip().lower())
+    if strict is None:
+        raise UsageError(f"${STRICT} is {word!r}, which is neither on nor off", hint=f"{STRICT}=1 or {STRICT}=0")
+    if path:
+        return Encryption(KeyFile(path), strict=strict)
+    if strict:
+        raise UsageError(f"${STRICT} refuses what is not encrypted, and ${KEYS} names no file of keys", hint=f"set {KEYS} to the file, or unset {STRICT}")
+    return None
+
+
 def coerce(given: object) -> Encryption | None:
     """What ``Runtime(encryption=…)`` is given; None means the file that ``$HOLDFAST_KEYS`` names, or no encryption.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is neither, or the variables contradict each other.
     """
     if given is None:
-        path = os.environ.get(KEYS)
-        return Encryption(KeyFile(path), strict=os.environ.get(STRICT, "") in ("1", "true", "yes")) if path else None
+        return _of_environment(os.environ.get(KEYS, "").strip(), os.environ.get(STRICT, ""))
     if isinstance(given, Encryption):
         given_keys: object = given.keys
         if not isinstance(given_keys, KeyProvider):

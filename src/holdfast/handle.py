@@ -12,6 +12,7 @@ from holdfast.core import canon, intents, schedules
 from holdfast.core import run as records
 from holdfast.core import waits as ws
 from holdfast.core.commit import LedgerRow
+from holdfast.core.envelopes import legible
 from holdfast.core.errors import ErrorValue
 from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Lease
@@ -84,7 +85,7 @@ class Wait(msgspec.Struct, frozen=True):
         return cls(
             wait_id=raw.wait_id,
             kind=raw.kind.value,
-            prompt=raw.prompt,
+            prompt=legible(raw.prompt),
             available_actions=raw.available_actions,
             show=None if raw.show is None else canon.decode(raw.show),
             name=raw.name,

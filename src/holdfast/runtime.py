@@ -100,7 +100,7 @@ class Parts(NamedTuple):
 
 def choose_store(url: str | None) -> str:
     """The store to use: the one named, else ``$HOLDFAST_STORE``, else ``.holdfast/runs.db`` here."""
-    return url or os.environ.get("HOLDFAST_STORE") or DEFAULT_STORE
+    return url if url is not None else os.environ.get("HOLDFAST_STORE") or DEFAULT_STORE
 
 
 class Runtime:
@@ -644,12 +644,12 @@ class Runtime:
                 with contextlib.suppress(StoreError):  # one in trouble, or closed: what this process offers ends with its lease
                     await self._store.offer(self._services.owner, next((w.offer for w in self._working), Offer((), (), works=False, sends=())))
 
-    @check_arguments(state=bounds.word(*IntentState))
-    async def intents(self, run_id: str | None = None, *, state: str | None = None, type: str | None = None, limit: int = 100) -> list[IntentView]:
-        """Outgoing messages (intents), oldest first, each with all attempts at sending it (§9.3)."""
+    @check_arguments(state=bounds.word(*IntentState), after=bounds.text)
+    async def intents(self, run_id: str | None = None, *, state: str | None = None, type: str | None = None, after: str | None = None, limit: int = 100) -> list[IntentView]:
+        """Outgoing messages (intents), oldest first, each with all attempts at sending it (§9.3). With ``after``, an intent's id, only later ones."""
         if run_id is not None:
             await self._reader.find(run_id)
-        return await self._rulings.views(await self._store.intents(run_id, state=state, type=type, limit=limit))
+        return await self._rulings.views(await self._store.intents(run_id, state=state, type=type, after=after, limit=limit))
 
     @verb
     async def redrive(self, intent_id: str, *, actor: str, reason: str = "", force: bool = False) -> IntentView:

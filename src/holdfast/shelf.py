@@ -16,9 +16,11 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 from holdfast.core.bounds import VALUE_BYTES, check_arguments, data, mapping, text, verb, whole, wrong
+from holdfast.core.envelopes import in_clear
 from holdfast.core.errors import InvalidInput, StoreClosed, UsageError
+from holdfast.encryption import coerce
 from holdfast.ports import Shelves, Store, offers_shelves
-from holdfast.stores import open_url
+from holdfast.stores import open_url, seal
 
 T = TypeVar("T")
 MANY = 10_000
@@ -111,12 +113,13 @@ class Shelf:
 
     @classmethod
     def open(cls, url: str, name: str) -> Shelf:
-        """A shelf with a store of its own: ``with`` or ``async with`` opens the store, and closes it at the end.
+        """A shelf with a store of its own: ``with`` or ``async with`` opens the store, and closes it at the end. Its rows are encrypted if
+        ``$HOLDFAST_KEYS`` names a file of keys.
 
         Raises:
-            UsageError: the URL does not name a store, or the store has no shelves.
+            UsageError: the URL does not name a store, the store has no shelves, or there are no such keys.
         """
-        return cls(open_url(url), name, owned=True)
+        return cls(seal(open_url(url), coerce(None)), name, owned=True)
 
     async def __aenter__(self) -> Self:
         self.home.settle()
@@ -167,17 +170,20 @@ class Shelf:
     @check_arguments(value=data)
     async def add(self, key: str, value: bytes) -> bytes | None:
         """Stores a row if its key is free, and returns None; otherwise returns the stored value."""
-        return await self.home.join(self._store.shelve_new(self._name, key, value))
+        there = await self.home.join(self._store.shelve_new(self._name, key, value))
+        return None if there is None else in_clear(there, self._name, key)
 
     @verb
     async def get(self, key: str) -> bytes | None:
         """The value under a key; None if there is none."""
-        return await self.home.join(self._store.find_shelved(self._name, key))
+        there = await self.home.join(self._store.find_shelved(self._name, key))
+        return None if there is None else in_clear(there, self._name, key)
 
     @check_arguments(prefix=beginning, after=beginning, limit=whole(1, MANY))
     async def scan(self, prefix: str = "", *, after: str | None = None, limit: int = 100) -> list[tuple[str, bytes]]:
         """Returns up to ``limit`` rows ``(key, value)`` whose keys begin with ``prefix``, in key order, after the key ``after``."""
-        return await self.home.join(self._store.shelf_scan(self._name, prefix, after or "", limit))
+        found = await self.home.join(self._store.shelf_scan(self._name, prefix, after or "", limit))
+        return [(key, in_clear(value, self._name, key)) for key, value in found]
 
     @check_arguments(prefix=beginning)
     async def delete(self, prefix: str) -> int:

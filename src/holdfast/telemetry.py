@@ -46,6 +46,8 @@ from holdfast.runtime import Runtime
 
 EVERY = 1.0
 MEASURE_EVERY = 15.0
+CLOSING_SECONDS = 2.0
+"""How long a process that ends waits for a collector."""
 PAGE = 1000
 MOST_LINKS = 100
 QUEUED = 10_000
@@ -217,7 +219,7 @@ def asks_for_traces() -> bool:
     return _asks_for("TRACES")
 
 
-def measures() -> bool:
+def asks_for_metrics() -> bool:
     """Whether the environment asks for metrics."""
     return _asks_for("METRICS")
 
@@ -234,7 +236,7 @@ class Measured:
         self._rt = rt
         self._every = every
         resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "holdfast")})
-        self._provider = MeterProvider([reader or PeriodicExportingMetricReader(OTLPMetricExporter())], resource=resource)
+        self._provider = MeterProvider([reader or _sender(every)], resource=resource)
         self._meter = self._provider.get_meter("holdfast")
         self._told: dict[str, Figure] = {}
         self._known: set[str] = set()
@@ -263,7 +265,13 @@ class Measured:
         return [Observation(number, {figure.label: value} if figure.label else {}) for value, number in figure.values.items()]
 
     def close(self) -> None:
-        self._provider.shutdown()
+        """Sends the figures a last time, for as long as ``CLOSING_SECONDS``."""
+        self._provider.shutdown(CLOSING_SECONDS * 1000)
+
+
+def _sender(every: float) -> MetricReader:
+    """The standard reader, which sends as often as the figures are read, or as often as the environment says."""
+    return PeriodicExportingMetricReader(OTLPMetricExporter(), None if os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") else every * 1000)
 
 
 def _plain(each: Figure | Spread) -> list[Figure]:
@@ -285,6 +293,8 @@ async def measured(rt: Runtime, reader: MetricReader | None = None, *, every: fl
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            with contextlib.suppress(HoldfastError):  # a command may end before the figures were read at all
+                await made.read(meter)
             await asyncio.to_thread(made.close)
 
 
@@ -313,7 +323,7 @@ class Exporter:
         logs.LISTENERS.append(self._hear)
         self._task = asyncio.ensure_future(self._go_round())
 
-    async def close(self, timeout: float = 5.0) -> None:
+    async def close(self, timeout: float = CLOSING_SECONDS) -> None:
         """Sends what is there, for as long as that."""
         logs.LISTENERS.remove(self._hear)
         if self._task is not None:
@@ -399,11 +409,28 @@ async def traced(rt: Runtime, exporter: SpanExporter | None = None, *, every: fl
     """Within it the runs that move in this process are traced: to ``exporter``, by default to where the standard variables of OTLP say."""
     made = Exporter(rt, exporter, every=every)
     await made.start()
-    async with measured(rt) if exporter is None and measures() else contextlib.nullcontext():
-        try:
-            yield made
-        finally:
-            await made.close()
+    closing: asyncio.Future[None] | None = None
+    try:
+        async with measured(rt) if exporter is None and asks_for_metrics() else contextlib.nullcontext():
+            try:
+                yield made
+            finally:
+                closing = asyncio.ensure_future(made.close())  # beside the last metrics, so that whoever ends waits once for a collector that is away
+    finally:
+        await (closing or made.close())
 
 
-__all__ = ["Exporter", "Measured", "Span", "asks_for_traces", "measured", "measures", "readable", "span_id", "spans", "trace_id", "traced"]
+@contextlib.asynccontextmanager
+async def export(rt: Runtime) -> AsyncIterator[None]:
+    """Within it is sent what the standard variables of OpenTelemetry ask for: traces, metrics, both or neither."""
+    if asks_for_traces():
+        async with traced(rt):
+            yield
+    elif asks_for_metrics():
+        async with measured(rt):
+            yield
+    else:
+        yield
+
+
+__all__ = ["Exporter", "Measured", "Span", "asks_for_metrics", "asks_for_traces", "export", "measured", "readable", "span_id", "spans", "trace_id", "traced"]

@@ -219,7 +219,7 @@ def test_every_list_comes_in_pages_to_its_end(holdfast: Type) -> None:
     assert paged(holdfast, "checkpoints", ids[0], by="checkpoint_id") == paged(holdfast, "checkpoints", ids[0], by="checkpoint_id", limit=2) == every
     numbers = [str(e["seq"]) for e in holdfast("events", ids[0], "--json").json["events"]]
     assert paged(holdfast, "events", ids[0], by="seq", limit=3) == numbers
-    assert f"checkpoints {ids[0]} --cursor {every[0]}" in holdfast("checkpoints", ids[0], "--limit", "1").out
+    assert f"checkpoints {ids[0]} --limit 1 --cursor {every[0]}" in holdfast("checkpoints", ids[0], "--limit", "1").out
     lost = holdfast("checkpoints", ids[0], "--cursor", "nobody")
     assert (lost.code, lost.err.startswith("invalid_input: 'nobody' is not a cursor of this list")) == (2, True)
 

@@ -278,3 +278,40 @@ def test_migrate_brings_a_past_release_up_to_date(holdfast: Any, folder: Path) -
     refused = holdfast("migrate", "--store", "sqlite:///other.db")
     assert (refused.code, refused.err.split(":")[0]) == (1, "unsupported_format")
     assert f"has schema {latest + 1}, this release knows {latest}" in refused.err
+
+
+REFUSED = {
+    "restore nowhere.db": 2, "restore work.py": 1, "restore empty": 2, "restore nothing.db": 1, "restore half.db": 1, "import empty": 3, "import nowhere": 2, "import work.py": 2,
+    "import broken": 1, "restore copy.db --workspace ws": 2, "restore nowhere.db --workspace ws": 2, "token create --scopes nope": 2, "token create --scopes ,": 2,
+    "token create --scopes view --tenant=": 2, "schedule add work.py --cron x": 2, "schedule add work.py --every 1h --id=": 2, "schedule add work.py --every 1h --zone No/Where": 2,
+    "limits set x --in-flight 1 --actor=": 2, "run work.py": 2, "run work.py --input 5": 2, "run work.py --key=": 2, "submit work.py": 2, "submit work.py --thread=": 2,
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_refused_makes_no_store(words: str, holdfast: Any, run_id: str, folder: Path) -> None:
+    """A command that would make the store, and cannot do what it is asked, leaves nothing behind."""
+    assert holdfast("backup", "copy.db").code == 0
+    Path("nothing.db").write_bytes(b"")
+    Path("half.db").write_bytes(Path("copy.db").read_bytes()[:9000])
+    Path("empty").mkdir()
+    holdfast("export", run_id, "broken")
+    events = Path("broken", run_id, "events.jsonl")
+    events.write_text(events.read_text("utf-8").replace("work", "play"), "utf-8")
+    shutil.rmtree(DB.parent)
+    before = files(folder)
+    done = holdfast(*words.split())
+    assert done.code == REFUSED[words], done.err
+    assert len(done.err.splitlines()) == 1 and not DB.parent.exists() and not Path("ws").exists()
+    assert {path: data for path, data in files(folder).items() if not path.endswith(("-shm", "-wal"))} == before
+
+
+def test_what_is_not_refused_makes_the_store_and_is_done_once(holdfast: Any, run_id: str) -> None:
+    assert holdfast("backup", "copy.db").code == 0 and holdfast("export", run_id, "out").code == 0
+    for words in (["restore", "copy.db"], ["import", "out"], ["submit", "work.py", "--input", '{"name": "Ada"}'], ["run", "work.py", "--input", '{"name": "quick"}']):
+        shutil.rmtree(DB.parent)
+        assert holdfast(*words).code == 0
+        assert len(holdfast("runs", "--json").json["runs"]) == 1
+    shutil.rmtree(DB.parent)
+    assert holdfast("token", "create", "--scopes", "view").code == 0
+    assert len(holdfast("token", "list", "--json").json["tokens"]) == 1

@@ -70,7 +70,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["repair-state", NOBODY], 3, "run_not_found"),
     (["repair-state", ""], 2, "invalid_input"),
     (["doctor", "--store", "postgres"], 2, "usage"),
-    (["backup", "a.db"], 2, "no_store"),
+    (["backup", "a.db"], 3, "no_store"),
     (["prune", "--older-than", "1d", "--store", "sqlite:///nowhere.db"], 3, "no_store"),
     (["prune", "--older-than", "1d", "--dry-run", "--store", "sqlite:///nowhere.db"], 3, "no_store"),
     (["restore", "nowhere.db"], 2, "usage"),

@@ -14,13 +14,15 @@ from typing import Annotated, Any, Protocol, get_args
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
-from holdfast import Context, Graph, Runtime, Send, State, append, ports
+from holdfast import Context, Graph, Runtime, Send, State, append, flow, ports
+from holdfast.cli.main import cli
 from holdfast.core import canon, commands, payloads
 from holdfast.core import events as ev
 from holdfast.core.envelopes import is_sealed
 from holdfast.core.errors import HoldfastError, KeyUnavailable, PayloadAltered, PlaintextRefused, UsageError
-from holdfast.encryption import Encryption, KeyFile, Keys, as_line, new_key
+from holdfast.encryption import Encryption, KeyFile, Keys, as_line, coerce, new_key
 from holdfast.ports import offers_shelves
 from holdfast.shelf import Shelf
 from holdfast.stores import MemoryStore, PostgresStore, SealedStore, SqliteStore, WorkspaceStore, open_url
@@ -163,6 +165,14 @@ def contents(url: str, folder: Path) -> Iterator[tuple[str, bytes]]:
             for schema, table in tables:
                 for (text,) in db.execute(f'SELECT t::text FROM "{schema}"."{table}" t').fetchall():
                     yield table, text.encode()
+
+
+def waiting() -> Any:
+    @flow("waiting")
+    async def made(ctx: Context) -> Any:
+        return await ctx.wait("go")
+
+    return made
 
 
 @pytest.mark.parametrize("at", STORES, ids=lambda s: s.__name__)
@@ -414,6 +424,164 @@ def test_the_command_line_takes_keys_from_the_environment(tmp_path: Path, other_
     told = holdfast("runs", "--json", HOLDFAST_KEYS="", HOLDFAST_KEYS_STRICT="")
     assert told.returncode == 0 and WORD not in told.stdout
     assert holdfast("runs", HOLDFAST_KEYS=str(tmp_path / "nowhere")).returncode == 2
+
+
+ON, OFF = ("1", "true", "True", "TRUE", "yes", "YES", "on", "On", " 1 "), ("", "0", "false", "False", "no", "NO", "off", "OFF")
+
+
+@pytest.mark.parametrize("word", [*ON, *OFF])
+def test_strict_is_on_or_off_however_it_is_spelled(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text(as_line("k1", K1))
+    monkeypatch.setenv("HOLDFAST_KEYS", str(tmp_path / "keys"))
+    monkeypatch.setenv("HOLDFAST_KEYS_STRICT", word)
+    made = coerce(None)
+    assert made is not None and made.strict is (word in ON)
+
+
+@pytest.mark.parametrize("keys", [None, "", "there"])
+@pytest.mark.parametrize("word", ["zz", "2", "-1", "ture", "strict", "enabled", "1,0"])
+def test_a_word_that_is_neither_on_nor_off_is_refused(word: str, keys: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").write_text(as_line("k1", K1))
+    monkeypatch.setenv("HOLDFAST_KEYS_STRICT", word)
+    monkeypatch.delenv("HOLDFAST_KEYS", raising=False)
+    if keys is not None:
+        monkeypatch.setenv("HOLDFAST_KEYS", keys and str(tmp_path / keys))
+    with pytest.raises(UsageError, match="HOLDFAST_KEYS_STRICT") as refused:
+        coerce(None)
+    assert repr(word) in refused.value.message
+
+
+@pytest.mark.parametrize("keys", [None, "", "  "])
+@pytest.mark.parametrize("word", ON)
+def test_strict_without_keys_is_refused_before_anything_is_written(word: str, keys: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asked that nothing be kept in clear: what has no keys would keep everything so."""
+    monkeypatch.setenv("HOLDFAST_KEYS_STRICT", word)
+    monkeypatch.delenv("HOLDFAST_KEYS", raising=False)
+    if keys is not None:
+        monkeypatch.setenv("HOLDFAST_KEYS", keys)
+    for make in (lambda: Runtime(sqlite(tmp_path)), lambda: Shelf.open(sqlite(tmp_path), "mine")):
+        with pytest.raises(UsageError, match="HOLDFAST_KEYS") as refused:
+            make()
+        assert refused.value.exit_code == 2 and refused.value.hint
+    assert Runtime(sqlite(tmp_path), encryption=FIRST) and not list(tmp_path.iterdir())
+
+
+async def test_a_shelf_that_is_opened_alone_goes_by_the_same_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """$HOLDFAST_KEYS holds for a store that is opened for a shelf alone, too: its rows are those that ``rt.shelf`` gives."""
+    (tmp_path / "keys").write_text(as_line("k1", K1))
+    monkeypatch.setenv("HOLDFAST_KEYS", str(tmp_path / "keys"))
+    url = sqlite(tmp_path)
+    async with Shelf.open(url, "mine") as shelf:
+        await shelf.put("a", WORD.encode())
+    assert not any(form in data for _, data in contents(url, tmp_path) for form in forms())
+    async with Runtime(url) as rt:
+        assert await rt.shelf("mine").get("a") == WORD.encode()
+
+
+@pytest.mark.parametrize("at", STORES, ids=lambda s: s.__name__)
+@pytest.mark.parametrize("encryption", [None, Keys({"k3": K3}), Keys({"k1": K3})], ids=["none", "lost", "wrong"])
+async def test_a_row_of_a_shelf_is_never_handed_out_encrypted(encryption: Any, at: Callable[[Path], str], tmp_path: Path) -> None:
+    """Without the key, or with no keys at all, reading it is one error, and never bytes that look like data."""
+    url = at(tmp_path)
+    async with Runtime(url, encryption=FIRST) as rt:
+        await rt.shelf("mine").put_many({"a": b"", "b": b"two", "c": b"x" * 70_000})
+    async with Runtime(url, encryption=encryption) as rt:
+        shelf = rt.shelf("mine")
+        for key in ("a", "b", "c"):
+            with pytest.raises(KeyUnavailable) as refused:
+                await shelf.get(key)
+            assert (refused.value.key_id, refused.value.place) == ("k1", f"shelf:mine:{key}")
+            with pytest.raises(KeyUnavailable):
+                await shelf.add(key, b"other")
+            with pytest.raises(KeyUnavailable):
+                await shelf.scan(key)
+        assert await shelf.add("d", b"new") is None and await shelf.get("d") == b"new" and await shelf.scan("d") == [("d", b"new")]
+
+
+async def test_a_row_that_only_looks_encrypted_is_handed_out_as_it_is(tmp_path: Path) -> None:
+    """A copy of an encrypted row is somebody's own bytes anywhere else."""
+    async with Runtime(sqlite(tmp_path), encryption=FIRST) as rt:
+        await rt.shelf("mine").put("a", b"one")
+    async with Runtime(sqlite(tmp_path)) as rt:
+        kept = await rt.store.find_shelved("mine", "a")  # type: ignore[attr-defined]
+        assert is_sealed(kept)
+        await rt.shelf("copies").put("a", kept)
+        assert await rt.shelf("copies").get("a") == kept and await rt.shelf("copies").scan() == [("a", kept)]
+    async with Runtime(sqlite(tmp_path), encryption=FIRST) as rt:
+        await rt.shelf("sealed").put("a", kept)
+        assert await rt.shelf("sealed").get("a") == kept
+
+
+async def test_without_keys_a_signal_under_a_key_and_a_prune_name_the_key(tmp_path: Path) -> None:
+    """Where a signal for a thread goes is kept on a shelf, too."""
+    made = waiting()
+    async with Runtime(sqlite(tmp_path), skills=[made], encryption=FIRST) as rt:
+        run = await rt.invoke(made, {}, thread_id="talk")
+        await rt.signal("talk", "other", key="s1")
+    async with Runtime(sqlite(tmp_path)) as rt:
+        with pytest.raises(KeyUnavailable):
+            await rt.signal("talk", "other", key="s1")
+        await rt.prune(dt.timedelta(0))
+    async with Runtime(sqlite(tmp_path), skills=[made], encryption=FIRST) as rt:
+        assert (await rt.signal("talk", "other", key="s1")).run_id == run.run_id
+
+
+SHOWN = (
+    "runs", "waits", "show {}", "show {} --full", "explain {}", "events {}", "steps {}", "attempts {}", "effects {}", "checkpoints {}", "outbox", "ledger", "doctor",
+)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["no keys", "another key"])
+@pytest.mark.parametrize("form", ["", " --json"], ids=["text", "json"])
+def test_where_a_text_is_encrypted_its_key_is_shown(form: str, lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§14.5: whoever looks without the key is told which one is wanted, in words and not in ciphertext."""
+    (tmp_path / "keys").write_text(as_line("k1", K1))
+    (tmp_path / "other").write_text(as_line("k3", K3))
+    (tmp_path / "told.py").write_text(TOLD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_KEYS", str(tmp_path / "keys"))
+    monkeypatch.delenv("HOLDFAST_KEYS_STRICT", raising=False)
+    for name, code in (("asks", 4), ("breaks", 1), ("twice", 4)):
+        assert CliRunner().invoke(cli, ["run", f"told.py:{name}"]).exit_code == code
+    assert CliRunner().invoke(cli, ["deny", "last", "--reason", f"{WORD} denied"]).exit_code == 0
+    runs = [run["run_id"] for run in json.loads(CliRunner().invoke(cli, ["runs", "--json"]).stdout)["runs"]]
+    monkeypatch.setenv("HOLDFAST_KEYS", str(tmp_path / "other") if lost else "")
+    told = []
+    for words in SHOWN:
+        for run_id in runs if "{}" in words else runs[:1]:
+            done = CliRunner().invoke(cli, (words.format(run_id) + form).split())
+            assert "HFsealed" not in done.output and WORD not in done.output, words
+            told.append(done.output)
+    assert sum("encrypted under k1" in text for text in told) > 10
+    assert "approval: encrypted under k1" in told[0] if not form else json.loads(told[1])["waits"][0]["prompt"] == "encrypted under k1"
+
+
+TOLD = f"""
+from holdfast import Context, flow
+
+
+def fail() -> None:
+    raise ValueError("{WORD} failure")
+
+
+@flow("asks", version="1")
+async def asks(ctx: Context) -> None:
+    ctx.log.warning("{WORD} note")
+    await ctx.approve("{WORD} first?", show="{WORD} shown")
+
+
+@flow("breaks", version="1")
+async def breaks(ctx: Context) -> None:
+    ctx.send("nope", {{"text": "{WORD}"}}, key="1")
+    ctx.record("rows", "one", {{"text": "{WORD}"}})
+    await ctx.map(str, ["{WORD} item"])
+    await ctx.step(fail)
+
+
+@flow("twice", version="1")
+async def twice(ctx: Context) -> None:
+    await ctx.approve("{WORD} again?")
+"""
 
 
 async def test_shelves_and_stores_by_hand(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, State, Tool, append, thread
+from holdfast import Context, Graph, Runtime, State, Tool, append, flow, thread
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, RunFailed, RunNotFound, RunWaiting, StoreCorrupt
 from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.engine.look.snapshot import snapshot
@@ -211,6 +212,30 @@ async def test_lanes_show_who_holds_and_who_waits() -> None:
         (lane,) = await rt.lanes()
         assert (lane.session_key, lane.lane, lane.holder, lane.expires_at, lane.queued) == ("t", "main", holder.run_id, None, [behind.run_id])
         assert [w.owner for w in await rt.workers()] == [rt.owner]
+
+
+@pytest.mark.parametrize("upgrade", [False, True])
+async def test_workers_say_what_they_serve(upgrade: bool, tmp_path: Path) -> None:
+    """The same in Python as in the table of the command line: a worker's skills, each in its version, and none of a process that only drives what it begins."""
+
+    @flow("greet", version="7")
+    async def greet(ctx: Context) -> str:
+        return "hello"
+
+    url = f"sqlite:///{tmp_path}/a.db"
+    async with Runtime(url, skills=[graph(), greet]) as rt, Runtime(url) as other:
+        await rt.invoke(greet, {})
+        assert [(w.owner, w.serves, w.upgrade) for w in await other.workers() if w.owner == rt.owner] == [(rt.owner, [], False)]
+        stop, until = asyncio.Event(), asyncio.get_running_loop().time() + 30
+        work = asyncio.ensure_future(rt.worker(stop=stop, upgrade=upgrade))
+        while not (found := [w for w in await other.workers() if w.serves]):
+            assert asyncio.get_running_loop().time() < until
+            await asyncio.sleep(0)
+        stop.set()
+        await work
+        [worker] = found
+        assert {(s.skill_id, s.version) for s in worker.serves} == {(s.id, s.version) for s in (graph(), greet)}
+        assert all(s.fingerprint and s.workspace is None for s in worker.serves) and worker.upgrade is upgrade and worker.owner == rt.owner
 
 
 @pytest.mark.parametrize("url", ["memory:", "sqlite:///{}/a.db"])

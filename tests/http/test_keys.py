@@ -19,6 +19,7 @@ from holdfast.api.problems import Stopped
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.errors import RequestConflict, StoreBusy
 from holdfast.core.lease import Alive
+from holdfast.encryption import Keys
 from holdfast.stores import MemoryStore
 from holdfast.testing import VirtualClock
 from holdfast.ui import SESSIONS
@@ -543,3 +544,23 @@ async def test_a_key_is_of_one_tenant() -> None:
             await http.post("/v1/runs", json={"skill_id": "notes", "input": {"name": t}}, headers={"Authorization": f"Bearer {t}", "Idempotency-Key": "k"}) for t in tokens
         ]
         assert [m.status_code for m in made] == [202, 202] and len(await rt.runs()) == 2
+
+
+@pytest.mark.parametrize("encryption", [None, Keys({"k2": b"2" * 32}), Keys({"k1": b"2" * 32})], ids=["none", "lost", "wrong"])
+async def test_a_server_without_the_key_says_so(encryption: Keys | None, tmp_path: Path) -> None:
+    """§16.4: tokens and kept answers are encrypted where payloads are. A server that cannot read them is not at fault by any input: it is 503, with the key's id."""
+    clock, idempotent = VirtualClock(), {"Idempotency-Key": "k"}
+    async with opened(STORES[1], tmp_path, clock, encryption=Keys({"k1": b"1" * 32})) as rt, served(rt, tokens=False) as http:
+        secret = await token(rt, "admin")
+        first = await http.post("/v1/runs", json={"skill_id": "notes"}, headers=idempotent)
+        kept = await http.post(f"/v1/runs/{first.json()['run_id']}/cancel", json={}, headers=idempotent)
+        assert kept.status_code == 202
+    async with opened(STORES[1], tmp_path, clock, encryption=encryption) as rt:
+        async with served(rt) as http:
+            refused = [await http.get(path, headers={"Authorization": f"Bearer {secret}"}) for path in ("/v1/runs", "/v1/workers", "/metrics")]
+        async with served(rt, tokens=False) as http:
+            refused.append(await http.post(f"/v1/runs/{first.json()['run_id']}/cancel", json={}, headers=idempotent))
+            assert (await http.get("/v1/runs")).status_code == 200, "all else goes on"
+        for answer in refused:
+            assert (answer.status_code, answer.json()["code"]) == (503, "key_unavailable") and "'k1'" in answer.json()["detail"]
+            assert "Retry-After" in answer.headers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvicorn
@@ -88,7 +88,7 @@ def _try_to_bind(family: int, kind: int, protocol: int, place: Any) -> OSError |
     return None
 
 
-def run(application: Any, host: str, port: int, began: Callable[[str], None]) -> Awaitable[None]:
+def run(application: Any, host: str, port: int, began: Callable[[str], None]) -> Coroutine[Any, Any, None]:
     """Serves until a signal ends it.
 
     Raises:

@@ -20,13 +20,13 @@ from holdfast.cli import output as o
 from holdfast.cli.driving import progress_for
 from holdfast.cli.pages import EXITS, RESTING
 from holdfast.cli.progress import Progress, watch
-from holdfast.cli.session import Call, Within, actor_option, add_paging, options, over, page, parse, run_argument
+from holdfast.cli.session import Call, Within, actor_option, add_paging, check_cursor, options, over, page, parse, run_argument
 from holdfast.core import describe
 from holdfast.core.errors import InvalidInput, LaneBlocked, NothingEligible, RunIsLive, UsageError
 from holdfast.core.explain import Advice
 from holdfast.core.selection import where as selected
 from holdfast.core.status import TERMINAL
-from holdfast.core.waits import CONSENTS, WaitKind
+from holdfast.core.waits import CONSENTS, WaitKind, check_action
 from holdfast.handle import Decided, when
 from holdfast.runtime import MOST_DECISIONS, Runtime
 
@@ -109,6 +109,7 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
         if run_id is not None:
             seen = await rt.look.snapshot(run_id, check=False)
             return *page([describe.plain(w) for w in seen.waits], lambda w: str(w["wait_id"]), limit, cursor), now
+        await check_cursor(rt, cursor)
         asked, more = await rt.look.waits(before=cursor, limit=limit or WAITS)
         return [describe.plain(w) for w in asked], more, now
 
@@ -129,7 +130,7 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
         sendings.doubtful(call, intent)
     if not found and not unknown:
         click.echo("nothing waits")
-    o.more(call.line("waits", *([run_id] if run_id is not None else [])), more)
+    o.more(call.next_page(more))
     return 0
 
 
@@ -248,6 +249,7 @@ def _decide_all(call: Call, bulk: Bulk, dry_run: bool) -> int:
 
     async def act(rt: Runtime) -> list[Decided]:
         selection = bulk.selection()
+        check_action(bulk.action)
         if dry_run:
             return [Decided(run.run_id, wait.wait_id, bulk.action in wait.available_actions) for run, wait in await rt.look.waiting(selected(selection), bulk.limit)]
         return await rt.decide_all(

@@ -78,8 +78,11 @@ def run(call: Call, target: str | None, given: str | None, thread: str | None, k
     chosen = targets.one(target, example=given is not None)
     progress = progress_for(call)
 
+    async def begin(rt: Runtime) -> Run[Any]:
+        return await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy)
+
     async def act(rt: Runtime) -> dict[str, Any]:
-        made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy)
+        made = await begin(rt)
         if progress is not None and not made.deduplicated:
             click.echo(f"{chosen.skill.id} {made.run_id}", err=True)
         if made.status not in TERMINAL and not (made.deduplicated and made.condition is not Condition.QUEUED):
@@ -89,7 +92,7 @@ def run(call: Call, target: str | None, given: str | None, thread: str | None, k
                 click.echo(o.inline(e.line()), err=True)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 
-    return pages.finish(call, over(call, act, [chosen.skill], make=True))
+    return pages.finish(call, over(call, act, [chosen.skill], make=True, tried=begin))
 
 
 @click.command()
@@ -110,7 +113,7 @@ def submit(
         made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy, at=begin, delay=after)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 
-    found = over(call, act, [chosen.skill], make=True)
+    found = over(call, act, [chosen.skill], make=True, tried=act)
     if call.as_json:
         o.emit(found)
     else:

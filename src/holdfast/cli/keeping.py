@@ -11,8 +11,9 @@ from holdfast.cli import pages
 from holdfast.cli.session import Call, actor_option, options, over, run_argument, there
 from holdfast.cli.times import lasting
 from holdfast.core import describe
+from holdfast.core.errors import HoldfastError
 from holdfast.core.jsons import json_of
-from holdfast.ports import Pruned
+from holdfast.ports import Pruned, RunFilter
 from holdfast.runtime import Runtime
 
 
@@ -63,6 +64,8 @@ def migrate(call: Call) -> int:
         click.echo(f"{call.store} has no schema of its own: nothing to do")
     elif before == after:
         click.echo(f"{call.store} has schema {after}: nothing to do")
+    elif before is None:
+        click.echo(f"{call.store} is created with schema {after}")
     else:
         click.echo(f"{call.store}: schema {before} is now {after}")
     return 0
@@ -96,7 +99,16 @@ def import_(call: Call, folder: str) -> int:
 
     Their events stay the same byte for byte. Runs that the store already holds are not changed.
     """
-    taken, there = over(call, lambda rt: rt.import_runs(folder), make=True, long="importing")
+
+    async def find(rt: Runtime) -> None:
+        """Refuses a folder from which no run at all can be imported."""
+        try:
+            await rt.import_runs(folder)
+        except HoldfastError:
+            if not await rt.store.runs(RunFilter(limit=1)):
+                raise
+
+    taken, there = over(call, lambda rt: rt.import_runs(folder), make=True, long="importing", tried=find)
     if call.as_json:
         o.emit({"imported": taken, "present": there})
     else:

@@ -10,9 +10,9 @@ from typing import Any
 import click
 import msgspec
 
-from holdfast.cli import drawing, lineage, pages, targets, times
+from holdfast.cli import drawing, extras, lineage, pages, targets, times
 from holdfast.cli import output as o
-from holdfast.cli.session import MOST, RUN_ID, Call, add_paging, extra, options, over, page, run_argument, whole_id
+from holdfast.cli.session import MOST, RUN_ID, Call, add_paging, check_cursor, find_next, options, over, page, run_argument, whole_id
 from holdfast.core import describe
 from holdfast.core.describe import AttemptView, CheckpointView, RunView, StepView
 from holdfast.core.errors import SkillUnknown
@@ -45,30 +45,35 @@ def runs(
 ) -> int:
     """List runs, newest first."""
 
-    async def act(rt: Runtime) -> tuple[list[RunView], int]:
+    async def act(rt: Runtime) -> tuple[list[RunView], str | None, int]:
         now = rt.store.now()
         wanted = Wanted(
             status=status, condition=condition, skill_id=skill, thread_id=thread, tag=tag, text=text, since=times.past(since, "--since", now),
             until=times.past(until, "--until", now), limit=limit, before=cursor,
         )
-        if not watch:
-            return await rt.look.runs(wanted, values=call.as_json), now
-        before: list[RunView] | None = None
-        async for _ in changes(rt):
-            found = await rt.look.runs(wanted, values=call.as_json)
-            if found != before:
-                _list(call, found, rt.store.now(), limit, any((status, condition, skill, thread, tag, text, since, until)), again=before is not None)
-            before = found
-        return [], now
+        await check_cursor(rt, cursor)
 
-    found, now = over(call, act)
+        async def look() -> tuple[list[RunView], str | None]:
+            found = await rt.look.runs(wanted, values=call.as_json)
+            return found, await find_next(found, limit, lambda r: r.run_id, lambda last: rt.look.find(msgspec.structs.replace(wanted, before=last, limit=1), values=False))
+
+        if not watch:
+            return *await look(), now
+        before: tuple[list[RunView], str | None] | None = None
+        async for _ in changes(rt):
+            found = await look()
+            if found != before:
+                _list(call, *found, rt.store.now(), any((status, condition, skill, thread, tag, text, since, until)), again=before is not None)
+            before = found
+        return [], None, now
+
+    found, more, now = over(call, act)
     if not watch:
-        _list(call, found, now, limit, any((status, condition, skill, thread, tag, text, since, until)))
+        _list(call, found, more, now, any((status, condition, skill, thread, tag, text, since, until)))
     return 0
 
 
-def _list(call: Call, found: list[RunView], now: int, limit: int, narrowed: bool, *, again: bool = False) -> None:
-    more = found[-1].run_id if len(found) == limit else None
+def _list(call: Call, found: list[RunView], more: str | None, now: int, narrowed: bool, *, again: bool = False) -> None:
     if call.as_json:
         o.emit({"runs": [describe.plain(r) for r in found], "next_cursor": more})
         return
@@ -91,7 +96,7 @@ def _list(call: Call, found: list[RunView], now: int, limit: int, narrowed: bool
             for r in found
         ],
     )
-    o.more(call.line("runs"), more)
+    o.more(call.next_page(more))
 
 
 def _about(run: RunView) -> str:
@@ -151,7 +156,7 @@ def show(call: Call, run_id: str, full: bool, watch: bool, page_file: str | None
 
 def _page(call: Call, run_id: str, file: str) -> int:
     """Writes a run's page as one file that needs nothing else."""
-    alone = extra("holdfast.ui").alone
+    alone = extras.ui.alone
 
     async def act(rt: Runtime) -> tuple[Snapshot, list[RunView]]:
         seen = await rt.look.snapshot(run_id)
@@ -214,7 +219,7 @@ def steps(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int
         o.emit({"steps": [describe.plain(s) for s in found], "next_cursor": more})
         return 0
     _step_table(found)
-    o.more(call.line("steps", run_id), more)
+    o.more(call.next_page(more))
     return 0
 
 
@@ -251,7 +256,7 @@ def attempts(call: Call, run_id: str, limit: int | None, cursor: str | None) -> 
         o.emit({"attempts": [describe.plain(a) for a in found], "next_cursor": more})
         return 0
     _attempt_table(found)
-    o.more(call.line("attempts", run_id), more)
+    o.more(call.next_page(more))
     return 0
 
 
@@ -290,30 +295,30 @@ _USUAL: dict[str, Any] = {"outcome": "ok", "attempt": 1, "lane": "main", "queue"
 
 @click.command()
 @run_argument()
-@click.option("--after", "--cursor", "after", type=click.IntRange(0, MOST), default=0, metavar="N", help="Only events after number N: the next_cursor of the previous page.")
+@click.option("--cursor", "--after", "cursor", type=click.IntRange(0, MOST), default=0, metavar="N", help="Only events after number N: the next_cursor of the previous page.")
 @click.option("--limit", type=click.IntRange(1, MOST), metavar="N", help="How many at most.")
 @click.option("--follow", is_flag=True, help="Also print new events as they happen, until the run ends; with --json, one object a line.")
 @options()
-def events(call: Call, run_id: str, after: int, limit: int | None, follow: bool) -> int:
+def events(call: Call, run_id: str, cursor: int, limit: int | None, follow: bool) -> int:
     """Show what happened, in order."""
 
-    async def act(rt: Runtime) -> list[EventView]:
+    async def act(rt: Runtime) -> tuple[list[EventView], int | None]:
         if not follow:
-            return await rt.events(run_id, after, limit=limit)
-        async for event in rt.events(run_id, after, follow=True, limit=limit):
+            page = await rt.events(run_id, cursor, limit=limit)
+            return page, await find_next(page, limit, lambda e: e.seq, lambda last: rt.events(run_id, last, limit=1))
+        async for event in rt.events(run_id, cursor, follow=True, limit=limit):
             click.echo(o.as_json(_event(event)) if call.as_json else _event_line(_event(event)))
-        return []
+        return [], None
 
-    found = over(call, act)
+    found, more = over(call, act)
     if follow:
         return 0
-    more = found[-1].seq if limit is not None and len(found) == limit else None
     if call.as_json:
         o.emit({"events": [_event(e) for e in found], "next_cursor": more})
         return 0
     for event in found:
         click.echo(_event_line(_event(event)))
-    o.more(call.line("events", run_id), more)
+    o.more(call.next_page(more))
     return 0
 
 
@@ -378,7 +383,7 @@ def checkpoints(call: Call, run_id: str, limit: int | None, cursor: str | None) 
             for c in found
         ],
     )
-    o.more(call.line("checkpoints", run_id), more)
+    o.more(call.next_page(more))
     return 0
 
 

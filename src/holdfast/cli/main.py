@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TextIO, cast
 
@@ -29,7 +30,8 @@ HELP = """Durable runs: graphs and flows that survive crashes, restarts and long
 \b
   holdfast demo                          see it work, on this git repository
   holdfast new hello                     a skill to start from, with its test
-  holdfast run hello.py                  run it, and watch its progress
+  holdfast run hello.py --input '{"name": "Ada"}'
+                                         run it, and watch its progress
   holdfast runs, show, events            list and inspect runs
   holdfast approve, resume, cancel       decide and resume
 
@@ -69,5 +71,10 @@ for title, commands in SECTIONS.items():
 
 def main() -> None:
     """The entry point of ``holdfast`` and ``python -m holdfast``."""
-    sys.stdout, sys.stderr = cast(TextIO, output.Shown(sys.stdout)), cast(TextIO, output.Shown(sys.stderr))
-    cli.main(args=sys.argv[1:], prog_name="holdfast")
+    # Python has None in place of a stream whose descriptor is closed.
+    out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    sys.stdout, sys.stderr = cast(TextIO, output.Answered(out)), cast(TextIO, output.Told(err))
+    try:
+        cli.main(args=sys.argv[1:], prog_name="holdfast")
+    finally:
+        sys.stdout, sys.stderr = out, err  # which Python flushes at its end

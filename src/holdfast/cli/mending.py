@@ -22,7 +22,8 @@ from holdfast.engine.keep.check import Checker, Findings
 from holdfast.engine.keep.repair import Repair
 from holdfast.ports import RunFilter, Store, offers_health, offers_reindexing, offers_vouching
 from holdfast.runtime import Runtime
-from holdfast.stores.sqlite.keeping import set_aside
+from holdfast.stores import open_url
+from holdfast.stores.sqlite.keeping import check_file, set_aside
 
 
 class File(Protocol):
@@ -192,7 +193,8 @@ def to_do(problems: Sequence[Mapping[str, Any]], idle: int, start: str) -> list[
 @options()
 def backup(call: Call, file: Path) -> int:
     """Copy the store to FILE while it is in use."""
-    there(call, UsageError)
+    _file(open_url(call.store), "backup")
+    there(call)
     over(call, lambda rt: _file(rt.store, "backup").backup(str(file)), long="copying")
     if call.as_json:
         o.emit({"file": str(file), "bytes": file.stat().st_size})
@@ -210,6 +212,9 @@ def restore(call: Call, file: Path) -> int:
     Processes that opened the old store are refused from then on. The files of a damaged store are kept beside it under another name.
     """
     kept: str | None = None
+    _file(open_url(call.store), "restore")
+    if call.missing is not None:  # what cannot be restored makes no store
+        check_file(str(file))
 
     async def act(rt: Runtime) -> int:
         await _file(rt.store, "restore").restore(str(file))

@@ -13,7 +13,22 @@ import click
 from holdfast import machine
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
-from holdfast.cli.session import MOST, Call, Project, Within, actor_option, add_paging, handling, options, over, page, parse, run_argument
+from holdfast.cli.session import (
+    MOST,
+    Call,
+    Project,
+    Within,
+    actor_option,
+    add_paging,
+    find_next,
+    foreign,
+    handling,
+    options,
+    over,
+    page,
+    parse,
+    run_argument,
+)
 from holdfast.cli.targets import setting
 from holdfast.core import describe
 from holdfast.core.describe import EffectView, LaneView, LimitView, QueueView, WorkerView
@@ -21,7 +36,6 @@ from holdfast.core.errors import UsageError
 from holdfast.core.intents import ABANDON, REDRIVE, RULINGS
 from holdfast.core.limits import MOST as MOST_AT_ONCE
 from holdfast.core.limits import Limit
-from holdfast.core.offers import Offer
 from holdfast.handle import IntentView, when
 from holdfast.runtime import Runtime
 from holdfast.workers.toolrunner import RemoteTools
@@ -45,7 +59,7 @@ def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> i
         click.echo("no effects")
         return 0
     pages.effect_table(found)
-    o.more(call.line("effects", run_id), more)
+    o.more(call.next_page(more))
     return 0
 
 
@@ -54,22 +68,28 @@ def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> i
 @click.option("--state", metavar="S", help="Only intents in this state: queued, sending, sent, unknown, dead, abandoned.")
 @click.option("--type", "type_", metavar="T", help="Only intents of this type.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="How many at most.")
+@click.option("--cursor", metavar="INTENT", help="Continue after this intent: the next_cursor of the previous page.")
 @options()
-def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None, limit: int) -> int:
+def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None, limit: int, cursor: str | None) -> int:
     """List outgoing messages (intents) and their states.
 
     If it is unknown whether a message was sent, or no tool runner can answer a request, the commands that settle it are shown.
     """
 
-    async def act(rt: Runtime) -> tuple[list[dict[str, Any]], dt.datetime]:
-        kept = await rt.intents(run_id, state=state, type=type_, limit=limit)
+    async def act(rt: Runtime) -> tuple[list[dict[str, Any]], str | None, dt.datetime]:
+        if cursor is not None:
+            named = await rt.store.intent(cursor)
+            if named is None or run_id not in (None, named.run_id):
+                raise foreign(cursor)
+        kept = await rt.intents(run_id, state=state, type=type_, after=cursor, limit=limit)
+        more = await find_next(kept, limit, lambda i: i.intent_id, lambda last: rt.intents(run_id, state=state, type=type_, after=last, limit=1))
         stuck.update(await sendings.stuck(rt, kept))
-        return await sendings.intents_of(rt, kept), when(rt.store.now())
+        return await sendings.intents_of(rt, kept), more, when(rt.store.now())
 
     stuck: set[str] = set()
-    found, now = over(call, act)
+    found, more, now = over(call, act)
     if call.as_json:
-        o.emit({"intents": found, "next_cursor": None})
+        o.emit({"intents": found, "next_cursor": more})
         return 0
     if not found:
         click.echo("the outbox is empty" if state is None else f"no intents are {o.inline(state)}")
@@ -83,6 +103,7 @@ def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None,
             sendings.doubtful(call, intent)
         elif _lacking(intent):
             click.echo(f"{intent['intent_id']}  {o.paint(o.inline(intent['type'], 24), 'yellow')} waits: {o.inline(intent['detail'], 240)}")
+    o.more(call.next_page(more))
     return 0
 
 
@@ -210,37 +231,38 @@ def _rule(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
 @run_argument(required=False)
 @click.option("--topic", metavar="T", help="Only rows of this topic.")
 @click.option("--key", metavar="K", help="Only rows under this key.")
-@click.option("--after", type=click.IntRange(0, MOST), metavar="N", help="Continue after this row: the next_cursor of the previous page.")
+@click.option("--cursor", "--after", "cursor", type=click.IntRange(0, MOST), metavar="N", help="Continue after this row: the next_cursor of the previous page.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="How many at most.")
 @options()
-def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, after: int | None, limit: int) -> int:
+def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, cursor: int | None, limit: int) -> int:
     """List the rows that nodes wrote with ctx.record."""
 
-    async def act(rt: Runtime) -> list[dict[str, Any]]:
-        rows = await rt.ledger(run_id, topic=topic, key=key, after=after, limit=limit)
+    async def act(rt: Runtime) -> tuple[list[dict[str, Any]], int | None]:
+        rows = await rt.ledger(run_id, topic=topic, key=key, after=cursor, limit=limit)
         masks = {r: await rt.mask(r) for r in {row.run_id for row in rows}}
-        return [masks[r.run_id].record(r.record()) for r in rows]
+        more = await find_next(rows, limit, lambda r: r.number, lambda last: rt.ledger(run_id, topic=topic, key=key, after=last, limit=1))
+        return [masks[r.run_id].record(r.record()) for r in rows], more
 
-    found = over(call, act)
-    more = found[-1]["number"] if len(found) == limit else None
+    found, more = over(call, act)
     if call.as_json:
         o.emit({"ledger": found, "next_cursor": more})
         return 0
     if not found:
-        click.echo("the ledger is empty" if (run_id, topic, key, after) == (None,) * 4 else "the ledger has no rows that match")
+        click.echo("the ledger is empty" if (run_id, topic, key, cursor) == (None,) * 4 else "the ledger has no rows that match")
         return 0
     o.table(
         ["row", "run", "topic", "key", "created", "data"],
         [[str(r["number"]), r["run_id"], o.inline(r["topic"]), o.inline(r["key"]), o.clock(r["created_at"]), o.inline(json.dumps(r["data"], default=str), 60)] for r in found],
     )
+    o.more(call.next_page(more))
     return 0
 
 
 def _processes(call: Call, name: str) -> int:
-    async def act(rt: Runtime) -> tuple[list[WorkerView], dict[str, Offer | None], int]:
-        return await rt.workers(), {w.owner: w.offer for w in await rt.store.workers()}, rt.store.now()
+    async def act(rt: Runtime) -> tuple[list[WorkerView], int]:
+        return await rt.workers(), rt.store.now()
 
-    found, offers, now = over(call, act)
+    found, now = over(call, act)
     if call.as_json:
         o.emit({name: [describe.plain(w) for w in found], "next_cursor": None})
         return 0
@@ -250,16 +272,14 @@ def _processes(call: Call, name: str) -> int:
     alive = {"true": o.paint("alive", "green"), "false": o.paint("dead", "red")}
     o.table(
         ["owner", "process", "runs", "started", "expires", "serves"],
-        [[o.inline(w.owner), alive.get(w.alive, "unknown"), str(w.runs), o.ago(w.started_at, when(now)), o.ago(w.expires_at, when(now)), _name_served(offers.get(w.owner))] for w in found],
+        [[o.inline(w.owner), alive.get(w.alive, "unknown"), str(w.runs), o.ago(w.started_at, when(now)), o.ago(w.expires_at, when(now)), _name_served(w)] for w in found],
     )
     return 0
 
 
-def _name_served(offer: Offer | None) -> str:
+def _name_served(worker: WorkerView) -> str:
     """The skills that a worker serves, each with its version and the beginning of its shape."""
-    if offer is None or not offer.works:
-        return ""
-    return o.inline(" ".join(dict.fromkeys(f"{s.skill_id}@{s.version} ({s.fingerprint[:8]})" for s in offer.shapes)) + (" --upgrade" if offer.upgrade else ""), 120)
+    return o.inline(" ".join(dict.fromkeys(f"{s.skill_id}@{s.version} ({s.fingerprint[:8]})" for s in worker.serves)) + (" --upgrade" if worker.upgrade else ""), 120)
 
 
 @click.command()
@@ -434,7 +454,7 @@ def unset_limit(call: Call, name: str, reason: str, actor: str) -> int:
 
 
 def _set_bound(call: Call, act: Callable[[Runtime], Awaitable[LimitView]]) -> int:
-    found = over(call, act, make=True)
+    found = over(call, act, make=True, tried=act)
     if call.as_json:
         o.emit(describe.plain(found))
     else:

@@ -6,6 +6,7 @@ the cursor of an operator's terminal nor break a line in two.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
@@ -14,7 +15,7 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 import click
@@ -126,8 +127,66 @@ class Shown:
         self._stream.write(text if text.isprintable() else show_raw(text))
         return len(text)
 
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def drop(self) -> None:
+        """From now on nothing goes to the descriptor, where a write has failed: Python would try again at its end."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class Gone(Exception):
+    """Whoever reads standard output has closed it: nothing more is wanted of the command. It is no OSError, so that no pipe of a run's is taken for this one."""
+
+
+class Answered(Shown):
+    """Standard output, which holds the answer. Once a write has failed each further one fails in the same way, whoever has passed over the first."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._failed: Exception | None = None
+
+    def write(self, text: str) -> int:
+        with self._trying():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._trying():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            yield
+        except OSError as e:
+            self.drop()
+            self._failed = Gone() if isinstance(e, BrokenPipeError) else OSError(e.errno, e.strerror, "standard output")
+            raise self._failed from e
+
+
+class Told(Shown):
+    """Standard error: what is told beside the answer. That it cannot be written decides nothing, neither what is done nor the exit code."""
+
+    def write(self, text: str) -> int:
+        with self._trying():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._trying():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self.drop()
 
 
 def inline(text: object, limit: int = 0) -> str:
@@ -163,10 +222,10 @@ def pad(text: str, to: int) -> str:
     return text + " " * max(0, to - columns(text))
 
 
-def more(command: str, cursor: object) -> None:
+def more(command: str | None) -> None:
     """The command that shows the next page; nothing on the last one."""
-    if cursor is not None:
-        click.echo(paint(f"more: {command} --cursor {cursor}", dim=True))
+    if command is not None:
+        click.echo(paint(f"more: {command}", dim=True))
 
 
 WHOLE = frozenset({"run", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since", "next", "held by"})

@@ -75,7 +75,8 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
     click.echo(f"{o.inline(run['skill_id'])} {run['run_id']}  {heading(run)}")
     for wait in run["waits"]:
         describe_question(wait)
-        advise(answers(call, wait, alone=alone(run)), indent="      ")
+        if call.is_kept:
+            advise(answers(call, wait, alone=alone(run)), indent="      ")
     if run["cancel_requested_at"] and run["status"] not in TERMINAL:
         click.echo(f"  {o.mark('bad')} cancel requested at {o.clock(run['cancel_requested_at'])}: it ends when its current step has been cut off")
     if run["error"] is not None:
@@ -87,6 +88,10 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
         limit = max(20, o.width() - 24)
         result = run["result"]
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in (result.items() if isinstance(result, dict) else [("result", result)]))
+    if not call.is_kept:  # no other command reaches it
+        if run["status"] not in TERMINAL:
+            click.echo("  the run was kept in memory and is gone now; --store names a store that lasts")
+        return
     ended = [Advice("See why it ended, and what to do:", call.line("explain", run["run_id"]))] if run["condition"] == Condition.HALTED else []
     advise([*ended, *advice(call, run)])
 

@@ -15,7 +15,7 @@ from holdfast.cli.session import Call, actor_option, options, over
 from holdfast.cli.times import lasting, moment
 from holdfast.core import schedules as sch
 from holdfast.core import views
-from holdfast.core.errors import InvalidInput, SkillUnknown
+from holdfast.core.errors import InvalidInput, SkillUnknown, UsageError
 from holdfast.core.wording import YOUR_FILE
 from holdfast.handle import Schedule, when
 from holdfast.runtime import Runtime
@@ -145,6 +145,8 @@ def add(
     When the clocks change, a cron line that names hours still fires once for each slot: a skipped time fires right after the
     change, a repeated time only the first time. A line for every hour fires by elapsed time.
     """
+    if catch_up > 1 and missed != "catch-up":
+        raise UsageError("--catch-up says how many missed slots are run afterwards, and --missed skip runs none", hint="add --missed catch-up, or leave out --catch-up")
     data, length, late = inputs(given), None if every is None else lasting(every), lasting(grace)
     chosen = targets.one(target, example=False)
 
@@ -155,7 +157,7 @@ def add(
         )
         return made, when(rt.store.now())
 
-    made, now = over(call, act, [chosen.skill], make=True)
+    made, now = over(call, act, [chosen.skill], make=True, tried=act)
     if catch_up > 1 and missed == "catch-up" and overlap == "skip":
         click.echo(f"{o.mark('part')} {ONE_ONLY}", err=True)
     _say(call, made, now)

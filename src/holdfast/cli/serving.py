@@ -8,6 +8,7 @@ import datetime as dt
 import os
 import threading
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,18 +16,24 @@ from urllib.parse import urlsplit
 import click
 
 from holdfast import logs, machine
-from holdfast.access import SHELF, Access, FileTokens, Scope, Tokens, Unauthorized
+from holdfast.access import SHELF, Access, FileTokens, Issued, Scope, Tokens, Unauthorized
+from holdfast.cli import extras, targets
 from holdfast.cli import output as o
-from holdfast.cli import targets
-from holdfast.cli.session import Call, extra, handling, login, options, over, trace
+from holdfast.cli.session import Call, export, handling, login, options, over
 from holdfast.cli.times import lasting
 from holdfast.core.errors import InvalidInput, UsageError
 from holdfast.core.views import iso
 from holdfast.handle import when
 from holdfast.runtime import Runtime
 
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-HOSTS = frozenset({*LOOPBACK, "[::1]"})
+HOSTS = frozenset({"127.0.0.1", "::1", "[::1]", "localhost"})
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @click.command()
@@ -48,26 +55,28 @@ def serve(
 
     With TARGETs it also executes runs. Without them it only records submissions and decisions, and needs none of your code.
     """
-    if no_auth and host not in LOOPBACK:
+    if no_auth and not _is_loopback(host):
         raise UsageError(f"--no-auth is allowed only on loopback, and {host} is not a loopback address", hint="use --host 127.0.0.1, or leave out --no-auth and make a token: holdfast token create --scopes view")
     if no_auth and token_file is not None:
         raise UsageError("--no-auth and --token-file cannot be combined", hint="give one of them")
     if public_url is not None and (not public_url.startswith(("https://", "http://")) or not urlsplit(public_url).netloc):
         raise InvalidInput(f"{public_url!r} is not an http or https URL", field="public_url", hint="https://runs.example.org/holdfast")
-    api, server = extra("holdfast.api"), extra("holdfast.api.server")
+    api, server = extras.api, extras.server
     chosen = targets.skills(targets.several(target)) if target else []
     rt = Runtime(call.store, skills=chosen, lease=call.lease, base_url=public_url)
     tokens = None if token_file is None else FileTokens(Path(token_file), lambda: Tokens(rt.shelf(SHELF)))
     if log_format is not None:
         logs.show(log_format)
 
+    exporting = export(rt)
+
     async def drives(stop: asyncio.Event) -> None:
-        async with trace(rt):
-            await rt.worker(stop=stop)
+        async with exporting:
+            await (rt.worker(stop=stop) if chosen else stop.wait())
 
     made = api.app(
-        rt, tokens=False if no_auth else tokens, pages=not no_pages, open_metrics=open_metrics, drives=drives if chosen else None,
-        hosts=sorted(HOSTS) if no_auth else None, public_url=public_url,
+        rt, tokens=False if no_auth else tokens, pages=not no_pages, open_metrics=open_metrics, drives=drives,
+        hosts=sorted({*HOSTS, f"[{host}]" if ":" in host else host}) if no_auth else None, public_url=public_url,
     )
 
     def began(url: str) -> None:
@@ -91,7 +100,7 @@ def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str
     An MCP client starts this command and speaks with it on standard input and output. With TARGETs it also executes runs.
     With --token-file the client may do what the token allows, to the runs of the token's tenant, for as long as the token is valid.
     """
-    made = extra("holdfast.integrations.mcp", "mcp")
+    made = extras.mcp
     chosen = targets.skills(targets.several(target)) if target else []
 
     async def act(rt: Runtime) -> None:
@@ -188,15 +197,17 @@ def _show(access: Access) -> dict[str, Any]:
 def create(call: Call, scopes: str, tenant: str, expires: str, actor: str) -> int:
     """Create a token; it is printed once and kept as a hash."""
     span = None if expires == "never" else lasting(expires)
+    if span is not None and span < dt.timedelta(seconds=1):
+        raise InvalidInput(f"a token that is valid for {expires} is never valid", field="expires", hint="12h, 90d, or never")
 
-    async def act(rt: Runtime) -> Any:
+    async def act(rt: Runtime) -> Issued:
         now = rt.store.now()
         until = None if span is None else now + span // dt.timedelta(microseconds=1)
         words = [s.strip() for s in scopes.split(",") if s.strip()]
         return await Tokens(rt.shelf(SHELF)).create(words, now=now, tenant_id=tenant, actor=actor, expires_at=until)
 
-    made = over(call, act, make=True)
-    a: Access = made.access
+    made = over(call, act, make=True, tried=act)
+    a = made.access
     if call.as_json:
         o.emit({"id": a.id, "token": made.token, "tenant_id": a.tenant_id, "scopes": [str(s) for s in a.scopes], "expires_at": iso(a.expires_at), "actor": a.actor})
         return 0

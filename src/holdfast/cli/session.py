@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 from urllib.parse import unquote
@@ -26,10 +25,11 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from holdfast.authoring import Skill, Tool
+from holdfast.cli import extras
 from holdfast.cli import output as o
 from holdfast.cli.targets import names_skills, setting, workspace
 from holdfast.core import canon
-from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
+from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, RunPruned, UsageError
 from holdfast.core.jsons import json_of
 from holdfast.core.limits import Limit
 from holdfast.core.status import LIVE
@@ -96,6 +96,10 @@ class Call:
             context = context.parent
         return self.line(*path, *words)
 
+    def next_page(self, cursor: object) -> str | None:
+        """The command that was typed, for the page after this one; None on the last page."""
+        return None if cursor is None else self.retype(cursor=str(cursor))
+
     def spell(self, text: str) -> str:
         """What the library tells people to type, as it is typed here: with the program's name, this store, and the project's skills."""
         if "--store" in text:
@@ -106,9 +110,19 @@ class Call:
         said = _COMMAND.sub(lambda m: f"{start} {m[1]}" if m[1] in commands else m[0], text)
         return said.replace(f" {YOUR_FILE}", "") if names_skills() else said
 
+    @property
+    def looking(self) -> Call:
+        """The same, for what only looks and drives nothing."""
+        return dataclasses.replace(self, drives=False)
+
     def schema(self) -> int | None:
         """The schema of the store as it stands."""
         return schema_version(self.store)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether anything is left of the store when the command has ended."""
+        return self.store not in ("memory:", "memory://")
 
     @property
     def file(self) -> Path | None:
@@ -173,12 +187,12 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
             if debug:
                 context.meta[DEBUG] = True
             above = context.find_root().params
-            given = store or (f"workspace:{workspace}" if workspace else None) or above.get("store")
-            if store and workspace:
+            if store is not None and workspace is not None:
                 raise UsageError("--store and --workspace cannot be combined: each names a store", hint="give one of them")
-            named = given or os.environ.get("HOLDFAST_STORE") or default
+            given = next((url for url in (store, None if workspace is None else f"workspace:{workspace}", above.get("store")) if url is not None), None)
+            named = given if given is not None else os.environ.get("HOLDFAST_STORE") or default
             usual = choose_store(None)
-            url = named or usual
+            url = usual if named is None else named
             call = Call(url, url != usual, as_json, lease, drives)
             try:
                 for name in (p.name for p in context.command.params if isinstance(p.type, RunName)):
@@ -253,7 +267,7 @@ def whole_id(call: Call, text: str) -> str:
             return [run.run_id for run, _ in await rt.store.runs(RunFilter(limit=1))]
         return [i for i in await keeper(rt.store).run_ids(text, 3) if i.startswith(text)]
 
-    found = over(dataclasses.replace(call, drives=False), look)
+    found = over(call.looking, look)
     if len(found) > 1:
         raise AmbiguousRun(f"several runs' ids begin with {text}: {', '.join(found[:2])}{', …' if len(found) > 2 else ''}", hint="give more of the id")
     if not found and text == LAST:
@@ -280,6 +294,37 @@ def add_paging(most: str = "All of them, if not given.") -> Callable[[F], F]:
     return declare
 
 
+C = TypeVar("C", str, int)
+
+
+async def find_next(found: Sequence[T], limit: int | None, name: Callable[[T], C], beyond: Callable[[C], Awaitable[Sequence[object]]]) -> C | None:
+    """The cursor of a page, if it is full and there is something after it. ``beyond`` reads what comes after a cursor."""
+    if limit is None or len(found) < limit:
+        return None
+    cursor = name(found[-1])
+    return cursor if await beyond(cursor) else None
+
+
+async def check_cursor(rt: Runtime, cursor: str | None) -> None:
+    """Refuses a cursor of a list of runs that no page has ended with; a run that was pruned meanwhile still has its place.
+
+    Raises:
+        InvalidInput: there was never such a run.
+    """
+    if cursor is not None:
+        try:
+            await rt.look.find_row(cursor)
+        except RunPruned:
+            return
+        except (RunNotFound, InvalidInput):
+            raise foreign(cursor) from None
+
+
+def foreign(cursor: str) -> InvalidInput:
+    """What a cursor is refused with that is none of the list's."""
+    return InvalidInput(f"{cursor!r} is not a cursor of this list", field="cursor", hint="give the next_cursor of the page before")
+
+
 def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor: str | None) -> tuple[list[T], str | None]:
     """The items after the one that the cursor names, and the cursor of the page after them.
 
@@ -290,7 +335,7 @@ def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor
     if cursor is not None:
         start = next((n for n, item in enumerate(items, 1) if name(item) == cursor), 0)
         if not start:
-            raise InvalidInput(f"{cursor!r} is not a cursor of this list", hint="give the next_cursor of the page before")
+            raise foreign(cursor)
     found = list(items[start:] if limit is None else items[start : start + limit])
     return found, name(found[-1]) if found and start + len(found) < len(items) else None
 
@@ -346,27 +391,14 @@ class Within(click.FloatRange):
         return found
 
 
-def extra(module: str, name: str = "serve") -> Any:
-    """A module that comes with an extra of this name.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return import_module(module)
-    except ImportError as e:
-        raise UsageError(f"this needs {e.name}", hint=f"pip install 'holdfast[{name}]'", code=f"{name}_missing") from e
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 
 
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-
-
-def trace(rt: Runtime) -> contextlib.AbstractAsyncContextManager[Any]:
-    """Traces what this process drives, where the standard variables of OpenTelemetry ask for it (§18)."""
+def export(rt: Runtime) -> contextlib.AbstractAsyncContextManager[None]:
+    """Sends the traces and metrics of this process, where the standard variables of OpenTelemetry ask for them (§18)."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return contextlib.nullcontext()
-    telemetry = extra("holdfast.telemetry", "telemetry")
-    return telemetry.traced(rt) if telemetry.wanted() else contextlib.nullcontext()
+    return extras.telemetry.export(rt)
 
 
 # -- running ----------------------------------------------------------------------------------------
@@ -403,25 +435,29 @@ class Patience:
 
 
 def over(
-    call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False, transports: str | Project | None = None, long: str = ""
+    call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False, transports: str | Project | None = None, long: str = "",
+    tried: Callable[[Runtime], Awaitable[object]] | None = None,
 ) -> T:
     """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made; an error
     that comes of that says so, and else a line on stderr does.
 
     What drives has the project's transports, tools, policy and limits; ``transports`` is a TARGET that stands in place of the first, or
-    what stands in place of them all. ``long`` says what is under way, where it may take more than a second.
+    what stands in place of them all. ``long`` says what is under way, where it may take more than a second. ``tried`` is done to a store
+    in memory first where ``make`` is to make one, so that what is refused leaves none behind.
 
     SIGINT and SIGTERM end the act: what it drives is handed back at its next safe boundary (§10.13).
     """
 
     project = transports if isinstance(transports, Project) else Project.of(transports) if call.drives else Project()
     missing = None if make else call.missing
+    if tried is not None and make and call.missing is not None:
+        over(dataclasses.replace(call.looking, store="memory:"), tried, skills, make=True)
 
     async def whole() -> T:
         async with Runtime(
             call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy,
             limits=project.limits, workspace=project.workspace,
-        ) as rt, trace(rt) if call.drives else contextlib.nullcontext(), Patience(long):
+        ) as rt, export(rt) if call.drives else contextlib.nullcontext(), Patience(long):
             return await stoppable(act(rt), call, rt)
 
     try:
@@ -436,14 +472,14 @@ def over(
     return found
 
 
-def there(call: Call, error: type[UsageError] = NotFound) -> None:
+def there(call: Call) -> None:
     """Refuses a command that means nothing for a store that is not there.
 
     Raises:
-        UsageError: nobody has made it yet.
+        NotFound: nobody has made it yet.
     """
     if (path := call.missing) is not None:
-        raise error(f"there is no store at {path.absolute()}", hint="check the current folder, or choose another store with --store", code="no_store")
+        raise NotFound(f"there is no store at {path.absolute()}", hint="check the current folder, or choose another store with --store", code="no_store")
 
 
 async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
@@ -534,8 +570,10 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except Exception as e:
-            if ctx.meta.get(DEBUG) and not isinstance(e, click.exceptions.Exit | click.Abort):
+            if ctx.meta.get(DEBUG) and not isinstance(e, click.exceptions.Exit | click.Abort | o.Gone):
                 sys.excepthook(type(e), e, e.__traceback__)
+            if isinstance(e, BrokenPipeError):  # of a run's own, for stdout has an error of its own: click would end without a word
+                raise HoldfastError(f"{e.filename or 'input or output'}: {e.strerror or e}", code="io_error") from e
             raise
 
 
@@ -551,8 +589,7 @@ def _end(act: Callable[[], Any]) -> int:
         _say("stopped")
         return 130
     except click.exceptions.NoArgsIsHelpError as e:
-        click.echo(e.message)  # of a group that is typed alone the message is its help
-        return 0
+        return _end(functools.partial(click.echo, e.message))  # of a group that is typed alone the message is its help
     except click.UsageError as e:
         name = e.ctx.command_path if e.ctx is not None else "holdfast"
         _say(f"usage: {_plain(e.format_message())} ({name} --help)")
@@ -566,10 +603,8 @@ def _end(act: Callable[[], Any]) -> int:
     except KeyboardInterrupt:
         _say("stopped: interrupted")
         return 130
-    except BrokenPipeError:
-        # Whoever read us has seen enough; Python must not flush into the closed pipe once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except o.Gone:
+        return 128 + signal.SIGPIPE
     except OSError as e:
         _say(f"io_error: {e.filename or 'input or output'}: {e.strerror or e}")
         return 1

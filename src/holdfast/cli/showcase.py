@@ -28,6 +28,7 @@ from holdfast.core.waits import APPROVE, DENY, RETRY
 from holdfast.demo import repository
 from holdfast.demo.notes import graph
 from holdfast.demo.receiver import Receiver
+from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import EventView
 from holdfast.runtime import Runtime
 
@@ -101,7 +102,7 @@ def _show(story: Story, source: Path, place: Path, crash: bool, ask: bool, yes: 
     call = story.call
     story.run_id = _submit(story, source, place)
     _drive(story, crash)
-    while (run := over(call, lambda rt: pages.run_object(rt, story.run_id)))["status"] == Status.WAITING_FOR_HUMAN:
+    while (run := over(call.looking, lambda rt: pages.run_object(rt, story.run_id)))["status"] == Status.WAITING_FOR_HUMAN:
         answer = _answer(story, run, ask, yes)
         if answer is None:
             return _rest(story, run)
@@ -157,7 +158,7 @@ def _drive(story: Story, crash: bool) -> None:
     if crash:
         before = _version(story)
         killed = _kill(story)
-        over(story.call, lambda rt: _replay(story, rt, before))
+        over(story.call.looking, lambda rt: _replay(story, rt, before))
         if killed is None:
             return
         story.killed_at, story.killed = _version(story), killed
@@ -188,7 +189,7 @@ def _version(story: Story) -> int:
     async def act(rt: Runtime) -> int:
         return int((await rt.get(story.run_id)).version)
 
-    return over(story.call, act)
+    return over(story.call.looking, act)
 
 
 def _decide(story: Story, answer: Answer) -> None:
@@ -283,11 +284,11 @@ def _not_again(events: list[EventView], killed_at: int) -> list[str]:
 
 
 def _tell(story: Story) -> int:
-    async def act(rt: Runtime) -> Any:
+    async def act(rt: Runtime) -> tuple[Snapshot, list[EventView]]:
         return await rt.look.snapshot(story.run_id), await rt.events(story.run_id)
 
     call = story.call
-    seen, events = over(call, act)
+    seen, events = over(call.looking, act)
     run = describe.plain(seen.detail())
     if call.as_json:
         return pages.finish(call, run)

@@ -196,11 +196,11 @@ def check_size(data: bytes, field: str, most: int = VALUE_BYTES) -> bytes:
 # -- options --------------------------------------------------------------------------------------
 
 
-def refuse_unknown(name: object, known: Iterable[str], where: str) -> UnknownOption:
-    """The refusal of an option that nobody knows, with the one that is most like it."""
+def refuse_unknown(name: object, known: Iterable[str], where: str, message: str = "") -> UnknownOption:
+    """The refusal of an option that nobody knows, with the one that is most like it. ``message``: what is said before its name, in place of where it is not."""
     label = name[:80] if isinstance(name, str) else show(name)
     found = difflib.get_close_matches(label, sorted(known), n=1, cutoff=0.0)
-    return UnknownOption(label, found[0] if found else "", where)
+    return UnknownOption(label, found[0] if found else "", where, message and f"{message} {label!r}")
 
 
 def guess(name: str, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import canon
+from holdfast.core.envelopes import legible
 from holdfast.core.errors import HoldfastError
 from holdfast.core.masks import mask
 
@@ -20,7 +21,7 @@ class Called(msgspec.Struct, frozen=True, array_like=True, gc=False):
     item: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.item})" if self.item else self.name
+        return f"{self.name} ({legible(self.item)})" if self.item else self.name
 
 
 MOST_BRIEF = 40

@@ -20,13 +20,14 @@ from holdfast.core.commit import LedgerRow
 from holdfast.core.consistency import Problem
 from holdfast.core.drawing import mermaid
 from holdfast.core.effects import Effect
+from holdfast.core.envelopes import legible
 from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError
 from holdfast.core.graph import START, Node, Program
 from holdfast.core.intents import Intent
 from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Alive, Lease, counter
 from holdfast.core.masks import NOTHING, Mask
-from holdfast.core.offers import NoWorker
+from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
@@ -356,7 +357,7 @@ def legacy(of: RunView) -> LegacyView:
     if of.status == Status.COMPLETED:
         return LegacyView(status="completed", result=of.result, error=None)
     if of.status in (Status.FAILED, Status.CANCELED):
-        return LegacyView(status="failed", result=None, error=of.error.message if of.error is not None else of.stop_reason)
+        return LegacyView(status="failed", result=None, error=legible(of.error.message) if of.error is not None else of.stop_reason)
     return LegacyView(status="running", result=None, error=None)
 
 
@@ -369,8 +370,8 @@ def lease_of(lease: Lease | None) -> LeaseView:
 def error(of: ErrorValue | None) -> ErrorView | None:
     if of is None:
         return None
-    frames = [FrameView(file=f.file, line=f.line, function=f.function, source=f.source) for f in of.frames]
-    return ErrorView(type=of.type, message=of.message, code=of.code, hint=of.hint, where=of.where, frames=frames)
+    frames = [FrameView(file=f.file, line=f.line, function=f.function, source=legible(f.source)) for f in of.frames]
+    return ErrorView(type=of.type, message=legible(of.message), code=of.code, hint=legible(of.hint), where=of.where, frames=frames)
 
 
 def wait(of: Wait, effect: Effect | None = None, *, status: Status | None = None) -> WaitView:
@@ -382,7 +383,7 @@ def wait(of: Wait, effect: Effect | None = None, *, status: Status | None = None
         step=of.step,
         task=of.task,
         path=of.path,
-        prompt=of.prompt,
+        prompt=legible(of.prompt),
         name=of.name,
         show=show(of.show),
         available_actions=list(of.available_actions),
@@ -417,8 +418,8 @@ def decision(of: Decision) -> DecisionView:
         wait_id=of.wait_id,
         action=of.action,
         actor=of.actor,
-        feedback=of.feedback,
-        note=of.note,
+        feedback=legible(of.feedback),
+        note=legible(of.note),
         payload=show(of.payload),
         decided_at=iso(of.decided_at),
         resume=of.resume,
@@ -488,6 +489,8 @@ def payload(run_id: str, happened: ev.Event) -> dict[str, JSON]:
 
 
 def _field(name: str, given: Any) -> JSON:
+    if isinstance(given, str):
+        return legible(given)
     if isinstance(given, bytes) and name != "hash":
         return show(given)  # all other bytes in a fact are an encoded value
     if isinstance(given, ErrorValue):
@@ -640,7 +643,7 @@ def effect(of: Effect) -> EffectView:
         closed=of.closed,
         blob=of.blob,
         undo=of.undo,
-        detail=of.detail,
+        detail=legible(of.detail),
         args=show(of.args),
         undone=of.undone,
     )
@@ -718,13 +721,13 @@ def intent(of: Intent, *, no_transport: bool = False) -> IntentView:
         created_at=iso(of.created_at),
         due=iso(of.due_at),
         settled_at=iso(of.settled_at),
-        detail=of.detail,
+        detail=legible(of.detail),
         no_transport_for=of.type if no_transport and of.open else None,
         payload=show(of.payload) if of.payload else None,
         target=of.target,
         owner=of.owner,
         lease_until=iso(of.lease_until),
-        rulings=[RulingView(at=iso(r.at), actor=r.actor, reason=r.reason, action=r.action, forced=r.forced) for r in of.rulings],
+        rulings=[RulingView(at=iso(r.at), actor=r.actor, reason=legible(r.reason), action=r.action, forced=r.forced) for r in of.rulings],
         wait_id=of.wait_id,
     )
 
@@ -756,14 +759,32 @@ def ledger(of: LedgerRow) -> LedgerView:
 # -- who works, and what on -------------------------------------------------------------------------
 
 
+class ServedView(Shape, frozen=True, kw_only=True):
+    """A skill that a worker serves, in one version. ``fingerprint``: of its graph; ``workspace``: the folder its tools work in, if it says one."""
+
+    skill_id: str
+    version: str
+    fingerprint: str
+    workspace: str | None
+
+
 class WorkerView(Shape, frozen=True, kw_only=True):
-    """A process that holds leases. ``alive`` is ``"true"``, ``"false"`` (proven) or ``"unknown"``."""
+    """A process that holds leases. ``alive`` is ``"true"``, ``"false"`` (proven) or ``"unknown"``. ``serves``: the skills whose runs it takes; none where it
+    drives only what it begins itself. ``upgrade``: it takes their runs in whatever version they began."""
 
     owner: str
     started_at: str | None
     expires_at: str | None
     alive: str
     runs: int
+    serves: list[ServedView]
+    upgrade: bool
+
+
+def list_served(of: Offer | None) -> list[ServedView]:
+    """What an offer says of skills; a process that claims no runs serves none."""
+    shapes = () if of is None or not of.works else dict.fromkeys(of.shapes)
+    return [ServedView(skill_id=s.skill_id, version=s.version, fingerprint=s.fingerprint, workspace=s.workspace) for s in shapes]
 
 
 class StepView(Shape, frozen=True, kw_only=True):
@@ -1000,7 +1021,7 @@ def schedule(of: Schedule, now: int, *, next_local: str | None = None, last_loca
         fired=of.fired,
         skipped_missed=of.skipped_missed,
         skipped_overlap=of.skipped_overlap,
-        error=of.error or None,
+        error=legible(of.error) or None,
         created_at=iso(of.created_at),
         changes=[ScheduleChangeView(at=iso(c.at), actor=c.actor, what=c.what) for c in of.changes],
     )

@@ -9,7 +9,7 @@ stands a text: the mark, and the same bytes in base64.
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ MARK = b"HFsealed"
 TEXT = MARK.decode() + ":"
 _AT = {0xC7: 3, 0xC8: 4, 0xC9: 6}  # where an extension's content begins, by its first byte
 
+Text = TypeVar("Text", bound=str | None)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -113,9 +114,34 @@ def unavailable(header: Header) -> KeyUnavailable:
     return KeyUnavailable(header.key_id, header.run_id, header.place)
 
 
+def legible(text: Text) -> Text:
+    """A text as it may be shown: in the place of an encrypted one the key that it is encrypted under."""
+    if text is None or not text.startswith(TEXT):
+        return text
+    header = header_of(text)
+    return text if header is None else f"encrypted under {header.key_id}"  # type: ignore[return-value]
+
+
+def place_of(shelf: str, key: str) -> str:
+    """The place of a shelf's row."""
+    return f"shelf:{shelf}:{key}"
+
+
+def in_clear(row: bytes, shelf: str, key: str) -> bytes:
+    """A shelf's row as it may be handed out. Where a store has no keys at all it gives what is kept, which for an encrypted row is no data.
+
+    Raises:
+        KeyUnavailable: it is the envelope that was written in this place.
+    """
+    header = header_of(row) if is_sealed(row) else None
+    if header is not None and header.place == place_of(shelf, key):
+        raise unavailable(header)
+    return row
+
+
 def show(header: Header) -> dict[str, str]:
     """What a view has in the place of the payload."""
     return {"sealed": header.key_id}
 
 
-__all__ = ["CODE", "MARK", "TEXT", "VERSION", "Envelope", "Header", "as_text", "header_of", "is_sealed", "open_envelope", "show", "unavailable", "unwrap", "wrap"]
+__all__ = ["CODE", "MARK", "TEXT", "VERSION", "Envelope", "Header", "as_text", "header_of", "in_clear", "is_sealed", "legible", "open_envelope", "place_of", "show", "unavailable", "unwrap", "wrap"]

@@ -74,9 +74,9 @@ class UnknownOption(UsageError, TypeError):
 
     code = "unknown_option"
 
-    def __init__(self, name: str, nearest: str, where: str) -> None:
+    def __init__(self, name: str, nearest: str, where: str, message: str = "") -> None:
         meant = f"did you mean {nearest!r}?" if nearest else "it takes no options"
-        super().__init__(f"{where} has no option {name!r}", hint=meant)
+        super().__init__(message or f"{where} has no option {name!r}", hint=meant)
         self.name = name
         self.nearest = nearest
 

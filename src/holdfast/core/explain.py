@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.core import events as ev
 from holdfast.core.effects import BY_DECISION, ELSEWHERE, Effect, EffectStatus
+from holdfast.core.envelopes import legible
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, Condition, Status
@@ -202,7 +203,7 @@ def _open_effects(events: Sequence[ev.Event]) -> list[ev.SideEffectAttempted]:
 
 
 def _name(effect: ev.SideEffectAttempted) -> str:
-    detail = f" ({effect.detail})" if effect.detail else ""
+    detail = f" ({legible(effect.detail)})" if effect.detail else ""
     return f"The effect {effect.task}.{effect.path}{detail}"
 
 
@@ -253,13 +254,13 @@ def _sentence(fact: ev.Fact | ev.Unknown, actor: str) -> str:
         case ev.WaitTimedOut():
             return "Nobody answered by the deadline."
         case ev.WaitDenied(actor=who, action=action, reason=reason):
-            return f"{who} tried to {action} and was refused{f': {reason}' if reason else ''}."
+            return f"{who} tried to {action} and was refused{f': {legible(reason)}' if reason else ''}."
         case ev.SideEffectUnknown(task=task):
             return f"The process died during a side effect of the step {task}; its outcome is unknown."
         case ev.PolicyEvaluated(verdict="deny", subject=subject, reason=reason):
-            return f"The policy denied the step {subject}{f': {reason}' if reason else ''}."
+            return f"The policy denied the step {subject}{f': {legible(reason)}' if reason else ''}."
         case ev.RunCancelRequested(reason=reason):
-            return f"{actor} asked to cancel it{f': {reason}' if reason else ''}."
+            return f"{actor} asked to cancel it{f': {legible(reason)}' if reason else ''}."
         case ev.RunInterrupted(cause=cause):
             return f"It was interrupted: {cause}."
         case ev.RunFailed(error=error):
@@ -278,11 +279,11 @@ def _tell_failure(error: ErrorValue) -> str:
     at = error.frames[-1] if error.frames else None
     place = f" ({at.file}:{at.line} in {at.function})" if at is not None else ""
     kind = error.type.rpartition(".")[2]
-    return f"{kind}: {' '.join(error.message.split())[:200]}{place}."
+    return f"{kind}: {' '.join(legible(error.message).split())[:200]}{place}."
 
 
 def _tell_question(wait: Wait) -> str:
-    text = " ".join((wait.prompt or wait.name or wait.kind.value).split())[:160].rstrip(".")
+    text = " ".join((legible(wait.prompt) or wait.name or wait.kind.value).split())[:160].rstrip(".")
     return text if wait.kind is WaitKind.EFFECT else f"{text} ({wait.kind.value})"
 
 
@@ -371,9 +372,9 @@ def _explain_halted(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _
             return _Why(f"Nobody answered by the deadline ({run.stop_reason}){asked}. This run cannot be resumed.", (fork, later))
         case ev.Event(fact=ev.PolicyEvaluated(subject=subject, reason=reason)):
             change = Advice("Change the policy, or what the step needs; then start a new run from its state.", fork.command)
-            return _Why(f"The policy denied the step {subject} ({run.stop_reason}){f': {reason}' if reason else ''}. This run cannot be resumed.", (change,))
+            return _Why(f"The policy denied the step {subject} ({run.stop_reason}){f': {legible(reason)}' if reason else ''}. This run cannot be resumed.", (change,))
         case ev.Event(fact=ev.WaitDecided(decision=decision)):
-            because = f": {decision.note or decision.feedback}" if decision.note or decision.feedback else ""
+            because = f": {legible(decision.note or decision.feedback)}" if decision.note or decision.feedback else ""
             return _Why(f"{decision.actor or 'Somebody'} ended it with the answer {decision.action} ({run.stop_reason}){because}. This run cannot be resumed.", (fork,))
     return _Why(f"A person or a policy ended it ({run.stop_reason}). This run cannot be resumed.", (fork,))
 
@@ -387,7 +388,8 @@ def _explain_cancelled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -
 
 def _explain_broken(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     error = run.error
-    hint = f" {error.hint[:1].upper()}{error.hint[1:]}." if error is not None and error.hint else ""
+    told = legible(error.hint) if error is not None else ""
+    hint = f" {told[:1].upper()}{told[1:]}." if told else ""
     why = f"It failed ({run.stop_reason}).{f' {_tell_failure(error)}' if error is not None else ''}{hint}"
     again = Advice("After you have fixed the cause, resume it where it stopped.", _resume(run, "--acknowledge", run.stop_reason or ""))
     fork = Advice("Or start a new run from its latest checkpoint.", f"holdfast fork {run.run_id} {target_of(run.target)}{_from(run)}")
@@ -403,7 +405,7 @@ def _explain_torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Wh
     start = Advice("Or start a worker: it takes the run over.", f"holdfast worker {target_of(run.target)}")
     check = Advice("Check its stored data for problems.", f"holdfast check {run.run_id}")
     if run.interrupted_at is not None or run.recovery == "hold":
-        cause = next((f" ({e.fact.cause})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
+        cause = next((f" ({legible(e.fact.cause)})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
         return _Why(f"It was interrupted{cause}. No worker continues it until a person resumes it.", (Advice("Resume it.", _resume(run)), check))
     ended = "has died without recording why: it was killed, or it could not write (for example, the disk was full)" if blocked.dead else "has not renewed its lease"
     why = f"The process that executed the run {ended}. No recorded result is lost; a step that was running is run again."

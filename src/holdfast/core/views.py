@@ -10,6 +10,7 @@ from types import MappingProxyType
 import msgspec
 
 from holdfast.core import events as ev
+from holdfast.core.envelopes import legible
 from holdfast.core.intents import Intent, IntentState
 from holdfast.core.lease import Lease
 from holdfast.core.run import UNATTENDED, Run
@@ -171,11 +172,11 @@ def _deliveries(intent: Intent) -> Iterator[tuple[int, Moment]]:
     for t in intent.tries:
         at = t.began_at if t.ended_at is None else t.ended_at
         took = None if t.ended_at is None else (t.ended_at - t.began_at) / 1_000_000
-        said = "" if t.error is None else t.error.message
+        said = "" if t.error is None else legible(t.error.message)
         told = ", ".join(x for x in (to, f"attempt {t.number}" if t.number > 1 else "") if x)
         yield at, Moment(iso(at), f"intent.{t.outcome or IntentState.SENDING}", step, took, f"{told}: {said}" if said else told)
     for r in intent.rulings:
-        why = f": {r.reason}" if r.reason else ""
+        why = f": {legible(r.reason)}" if r.reason else ""
         yield r.at, Moment(iso(r.at), f"intent.{r.action}", step, None, f"{to}, by {r.actor}{', forced' if r.forced else ''}{why}")
 
 
@@ -210,7 +211,7 @@ def _detail(event: ev.Event, names: Mapping[Place, str]) -> str:
         case ev.RunRecovered() as f:
             return f"from {f.previous_owner}: {f.cause}"
         case ev.RunFailed() as f:
-            return f"{f.stop_reason}: {f.error.message}"
+            return f"{f.stop_reason}: {legible(f.error.message)}"
         case ev.RunCanceled() as f:
             return f.stop_reason
         case ev.RunClaimed() | ev.RunHandedBack() | ev.AttemptTakenOver() as f:
@@ -221,25 +222,25 @@ def _detail(event: ev.Event, names: Mapping[Place, str]) -> str:
             again = f"attempt {f.attempt}" if f.attempt > 1 else ""
             return ", ".join(x for x in (told, "" if f.outcome == "ok" else f.outcome, again) if x)
         case ev.StepFailed() as f:
-            return f"{told and f'{told}: '}{f.error.type.rpartition('.')[2]}: {f.error.message}"
+            return f"{told and f'{told}: '}{f.error.type.rpartition('.')[2]}: {legible(f.error.message)}"
         case ev.StepRetryScheduled() as f:
-            return f"{told and f'{told}: '}again at {(iso(f.due) or '')[11:19]}Z: attempt {f.attempt} failed ({f.error.message})"
+            return f"{told and f'{told}: '}again at {(iso(f.due) or '')[11:19]}Z: attempt {f.attempt} failed ({legible(f.error.message)})"
         case ev.WaitRequested() as f:
-            return f"{f.wait.kind}: {f.wait.prompt or f.wait.name}"
+            return f"{f.wait.kind}: {legible(f.wait.prompt) or f.wait.name}"
         case ev.WaitTimedOut():
             return "nobody answered by the deadline"
         case ev.WaitDecided() as f:
-            return f"{f.decision.action} by {f.decision.actor}" + (", forced" if f.decision.forced else "") + (f": {f.decision.feedback}" if f.decision.feedback else "")
+            return f"{f.decision.action} by {f.decision.actor}" + (", forced" if f.decision.forced else "") + (f": {legible(f.decision.feedback)}" if f.decision.feedback else "")
         case ev.WaitDenied() as f:
-            return f"{f.action} by {f.actor} refused: {f.reason}"
+            return f"{f.action} by {f.actor} refused: {legible(f.reason)}"
         case ev.EffectFact() as f:
-            return f.detail or f.effect_id
+            return legible(f.detail) or f.effect_id
         case ev.IntentFact() as f:
-            return f"{f.intent_type} {f.detail}".strip()
+            return f"{f.intent_type} {legible(f.detail)}".strip()
         case ev.SignalReceived() as f:
             return f.name
         case ev.NoteAdded() as f:
-            return f.text
+            return legible(f.text)
         case ev.PolicyEvaluated() as f:
-            return f"{f.verdict}: {f.reason}" if f.reason else f.verdict
-    return str(getattr(event.fact, "cause", "") or getattr(event.fact, "reason", ""))
+            return f"{f.verdict}: {legible(f.reason)}" if f.reason else f.verdict
+    return legible(str(getattr(event.fact, "cause", "") or getattr(event.fact, "reason", "")))

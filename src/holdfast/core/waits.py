@@ -127,7 +127,7 @@ def check_action(action: object) -> None:
         UnknownOption: it is none of those there are; names the nearest.
     """
     if action not in KNOWN:
-        raise refuse_unknown(action, KNOWN, "the offer of actions")
+        raise refuse_unknown(action, KNOWN, "a decision", "there is no action")
 
 
 class OnTimeout(StrEnum):

@@ -465,10 +465,10 @@ class SealedStore:
     # -- shelves ------------------------------------------------------------------------------------
 
     def _shelf(self, shelf: str, key: str, data: bytes) -> bytes:
-        return self._of("", "").data(data, f"shelf:{shelf}:{key}")
+        return self._of("", "").data(data, envelopes.place_of(shelf, key))
 
     def _take(self, shelf: str, key: str, data: bytes) -> bytes:
-        place = f"shelf:{shelf}:{key}"
+        place = envelopes.place_of(shelf, key)
         if envelopes.is_sealed(data):
             return self._vault.open(data, "", "", place)
         if self.encryption.strict:

@@ -375,13 +375,13 @@ class Looker:
 
     async def waits(self, tenant_id: str | None = None, *, before: str | None = None, limit: int = 100) -> tuple[list[describe.WaitView], str | None]:
         """Open waits of all runs that wait, those of the newest runs first; and the cursor of the next page, counted in runs."""
-        page = await self._store.runs(RunFilter(tenant_id=tenant_id, statuses=tuple(WAITING), before=before, limit=limit))
+        page = await self._store.runs(RunFilter(tenant_id=tenant_id, statuses=tuple(WAITING), before=before, limit=limit + 1))
         out: list[describe.WaitView] = []
-        for run, _ in page:
+        for run, _ in page[:limit]:
             effects = {e.effect_id: e for e in await self._store.effects(run.run_id)} if any(w.effect_id for w in run.waits) else {}
             hidden = await self.mask(run)
             out += [describe.hide(describe.wait(w, effects.get(w.effect_id or ""), status=run.status), hidden) for w in run.waits]
-        return out, page[-1][0].run_id if len(page) == limit else None
+        return out, page[limit - 1][0].run_id if len(page) > limit else None
 
     async def waiting(self, where: Where, limit: int) -> list[tuple[Run, Wait]]:
         """The open waits that a selection means, those of the oldest runs first, so many at most."""
@@ -486,7 +486,10 @@ class Looker:
     async def workers(self) -> list[describe.WorkerView]:
         """The processes that hold leases."""
         return [
-            describe.WorkerView(owner=w.owner, started_at=views.iso(w.started_at), expires_at=views.iso(w.expires_at), alive=w.alive, runs=w.runs)
+            describe.WorkerView(
+                owner=w.owner, started_at=views.iso(w.started_at), expires_at=views.iso(w.expires_at), alive=w.alive, runs=w.runs,
+                serves=(serves := describe.list_served(w.offer)), upgrade=bool(serves) and w.offer is not None and w.offer.upgrade,
+            )
             for w in await self._store.workers()
         ]
 

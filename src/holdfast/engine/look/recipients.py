@@ -13,7 +13,8 @@ import hashlib
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.codec import open_row
-from holdfast.core.errors import RecordDamaged
+from holdfast.core.envelopes import in_clear
+from holdfast.core.errors import KeyUnavailable, RecordDamaged
 from holdfast.core.run import Run
 from holdfast.core.status import NOT_ENDED, TERMINAL, Status
 from holdfast.engine.look.snapshot import find_run
@@ -47,7 +48,7 @@ async def _choose(store: Store, thread_id: str, said: cmd.Signal, tenant_id: str
                 return None
             if (chosen := await shelves.shelve_new(SHELF, place, run.run_id.encode())) is None:
                 return run
-        there = await store.get(chosen.decode())
+        there = await store.get(in_clear(chosen, SHELF, place).decode())
         if there is not None and (there[0].status not in TERMINAL or await find_received(store, there[0].run_id, said) is not None):
             return there[0]
         place += "/"
@@ -72,13 +73,15 @@ async def find_received(store: Store, run_id: str, said: cmd.Signal) -> ev.Signa
 
 
 async def forget(store: Shelves, keeper: Upkeep) -> None:
-    """Deletes the choices of runs that were pruned, whichever prune it was: one that was ended before it came here leaves them to the next."""
+    """Deletes the choices of runs that were pruned, whichever prune it was: one that was ended before it came here leaves them to the next, and
+    so does one without the keys of these rows."""
     after = ""
-    while rows := await store.shelf_scan(SHELF, "", after, PAGE):
-        for place, chosen in rows:
-            if await _is_pruned(keeper, chosen.decode()):
-                await store.unshelve(SHELF, place)
-        after = rows[-1][0]
+    with contextlib.suppress(KeyUnavailable):
+        while rows := await store.shelf_scan(SHELF, "", after, PAGE):
+            for place, chosen in rows:
+                if await _is_pruned(keeper, in_clear(chosen, SHELF, place).decode()):
+                    await store.unshelve(SHELF, place)
+            after = rows[-1][0]
 
 
 async def _is_pruned(keeper: Upkeep, run_id: str) -> bool:

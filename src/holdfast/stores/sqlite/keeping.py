@@ -269,8 +269,7 @@ class Keeping(Reading):
             StoreCorrupt, UnsupportedFormat: it is no store this release can read; nothing was changed.
         """
         source = os.fspath(path)
-        if not os.path.isfile(source):
-            raise UsageError(f"there is no file {source}", hint="give the path of a backup")
+        _there(source)
         db = self._read()
         await asyncio.to_thread(self._pour, source)
         with map_errors(self.path):
@@ -313,6 +312,23 @@ def _is_sound(db: apsw.Connection) -> bool:
     return [str(r[0]) for r in rows(db, "PRAGMA quick_check(1)")] == ["ok"]
 
 
+def _there(source: str) -> None:
+    if not os.path.isfile(source):
+        raise UsageError(f"there is no file {source}", hint="give the path of a backup")
+
+
+def check_file(source: str) -> None:
+    """Refuses a file that no store can be restored from.
+
+    Raises:
+        UsageError: there is no such file.
+        StoreCorrupt, UnsupportedFormat: it is no store this release can read.
+    """
+    _there(source)
+    with map_errors(source), shutting(connect(source, readonly=True)) as db:
+        check_backup(db, source)
+
+
 def set_aside(path: str, source: str) -> str:
     """Moves the files of a damaged store out of the way of the backup ``source``, and gives the new name of the first. Nothing is deleted.
 
@@ -320,8 +336,7 @@ def set_aside(path: str, source: str) -> str:
         StoreCorrupt, UnsupportedFormat: the backup is none that could take its place.
         StoreBusy: a living process still has the store open.
     """
-    with map_errors(source), shutting(connect(source, readonly=True)) as db:
-        check_backup(db, source)
+    check_file(source)
     if living := Liveness(f"{path}-live").living():
         raise StoreBusy(f"{path} is still open in {', '.join(living)}", hint="end these processes first, then restore again")
     kept = f"{path}.damaged-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}"
@@ -393,4 +408,4 @@ class _Log:
         return self._broken.get(run)
 
 
-__all__ = ["Keeping", "check_backup", "set_aside"]
+__all__ = ["Keeping", "check_backup", "check_file", "set_aside"]
