@@ -26,7 +26,7 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
 from holdfast import logs, meters
-from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized
+from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized, check_site
 from holdfast.api import bodies, metrics, openapi, streams
 from holdfast.api.answers import ANSWERS, Answers, Kept, Seen, in_progress, place
 from holdfast.api.problems import Stopped, headers, problem, status_of
@@ -52,8 +52,9 @@ _encode = msgspec.json.Encoder().encode
 class Api:
     """What the rows share: the runtime, the tokens, and what is under way."""
 
-    def __init__(self, rt: Runtime, tokens: Known | Mapping[str, Access] | bool | None, *, open_metrics: bool = False) -> None:
+    def __init__(self, rt: Runtime, tokens: Known | Mapping[str, Access] | bool | None, *, open_metrics: bool = False, public_url: str | None = None) -> None:
         self.rt = rt
+        self._public_url = public_url
         self.open_metrics = open_metrics
         self.stopping = asyncio.Event()
         self.jobs: set[asyncio.Task[Any]] = set()
@@ -156,6 +157,8 @@ class Api:
         if route.scope is not None and not (route.path == "/metrics" and self.open_metrics):
             access = await self.access(request)
             access.need(route.scope)
+        if route.method == "POST" and not self.asks:  # a browser adds no token by itself, but where none is asked for any page could act
+            check_site(request.headers, self._public_url)
         for name, value in request.path_params.items():
             text(value, name)
         query = bodies.convert(_query(request), route.query, strict=False)
@@ -266,7 +269,7 @@ def _query(request: Request) -> dict[str, str]:
 
 
 async def _body(request: Request) -> bytes:
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     told = request.headers.get("content-length", "0")
     if told.isdigit() and int(told) > bodies.MOST_BYTES:
         raise Stopped(413, "too_large", f"the body is larger than {bodies.MOST_BYTES} bytes", hint="keep large values outside and pass a reference")
@@ -275,8 +278,8 @@ async def _body(request: Request) -> bytes:
         data += part
         if len(data) > bodies.MOST_BYTES:
             raise Stopped(413, "too_large", f"the body is larger than {bodies.MOST_BYTES} bytes", hint="keep large values outside and pass a reference")
-    if data and kind != "application/json":
-        raise Stopped(415, "unsupported_media_type", f"the body must be application/json, not {kind[:80] or 'nothing'}", hint="Content-Type: application/json")
+    if kind != "application/json" and (data or kind):  # the empty form of a page names a type too
+        raise Stopped(415, "unsupported_media_type", f"the body must be application/json, not {kind[:80] or 'of no type'}", hint="Content-Type: application/json")
     return bytes(data)
 
 
@@ -346,7 +349,7 @@ def app(
             sent over TLS only. The proxy may strip that path or pass it on.
         drives: an async function that runs beside the server, such as a worker. It gets an event, and returns after the event is set.
     """
-    api = Api(rt, tokens, open_metrics=open_metrics)
+    api = Api(rt, tokens, open_metrics=open_metrics, public_url=public_url)
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
         by_path.setdefault(route.path, {})[route.method] = route

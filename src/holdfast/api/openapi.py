@@ -13,7 +13,7 @@ from holdfast.api.table import ROUTES, Route
 
 REF = "#/components/schemas/{name}"
 _ERRORS = {
-    "401": "No token, or one that is unknown, expired or revoked", "403": "The token, or a policy, does not allow it", "404": "It does not exist, or this token may not see it",
+    "401": "No token, or one that is unknown, expired or revoked", "403": "The token, a policy, or the site that the request comes from does not allow it", "404": "It does not exist, or this token may not see it",
     "405": "This path does not support the method", "406": "None of the media types in Accept is available", "409": "Another request was first, or the state of the run does not allow it",
     "412": "The run has changed since the version that If-Match names", "413": "The body is too large", "415": "The body is not JSON", "422": "Something in the request is not right",
     "429": "Too much is queued", "503": "The store cannot be reached, or the server is shutting down",

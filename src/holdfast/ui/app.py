@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
-from holdfast.access import Access, Forbidden, Scope
+from holdfast.access import Access, Forbidden, Scope, check_site
 from holdfast.core import bounds, describe
 from holdfast.core.errors import CheckpointNotFound, DecisionConflict, HoldfastError, InvalidInput, NotFound, Rejected
 from holdfast.core.intents import MARK_SENT
@@ -92,8 +92,19 @@ class Pages:
         ]
         made: list[BaseRoute] = [Path(path, self._guard(scope, page), methods=[method]) for path, method, scope, page in rows]
         return [
-            *made, Path("/login", self.login, methods=["GET", "POST"]), Path("/logout", self.logout, methods=["POST"]),
-            Path("/w/{token}", self.link, methods=["GET", "POST"]), Path("/zone", self.zone, methods=["POST"]), Path("/static/{name}", self.static, methods=["GET"]),
+            *made,
+            *(
+                Path(path, self._let_in(page), methods=[method])
+                for path, method, page in (
+                    ("/login", "GET", self.show_login),
+                    ("/login", "POST", self.login),
+                    ("/logout", "POST", self.logout),
+                    ("/w/{token}", "GET", self.show_link),
+                    ("/w/{token}", "POST", self.answer_link),
+                    ("/zone", "POST", self.zone),
+                    ("/static/{name}", "GET", self.static),
+                )
+            ),
         ]
 
     # -- around every page --------------------------------------------------------------------------
@@ -112,6 +123,15 @@ class Pages:
             except HoldfastError as e:
                 response = self._answer_error(request, viewer, e)
             return _secure(response)
+
+        return answer
+
+    def _let_in(self, page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                return _secure(await page(request))
+            except HoldfastError as e:
+                return _secure(self._answer_error(request, None, e))
 
         return answer
 
@@ -349,61 +369,57 @@ class Pages:
 
     # -- without a session --------------------------------------------------------------------------
 
+    async def show_login(self, request: Request) -> Response:
+        return self._page(request, "login.html", None, next=_local(request.query_params.get("next", "/")), wrong=False)
+
     async def login(self, request: Request) -> Response:
-        if request.method == "GET":
-            return _secure(self._page(request, "login.html", None, next=_local(request.query_params.get("next", "/")), wrong=False))
+        await _check_own(request, None, self._public)
         form = await _form(request)
         secret = await self._sessions.begin(form.get("token", "").strip())
         if secret is None:
-            return _secure(self._page(request, "login.html", None, status=401, next=_local(form.get("next", "/")), wrong=True))
+            return self._page(request, "login.html", None, status=401, next=_local(form.get("next", "/")), wrong=True)
         response = RedirectResponse(_local(form.get("next", "/")), 303)
         set_cookie(response, secret, secure=self._secure(request), path=_base(request) or "/")
-        return _secure(response)
+        return response
 
     async def logout(self, request: Request) -> Response:
         viewer = await self._sessions.viewer(request)
+        await _check_own(request, viewer, self._public)
         if viewer is not None:
-            await _check_own(request, viewer, self._public)
             await self._sessions.end(viewer.secret)
         response = RedirectResponse("/login", 303)
         response.delete_cookie(COOKIE, path=_base(request) or "/")
-        return _secure(response)
+        return response
 
-    async def link(self, request: Request) -> Response:
+    async def show_link(self, request: Request) -> Response:
         """A wait for somebody without an account: GET shows it, POST decides (§14.4). The link itself is the authority."""
         token = request.path_params["token"]
-        try:
-            wait = await self._rt.look.find_linked(token)
-            if request.method == "GET":
-                return _secure(self._page(request, "link.html", None, wait=wait, token=token, done=None))
-            form = await _form(request)
-            action = form.get("action", "")
-            payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
-            await self._rt.redeem(token, action, feedback=form.get("feedback") or None, note=form.get("note") or None, payload=payload)
-            return _secure(self._page(request, "link.html", None, wait=wait, token=token, done=action))
-        except HoldfastError as e:
-            return _secure(self._answer_error(request, None, e))
+        return self._page(request, "link.html", None, wait=await self._rt.look.find_linked(token), token=token, done=None)
+
+    async def answer_link(self, request: Request) -> Response:
+        token = request.path_params["token"]
+        wait, form = await self._rt.look.find_linked(token), await _form(request)
+        action = form.get("action", "")
+        payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
+        await self._rt.redeem(token, action, feedback=form.get("feedback") or None, note=form.get("note") or None, payload=payload)
+        return self._page(request, "link.html", None, wait=wait, token=token, done=action)
 
     async def zone(self, request: Request) -> Response:
         """Remembers in a cookie in which zone this browser is shown its times; nothing else is changed, so that it takes no session."""
         form, viewer = await _form(request), await self._sessions.viewer(request)
-        try:
-            await _check_own(request, viewer, self._public)
-        except Forbidden as e:
-            return _secure(self._answer_error(request, viewer, e))
+        await _check_own(request, viewer, self._public)
         response: Response = RedirectResponse(_local(form.get("next", "/")), 303)
         name = form.get("zone", "").strip()
-        if words.is_known_zone(name):
-            response.set_cookie(ZONE, name, max_age=365 * 24 * 3600, samesite="strict", secure=self._secure(request), path=_base(request) or "/")
-        else:
-            response = self._answer_error(request, viewer, InvalidInput(f"{name!r} is not a known time zone", field="zone", hint="Europe/Berlin, UTC"))
-        return _secure(response)
+        if not words.is_known_zone(name):
+            return self._answer_error(request, viewer, InvalidInput(f"{name!r} is not a known time zone", field="zone", hint="Europe/Berlin, UTC"))
+        response.set_cookie(ZONE, name, max_age=365 * 24 * 3600, samesite="strict", secure=self._secure(request), path=_base(request) or "/")
+        return response
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in TYPES:
-            return _secure(Response("not found", 404))
-        response = _secure(Response(render.asset(name), media_type=TYPES[name]))
+            return Response("not found", 404)
+        response = Response(render.asset(name), media_type=TYPES[name])
         response.headers["Cache-Control"] = "public, max-age=3600"
         return response
 
@@ -433,14 +449,7 @@ def _place(request: Request) -> str:
 
 def _local(place: str) -> str:
     """Where to go after the login: a path of this server, whatever was asked for."""
-    parts = urlsplit(place)
-    return place if place.startswith("/") and not place.startswith("//") and "\\" not in place and not parts.netloc else "/"
-
-
-def _from_here(request: Request, public: str | None) -> bool:
-    """Whether a form comes from these pages, by what the browser says of its origin."""
-    origin = request.headers.get("origin")
-    return origin in (None, "null") or urlsplit(origin).netloc in (request.headers.get("host"), urlsplit(public or "").netloc or None)
+    return place if place.startswith("/") and not place.startswith("//") and place.isprintable() and "\\" not in place else "/"
 
 
 async def _check_own(request: Request, viewer: Viewer | None, public: str | None) -> None:
@@ -449,8 +458,7 @@ async def _check_own(request: Request, viewer: Viewer | None, public: str | None
     Raises:
         Forbidden: it lacks the session's token, or comes from elsewhere.
     """
-    if not _from_here(request, public):
-        raise Forbidden("this form comes from another site", hint="use the forms of these pages")
+    check_site(request.headers, public, opaque=True)  # these pages send no referrer, so that browsers hide the origin of their forms
     if viewer is not None and not viewer.owns((await _form(request)).get("csrf", "")):
         raise Forbidden("this form does not belong to your session", hint="load the page again, then send it")
 
