@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,8 +42,10 @@ from holdfast.ports import offers_shelves
 from holdfast.protocols import PROTOCOLS
 from holdfast.runtime import Runtime
 from holdfast.ui import SESSIONS, Pages, sweep
+from holdfast.ui.requests import read_length
 
 log = logs.logger("holdfast.api")
+log.logger.addHandler(logs.LastResort(level=logging.ERROR))
 SWEEP_US = 3600 * 1_000_000
 SWEEP_SECONDS = 60.0
 TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -60,6 +63,7 @@ class Api:
         self.jobs: set[asyncio.Task[Any]] = set()
         self._given = tokens
         self._doing: set[str] = set()
+        self._driver: asyncio.Task[None] | None = None
         self._meter: Meter | None = None
         self._swept: int | None = None
         self._wires = streams.Wires(SharedSource(rt.store, rt.look))
@@ -84,6 +88,18 @@ class Api:
         if self._meter is None:
             self._meter = self.counting.enter_context(meters.on())
         return self._meter
+
+    def drive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begins what executes runs beside the server. If it ends before the server does, that is logged at once, and the server is not ready."""
+        self._driver = asyncio.ensure_future(work)
+        self._driver.add_done_callback(self._note_end)
+        return self._driver
+
+    def _note_end(self, driver: asyncio.Task[None]) -> None:
+        failed = None if driver.cancelled() else driver.exception()
+        if failed is not None or not self.stopping.is_set():
+            how = "was cancelled" if driver.cancelled() else "has ended" if failed is None else f"failed: {type(failed).__name__}"
+            log.error("the worker beside the server %s; the server executes no runs", how, exc_info=failed)
 
     async def sweep(self) -> None:
         """Deletes the answers of days that are over and the sessions that have ended, a little at a time; a store that fails is asked again later."""
@@ -220,6 +236,8 @@ class Api:
             case "/v1/ready":
                 if self.stopping.is_set():
                     raise Stopped(503, "draining", "the server is shutting down", hint="ask another one")
+                if self._driver is not None and self._driver.done():
+                    raise Stopped(503, "not_executing", "the worker beside the server has ended, so that the server executes no runs", hint="the server's log says why; restart the server")
                 await self.rt.store.schedules(0)
                 return Response(_encode(bodies.Health(status="ready")), media_type="application/json")
             case "/metrics":
@@ -270,8 +288,7 @@ def _query(request: Request) -> dict[str, str]:
 
 async def _body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    told = request.headers.get("content-length", "0")
-    if told.isdigit() and int(told) > bodies.MOST_BYTES:
+    if read_length(request.headers) > bodies.MOST_BYTES:
         raise Stopped(413, "too_large", f"the body is larger than {bodies.MOST_BYTES} bytes", hint="keep large values outside and pass a reference")
     data = bytearray()
     async for part in request.stream():
@@ -332,7 +349,7 @@ class Envelope:
 
 def app(
     rt: Runtime, *, tokens: Known | Mapping[str, Access] | bool | None = None, pages: bool = True, open_metrics: bool = False,
-    drives: Callable[[asyncio.Event], Awaitable[None]] | None = None, hosts: Sequence[str] | None = None, public_url: str | None = None,
+    drives: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None = None, hosts: Sequence[str] | None = None, public_url: str | None = None,
 ) -> Starlette:
     """The API of a runtime as an ASGI application, on its own or mounted in another, as in ``Mount("/ops", holdfast.api.app(rt))``.
 
@@ -348,6 +365,7 @@ def app(
         public_url: where browsers reach it, behind a proxy: its path is put before the links of pages, and with ``https`` cookies are
             sent over TLS only. The proxy may strip that path or pass it on.
         drives: an async function that runs beside the server, such as a worker. It gets an event, and returns after the event is set.
+            If it ends before, the error is logged and ``/v1/ready`` answers 503.
     """
     api = Api(rt, tokens, open_metrics=open_metrics, public_url=public_url)
     by_path: dict[str, dict[str, Route]] = {}
@@ -377,7 +395,7 @@ def app(
         async with contextlib.AsyncExitStack() as stack:
             if not rt.opened:
                 await stack.enter_async_context(rt)
-            worker = asyncio.ensure_future(drives(stop)) if drives is not None else None
+            worker = api.drive(drives(stop)) if drives is not None else None
             tidying = asyncio.ensure_future(api.keep_tidy())
             try:
                 yield

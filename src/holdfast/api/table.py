@@ -111,12 +111,6 @@ def _etag(run: describe.RunView) -> dict[str, str]:
     return {"ETag": f'"{run.version}"'}
 
 
-def _limit(limit: int) -> int:
-    if not 1 <= limit <= 500:
-        raise InvalidInput(f"limit must be from 1 to 500, not {limit}", field="limit")
-    return limit
-
-
 def _when(text: str | None, field: str) -> int | None:
     if text is None:
         return None
@@ -142,7 +136,7 @@ def _page(items: list[Any], name: Callable[[Any], str], query: b.PageQuery) -> t
         start = next((n for n, item in enumerate(items, 1) if name(item) == query.cursor), 0)
         if not start:
             raise InvalidInput(f"{query.cursor!r} is not a cursor of this list", field="cursor", hint="give the next_cursor of the page before")
-    found = items[start : start + _limit(query.limit)]
+    found = items[start : start + query.limit]
     return found, name(found[-1]) if found and start + len(found) < len(items) else None
 
 
@@ -150,7 +144,7 @@ async def list_runs(c: Call) -> Answer:
     q: b.RunsQuery = c.query
     wanted = Wanted(
         tenant_id=c.tenant, status=q.status, condition=q.condition, skill_id=q.skill_id, thread_id=q.thread_id, tag=q.tag, text=q.text,
-        since=_when(q.since, "since"), until=_when(q.until, "until"), limit=_limit(q.limit), before=q.cursor,
+        since=_when(q.since, "since"), until=_when(q.until, "until"), limit=q.limit, before=q.cursor,
     )
     found = await c.rt.look.runs(wanted, values=q.fields is None or not {"values", "result"}.isdisjoint(n.strip() for n in q.fields.split(",")))
     more = found[-1].run_id if len(found) == q.limit else None
@@ -180,9 +174,7 @@ def resting(run: Run) -> bool:
 
 async def list_events(c: Call) -> Answer:
     q: b.EventsQuery = c.query
-    if q.after < 0:
-        raise InvalidInput("after is an event's number", field="after")
-    found = await c.rt.look.events(c.run_id, q.after, _limit(q.limit), c.tenant)
+    found = await c.rt.look.events(c.run_id, q.after, q.limit, c.tenant)
     more = found[-1].seq if len(found) == q.limit else None
     return Answer(value=b.Events(events=found, next_cursor=more))
 
@@ -242,7 +234,7 @@ async def list_ledger(c: Call) -> Answer:
 
 async def _ledger(c: Call, run_id: str | None) -> Answer:
     q: b.LedgerQuery = c.query
-    found = await c.rt.look.ledger(run_id, c.tenant, topic=q.topic, key=q.key, after=q.cursor, limit=_limit(q.limit))
+    found = await c.rt.look.ledger(run_id, c.tenant, topic=q.topic, key=q.key, after=q.cursor, limit=q.limit)
     return Answer(value=b.Ledger(ledger=found.rows, next_cursor=found.next_cursor))
 
 
@@ -254,13 +246,13 @@ async def check_run(c: Call) -> Answer:
 
 async def list_waits(c: Call) -> Answer:
     q: b.PageQuery = c.query
-    found, more = await c.rt.look.waits(c.tenant, before=q.cursor, limit=_limit(q.limit))
+    found, more = await c.rt.look.waits(c.tenant, before=q.cursor, limit=q.limit)
     return Answer(value=b.Waits(waits=found, next_cursor=more))
 
 
 async def list_intents(c: Call) -> Answer:
     q: b.StateQuery = c.query
-    found = await c.rt.look.intents(c.tenant, state=q.state, after=q.cursor, limit=_limit(q.limit))
+    found = await c.rt.look.intents(c.tenant, state=q.state, after=q.cursor, limit=q.limit)
     return Answer(value=b.Intents(intents=found, next_cursor=found[-1].intent_id if len(found) == q.limit else None))
 
 
@@ -270,7 +262,7 @@ async def thread_history(c: Call) -> Answer:
     mine = await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=1), values=False)
     if not mine:
         raise NotFound(f"no thread {thread}", hint="GET /v1/runs lists runs with their threads")
-    limit = _limit(q.limit)
+    limit = q.limit
     found = [one async for one in _walk_thread(c, thread, q.after, limit + 1)]  # one more tells whether that is all
     page = found[:limit]
     return Answer(value=b.History(history=page, next_cursor=page[-1]["id"] if len(found) > limit else None))

@@ -28,6 +28,7 @@ from holdfast.handle import when
 from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 from holdfast.ui import drawings, render, words
+from holdfast.ui.requests import read_length
 from holdfast.ui.sessions import COOKIE, SHELF, Sessions, Viewer, set_cookie
 
 MOST_BYTES = 2 * 2**20
@@ -465,8 +466,7 @@ async def _check_own(request: Request, viewer: Viewer | None, public: str | None
 
 async def _pairs(request: Request) -> list[tuple[str, str]]:
     if not hasattr(request.state, "pairs"):
-        told = request.headers.get("content-length", "0")
-        if told.isdigit() and int(told) > MOST_BYTES:
+        if read_length(request.headers) > MOST_BYTES:
             raise InvalidInput("the form is too large")
         data = await request.body()
         if len(data) > MOST_BYTES:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.calendar import CALENDAR
-from holdfast.core import canon, describe, views
+from holdfast.core import bounds, canon, describe, views
 from holdfast.core import limits as bounding
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Problem
@@ -180,8 +180,9 @@ class Looker:
         can be read of it is shown.
 
         Raises:
-            InvalidInput, RunNotFound: there is no such run here.
+            InvalidInput, RunNotFound: there is no such run here; ``after`` is not the number of an event.
         """
+        bounds.number(after, "after")
         run, _ = await self.find_row(run_id, tenant_id)
         if not run.secrets:
             with contextlib.suppress(HoldfastError), canon.looking():
@@ -474,6 +475,8 @@ class Looker:
         """Ledger rows of one run or of all, oldest first; ``after`` is a row's number, the ``next_cursor`` of the page before."""
         if not 1 <= limit <= PAGE:
             raise InvalidInput(f"limit is 1 to {PAGE}, not {limit}")
+        if after is not None:
+            bounds.number(after, "after")
         if run_id is not None:
             await self.find_row(run_id, tenant_id)
         masks = _Masks(self)
