@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 
-from holdfast import Graph, Runtime, State, append, thread
+from holdfast import Context, Graph, Runtime, State, append, thread
 from holdfast.core import describe
 from holdfast.engine.look.looker import Looker
 from tests.http.support import bearer, graph, served, token
@@ -233,6 +233,56 @@ async def test_a_stream_goes_on_where_it_was_left() -> None:
         left = await lines(http, f"/v1/runs/{run.run_id}/stream", "rest", headers={"Last-Event-ID": "3"})
         assert left == whole[3:] == await lines(http, f"/v1/runs/{run.run_id}/stream?after=3", "rest")
         assert (await http.get(f"/v1/runs/{run.run_id}/stream", headers={"Last-Event-ID": "x"})).status_code == 422
+
+
+def loud() -> Graph[State]:
+    made = Graph("loud", State, version="1")
+
+    @made.node(start=True)
+    async def talk(state: State, ctx: Context) -> None:
+        for word in ("a", "b", "c"):
+            ctx.emit(word)
+
+    @made.node(after="talk")
+    async def stop(state: State) -> None:
+        return None
+
+    return made
+
+
+async def test_a_browser_that_reconnects_gets_each_event_once() -> None:
+    """§16.7: it asks the address that it was given at first, which may name a place of its own, and tells besides what it had last."""
+    async with Runtime("memory:", skills=[g := loud()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {})
+        path = f"/v1/runs/{run.run_id}/stream"
+        whole = await lines(http, path, "rest")
+        newest = run.version
+        for after in (0, 1, 2, newest - 1):
+            for last in (1, 3, newest - 1):
+                told = await lines(http, f"{path}?after={after}", "rest", headers={"Last-Event-ID": str(last)})
+                assert told == whole[last:], (after, last)
+        for protocol in ("agui", "vercel"):
+            plain, both = [await http.get(f"{path}?protocol={protocol}{more}", headers={"Last-Event-ID": str(newest - 2)}) for more in ("", "&after=1")]
+            assert plain.text == both.text != (await http.get(f"{path}?protocol={protocol}&after=1")).text
+
+
+async def test_a_browser_that_began_at_a_chunk_goes_on_from_the_later_place() -> None:
+    async with Runtime("memory:", skills=[g := loud()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {})
+        path = f"/v1/runs/{run.run_id}/stream"
+        follower = rt.follower(run.run_id, after="0.0.0.0.0", modes=("events", "custom"))
+        parts = [part async for part in follower.ready()]
+        places = {part.data: part.cursor for part in parts if part.mode == "custom"}
+        assert list(places) == ["a", "b", "c"]
+        passed = int(places["a"].partition(".")[0])
+        for last, wanted in ((0, "a"), (passed - 1, "a"), (passed, "a"), (passed + 1, None), (run.version + 3, None)):
+            both = (await http.get(path, params={"after": places["a"], "modes": "events,custom"}, headers={"Last-Event-ID": str(last)})).text
+            alone = (await http.get(path, params={"after": places["a"] if wanted else str(last), "modes": "events,custom"})).text
+            assert both == alone, last
+        wrong = await http.get(path, params={"after": "1"}, headers={"Last-Event-ID": "x"})
+        assert (wrong.status_code, wrong.json()["field"]) == (422, "Last-Event-ID")
+        wrong = await http.get(path, params={"after": "x"}, headers={"Last-Event-ID": "1"})
+        assert (wrong.status_code, wrong.json()["field"]) == (422, "after")
 
 
 async def test_tenants_are_apart() -> None:

@@ -250,9 +250,7 @@ class Api:
                 return _streaming(streams.many(self.rt, wanted, self._beat(request)), {})
         run_id = request.path_params["run_id"]
         await self.rt.look.find_row(run_id, access.tenant)
-        after = query.after or request.headers.get("last-event-id") or None
-        if after is not None:
-            Cursor.read(after)
+        after = _find_start(query.after, request.headers.get("last-event-id"))
         modes = modes_of([m.strip() for m in query.modes.split(",")]) if query.modes else frozenset(("events", "custom"))
         if query.protocol is not None:
             run, _ = await self.rt.look.find_row(run_id, access.tenant)
@@ -275,6 +273,16 @@ def _trace(context: str) -> str | None:
     """The trace of a trace context, by the rules of W3C: a later version may add something behind it, the first one may not."""
     found = TRACEPARENT.fullmatch(context)
     return None if found is None or (found[1] == "00" and found[3]) else found[2]
+
+
+def _find_start(after: str | None, last: str | None) -> str | None:
+    """Where a stream begins. A browser that comes back asks the address that it was given at first, and says besides which event it had last: that
+    counts, unless the address names a chunk behind that event."""
+    begins = Cursor.read(after) if after else None
+    had = Cursor.read(last, "Last-Event-ID") if last else None
+    if begins is None or had is None:
+        return after or last or None
+    return after if begins.serial >= 0 and msgspec.structs.astuple(begins) > msgspec.structs.astuple(had) else last
 
 
 def _query(request: Request) -> dict[str, str]:
