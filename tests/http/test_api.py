@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +12,12 @@ import httpx
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, append, thread
+from holdfast.api.bodies import Answer, Decide
+from holdfast.api.openapi import document
+from holdfast.api.table import ROUTES, Route
 from holdfast.core import describe
-from holdfast.engine.look.looker import Looker
+from holdfast.engine.look.looker import Looker, Wanted
+from tests.http.scenes import Mail, notes
 from tests.http.support import bearer, graph, served, token
 
 STORES = ["memory:", "sqlite:///{}/a.db"]
@@ -137,6 +142,46 @@ async def test_a_stale_decision_is_refused_and_what_has_not_moved_is_not_sent_ag
         assert fresh.status_code == 202 and fresh.headers["etag"] != seen.headers["etag"]
         picked = (await http.get(f"/v1/runs/{run.run_id}?fields=status,run_id")).json()
         assert picked == {"status": picked["status"], "run_id": run.run_id}
+
+
+async def test_what_has_not_changed_is_not_sent_again_however_it_is_named() -> None:
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        path = f"/v1/runs/{run.run_id}"
+        tag = (await http.get(path)).headers["etag"]
+        for named, status in ((tag, 304), (f"W/{tag}", 304), (f'"0", {tag}', 304), ("*", 304), (" * ", 304), ('"0"', 200), ("", 200), (tag.strip('"'), 200), (f'"{tag[1:-1]}0"', 200)):
+            for method in ("GET", "HEAD"):
+                answer = await http.request(method, path, headers={"If-None-Match": named})
+                assert (answer.status_code, answer.headers["etag"]) == (status, tag), (method, named)
+                assert (answer.content == b"") is (status == 304 or method == "HEAD")
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.body is not None], ids=lambda r: r.path)
+async def test_a_precondition_holds_or_nothing_is_done(route: Route) -> None:
+    """§16.6, for every POST: of what is about a run it is compared, of anything else it cannot hold; the document tells of it where it is compared."""
+    async with Runtime("memory:", skills=[g := graph()], transports={"mail": Mail()}) as rt, served(rt, tokens=False) as http:
+        rt.add(n := notes())
+        sent = await rt.invoke(n, {"repo": "mail", "to": "nobody"})
+        await rt.dispatch(until_idle=True)
+        run = await rt.invoke(g, {"name": "wait" if "signal" in route.path else "Ada"}, thread_id="t")
+        link = "" if "signal" in route.path else await rt.issue_token(run.waits[0].wait_id, "grace")
+        ids = {"run_id": run.run_id, "thread_id": "t", "intent_id": (await rt.intents(sent.run_id))[0].intent_id, "token": link, "schedule_id": (await rt.schedule(g, {}, every=3600)).id}
+        path = re.sub(r"{(\w+)}", lambda found: ids[found[1]], route.path)
+        body = {"skill_id": "notes"} if route.path == "/v1/runs" else {"name": "go"} if "signal" in path else {"action": "approve"} if route.body in (Decide, Answer) else {"as": "sent"} if "settle" in path else {}
+        about = sent if "intents" in path else run
+
+        async def stands() -> list[Any]:
+            return [describe.plain(r) for r in await rt.look.runs(Wanted(limit=50))] + [*map(describe.plain, await rt.look.intents()), *map(describe.plain, await rt.look.schedules())]
+
+        before, version = await stands(), (await rt.get(about.run_id)).version
+        for stale in ('"0"', f'"{version - 1}", "{version + 1}"', f'W/"{version}0"', str(version), ""):
+            refused = await http.post(path, json=body, headers={"If-Match": stale})
+            assert (refused.status_code, refused.json()["code"]) == (412, "stale" if route.matches else "no_etag"), (stale, refused.text)
+        assert await stands() == before
+        fine = await http.post(path, json=body, headers={"If-Match": f'"0", "{version}"' if route.matches else "*"})
+        assert fine.status_code in (200, 202, 409), fine.text
+        told = {p["name"] for p in document("0")["paths"][route.path]["post"]["parameters"]}
+        assert ("If-Match" in told) is route.matches
 
 
 BAD: list[tuple[bytes, str, int]] = [

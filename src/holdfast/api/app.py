@@ -31,7 +31,7 @@ from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unautho
 from holdfast.api import bodies, metrics, openapi, streams
 from holdfast.api.answers import ANSWERS, Answers, Kept, Seen, in_progress, place
 from holdfast.api.problems import Stopped, headers, problem, status_of
-from holdfast.api.table import ROUTES, Answer, Call, Route, await_start
+from holdfast.api.table import ROUTES, Answer, Call, Route, await_start, names_tag
 from holdfast.core.bounds import text
 from holdfast.core.errors import HoldfastError, InvalidInput, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
@@ -175,6 +175,8 @@ class Api:
             access.need(route.scope)
         if route.method == "POST" and not self.asks:  # a browser adds no token by itself, but where none is asked for any page could act
             check_site(request.headers, self._public_url)
+        if route.body is not None and not route.matches and request.headers.get("if-match", "*").strip() != "*":
+            raise Stopped(412, "no_etag", "this request is not about one run, so that no ETag can be compared", hint="leave out If-Match")
         for name, value in request.path_params.items():
             text(value, name)
         query = bodies.convert(_query(request), route.query, strict=False)
@@ -196,7 +198,7 @@ class Api:
         )
 
     def _answer(self, request: Request, answer: Answer) -> Response:
-        if request.method == "GET" and "ETag" in answer.headers and answer.headers["ETag"] in request.headers.get("if-none-match", ""):
+        if request.method in ("GET", "HEAD") and "ETag" in answer.headers and names_tag(request.headers.get("if-none-match", ""), answer.headers["ETag"]):
             return Response(status_code=304, headers=dict(answer.headers))
         return Response(_encode(answer.value), answer.status, dict(answer.headers), "application/json")
 

@@ -27,6 +27,7 @@ from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, TERMINAL
 from holdfast.core.tokens import hash_secret
 from holdfast.core.views import iso
+from holdfast.engine.look import recipients
 from holdfast.engine.look.looker import Wanted, skills
 from holdfast.machine import note_error
 from holdfast.runtime import Runtime
@@ -66,6 +67,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return self.path["run_id"]
 
     @property
+    def conditional(self) -> bool:
+        """Whether the caller names the version of what it has seen (§16.6)."""
+        return self.match is not None and self.match.strip() != "*"
+
+    @property
     def actor(self) -> str:
         return str(getattr(self.body, "actor", None) or self.access.actor)
 
@@ -89,7 +95,7 @@ async def see_nothing(c: Call) -> Seen:
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """A row. ``scope`` None: no token is asked for. ``answers``: the type of what comes out; None is a stream or text of its own. ``sees``: what
-    is noted of that which a POST is about, before it is carried out under a key."""
+    is noted of that which a POST is about, before it is carried out under a key. ``matches``: it is about one run, whose ETag ``If-Match`` may name."""
 
     method: str
     path: str
@@ -102,6 +108,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     media: str = "application/json"
     sees: Sees = see_nothing
+    matches: bool = False
 
 
 # -- reading ----------------------------------------------------------------------------------------
@@ -343,12 +350,20 @@ async def see_intent(c: Call) -> Seen:
     return Seen(at=c.rt.store.now(), rulings=len((await c.rt.look.intent(c.path["intent_id"], c.tenant)).rulings))
 
 
-async def _has_told_since(c: Call, is_it: Callable[[describe.EventView], bool]) -> bool:
+async def see_thread(c: Call) -> Seen:
+    """The run that a signal to a thread is for; that counts only for a caller who names its version."""
+    if not c.conditional:
+        return await see_nothing(c)
+    run = await _find_receiver(c)
+    return Seen(at=c.rt.store.now(), version=run.version, run_id=run.run_id)
+
+
+async def _has_told_since(c: Call, is_it: Callable[[describe.EventView], bool], run_id: str | None = None) -> bool:
     """Whether the run's log tells of such an event since the request was first taken up by a server that died."""
     if not c.again or c.seen is None:
         return False
     after = c.seen.version
-    while page := await c.rt.look.events(c.run_id, after, 500, c.tenant):
+    while page := await c.rt.look.events(run_id or c.run_id, after, 500, c.tenant):
         if any(map(is_it, page)):
             return True
         after = page[-1].seq
@@ -372,10 +387,19 @@ async def _mine(c: Call, *, told: bool = False) -> describe.RunView:
         Stopped: it has moved since: 412.
     """
     run, lease = await c.rt.look.find_row(c.run_id, c.tenant)
-    version = c.seen.version if told and c.seen is not None else run.version
-    if c.match is not None and c.match != "*" and f'"{version}"' not in [m.strip().removeprefix("W/") for m in c.match.split(",")]:
-        raise Stopped(412, "stale", f"{run.run_id} has changed since you read it: it has {run.version} events now", hint="look at it again, then decide")
+    _check_match(c, run, told=told)
     return describe.run(run, lease, c.rt.store.now())
+
+
+def _check_match(c: Call, run: Run, *, told: bool = False) -> None:
+    version = c.seen.version if told and c.seen is not None else run.version
+    if c.match is not None and not names_tag(c.match, f'"{version}"'):
+        raise Stopped(412, "stale", f"{run.run_id} has changed since you read it: it has {run.version} events now", hint="look at it again, then decide")
+
+
+def names_tag(header: str, tag: str) -> bool:
+    """Whether ``If-Match`` or ``If-None-Match`` names an ETag, or any."""
+    return header.strip() == "*" or tag in [named.strip().removeprefix("W/") for named in header.split(",")]
 
 
 async def _show(c: Call, run_id: str, *, deduplicated: bool = False, status: int = 202) -> Answer:
@@ -451,19 +475,38 @@ async def answer_link(c: Call) -> Answer:
     if used is not None and used.used_at is not None:  # by this request, or by somebody who decided otherwise, which is refused here too
         run = await c.rt.decide(used.run_id, body.action, wait_id=used.wait_id, actor=used.actor, feedback=body.feedback, note=body.note, payload=_payload(body.payload))
     else:
+        if c.conditional:
+            wait = await c.rt.look.find_linked(c.path["token"])
+            _check_match(c, (await c.rt.look.find_row(wait.run_id))[0])
         run = await c.rt.redeem(c.path["token"], body.action, feedback=body.feedback, note=body.note, payload=_payload(body.payload))
     return Answer(value={"run_id": run.run_id, "status": str(run.status), "condition": run.condition.value}, status=202)
 
 
 async def signal_run(c: Call) -> Answer:
-    body: b.Signal = c.body
-    sent = (body.name, body.key or c.key)
-    await _mine(c, told=await _has_told_since(c, lambda e: e.event_type == "signal.received" and (e.payload.get("name"), e.payload.get("key")) == sent))
+    await _mine(c, told=await _has_told_since(c, _find_sent(c)))
     return await _signal(c, c.run_id)
 
 
+def _find_sent(c: Call) -> Callable[[describe.EventView], bool]:
+    """Tells the signal of this request from other events."""
+    body: b.Signal = c.body
+    sent = (body.name, body.key or c.key)
+    return lambda e: e.event_type == "signal.received" and (e.payload.get("name"), e.payload.get("key")) == sent
+
+
 async def signal_thread(c: Call) -> Answer:
+    if c.conditional:
+        seen = c.seen.run_id if c.again and c.seen is not None else ""
+        run = (await c.rt.look.find_row(seen, c.tenant))[0] if seen else await _find_receiver(c)
+        _check_match(c, run, told=await _has_told_since(c, _find_sent(c), run.run_id))
     return await _signal(c, c.path["thread_id"])
+
+
+async def _find_receiver(c: Call) -> Run:
+    """The run that a signal to this thread is for, if nothing was sent under its key before."""
+    target = c.path["thread_id"]
+    live = await recipients.newest_live(c.rt.store, target, c.tenant) if await c.rt.store.get(target) is None else None
+    return live or (await c.rt.look.find_row(target, c.tenant))[0]
 
 
 async def _signal(c: Call, target: str) -> Answer:
@@ -553,6 +596,7 @@ async def redrive_intent(c: Call) -> Answer:
     before = await c.rt.look.intent(c.path["intent_id"], c.tenant)
     since = before.rulings[c.seen.rulings :] if c.again and c.seen is not None else []
     if not any(r.action == REDRIVE for r in since):
+        await _check_sender(c, before)
         await c.rt.redrive(before.intent_id, actor=c.actor, reason=body.reason, force=body.force)
     return Answer(value=await c.rt.look.intent(before.intent_id), status=202)
 
@@ -560,8 +604,16 @@ async def redrive_intent(c: Call) -> Answer:
 async def settle_intent(c: Call) -> Answer:
     body: b.Settle = c.body
     before = await c.rt.look.intent(c.path["intent_id"], c.tenant)
+    if not (c.again and c.seen is not None and before.rulings[c.seen.rulings :]):
+        await _check_sender(c, before)
     await c.rt.settle(before.intent_id, body.outcome, actor=c.actor, reason=body.reason, result=_payload(body.result))
     return Answer(value=await c.rt.look.intent(before.intent_id))
+
+
+async def _check_sender(c: Call, intent: describe.IntentView) -> None:
+    """Holds ``If-Match`` against the run that an intent is of."""
+    if c.conditional:
+        _check_match(c, (await c.rt.look.find_row(intent.run_id))[0])
 
 
 async def pause_schedule(c: Call) -> Answer:
@@ -604,9 +656,9 @@ def _get(path: str, does: str, handler: Handler | None, answers: Any, query: typ
     return Route(method="GET", path=path, scope=scope, does=does, handler=handler, answers=answers, query=query, media=media)
 
 
-def _post(path: str, scope: Scope | None, does: str, handler: Handler, body: type[b.Body], answers: Any = R, status: int = 202, sees: Sees | None = None) -> Route:
-    looks = sees or (see_run if path.startswith(RUN) else see_nothing)
-    return Route(method="POST", path=path, scope=scope, does=does, handler=handler, answers=answers, body=body, status=status, sees=looks)
+def _post(path: str, scope: Scope | None, does: str, handler: Handler, body: type[b.Body], answers: Any = R, status: int = 202, sees: Sees | None = None, matches: bool = False) -> Route:
+    looks, of_run = sees or (see_run if path.startswith(RUN) else see_nothing), matches or path.startswith(RUN)
+    return Route(method="POST", path=path, scope=scope, does=does, handler=handler, answers=answers, body=body, status=status, sees=looks, matches=of_run)
 
 
 ROUTES: tuple[Route, ...] = (
@@ -636,13 +688,13 @@ ROUTES: tuple[Route, ...] = (
     _post(RUN + "/fork", F, "Fork a run from a checkpoint", fork_run, b.Fork),
     _post(RUN + "/repair", Scope.REPAIR, "Repair a run's row as far as that is safe", repair_run, b.Repair, b.Repaired, 200),
     _get("/v1/waits", "List open waits of all runs", list_waits, b.Waits, b.PageQuery),
-    _post("/v1/waits/{token}", None, "Answer the wait that a link is for", answer_link, b.Answer, dict[str, Any]),
+    _post("/v1/waits/{token}", None, "Answer the wait that a link is for", answer_link, b.Answer, dict[str, Any], matches=True),
     _get("/v1/threads/{thread_id}/history", "List a thread's checkpoints", thread_history, b.History, b.HistoryQuery),
-    _post("/v1/threads/{thread_id}/signal", D, "Send a signal to the newest run of a thread that has begun and not ended", signal_thread, b.Signal),
+    _post("/v1/threads/{thread_id}/signal", D, "Send a signal to the newest run of a thread that has begun and not ended", signal_thread, b.Signal, sees=see_thread, matches=True),
     _get("/v1/ledger", "List ledger rows of all runs", list_ledger, b.Ledger, b.LedgerQuery),
     _get("/v1/intents", "List outgoing messages (intents), sent or not", list_intents, b.Intents, b.StateQuery),
-    _post("/v1/intents/{intent_id}/redrive", D, "Send an outgoing message (intent) again", redrive_intent, b.Redrive, describe.IntentView, sees=see_intent),
-    _post("/v1/intents/{intent_id}/settle", D, "Record an outgoing message (intent) as sent, or give it up", settle_intent, b.Settle, describe.IntentView, 200),
+    _post("/v1/intents/{intent_id}/redrive", D, "Send an outgoing message (intent) again", redrive_intent, b.Redrive, describe.IntentView, sees=see_intent, matches=True),
+    _post("/v1/intents/{intent_id}/settle", D, "Record an outgoing message (intent) as sent, or give it up", settle_intent, b.Settle, describe.IntentView, 200, sees=see_intent, matches=True),
     _get("/v1/skills", "List the skills registered here", list_skills, b.Skills),
     _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers),
     _get("/v1/lanes", "List the lanes that are in use, and the runs that wait for them", list_lanes, b.Lanes, b.LanesQuery),
@@ -660,4 +712,4 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
-__all__ = ["ROUTES", "Answer", "Call", "Route", "await_start", "resting"]
+__all__ = ["ROUTES", "Answer", "Call", "Route", "await_start", "names_tag", "resting"]
