@@ -15,7 +15,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,7 +24,6 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute
-from starlette.routing import Route as Path
 
 from holdfast import logs, meters
 from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized, check_site
@@ -42,7 +41,7 @@ from holdfast.ports import offers_shelves
 from holdfast.protocols import PROTOCOLS
 from holdfast.runtime import Runtime
 from holdfast.ui import SESSIONS, Pages, sweep
-from holdfast.ui.requests import read_length
+from holdfast.ui.requests import Path, read_length, read_path
 
 log = logs.logger("holdfast.api")
 log.logger.addHandler(logs.LastResort(level=logging.ERROR))
@@ -204,7 +203,7 @@ class Api:
 
     async def _once(self, route: Route, request: Request, access: Access, key: str, data: bytes, call: Callable[[Seen | None, bool], Call]) -> Response:
         """A POST under a key: the first answer again, or the one that is made now."""
-        where = place(access.tenant_id, request.method, request.url.path, key)
+        where = place(access.tenant_id, request.method, read_path(request.scope), key)
         if where in self._doing:
             raise in_progress()
         self._doing.add(where)
@@ -332,9 +331,10 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         if self._prefix and not scope.get("root_path"):
-            path = scope["path"]
-            inner = path[len(self._prefix) :] if path == self._prefix or path.startswith(self._prefix + "/") else path
-            scope = {**scope, "root_path": self._prefix, "path": self._prefix + inner}
+            if f"{scope['path']}/".startswith(self._prefix + "/"):
+                scope = {**scope, "root_path": self._prefix}
+            else:  # the proxy has taken it off
+                scope = {**scope, "root_path": self._prefix, "path": self._prefix + scope["path"], "raw_path": quote(self._prefix).encode() + scope.get("raw_path", b"")}
         base = scope.get("root_path", "").encode()
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         mark = given if 0 < len(given) <= 128 and given.isascii() and given.decode().isprintable() else uuid.uuid4().hex.encode()

@@ -14,7 +14,6 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute
-from starlette.routing import Route as Path
 
 from holdfast.access import Access, Forbidden, Scope, check_site
 from holdfast.core import bounds, describe
@@ -28,7 +27,7 @@ from holdfast.handle import when
 from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 from holdfast.ui import drawings, render, words
-from holdfast.ui.requests import read_length
+from holdfast.ui.requests import Path, read_length, read_path
 from holdfast.ui.sessions import COOKIE, SHELF, Sessions, Viewer, set_cookie
 
 MOST_BYTES = 2 * 2**20
@@ -445,7 +444,7 @@ def _base(request: Request) -> str:
 
 def _place(request: Request) -> str:
     """The path that was asked for, as this application sees it."""
-    return request.url.path.removeprefix(_base(request)) or "/"
+    return quote(read_path(request.scope), safe="/%").removeprefix(quote(_base(request))) or "/"
 
 
 def _local(place: str) -> str:
