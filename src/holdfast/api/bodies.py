@@ -189,6 +189,7 @@ class RunQuery(Body, frozen=True, kw_only=True):
 class EventsQuery(Body, frozen=True, kw_only=True):
     after: Number = 0
     limit: Limit = 100
+    cursor: Number | None = None
 
 
 class StreamQuery(Body, frozen=True, kw_only=True):
@@ -221,6 +222,7 @@ class LedgerQuery(Body, frozen=True, kw_only=True):
 class HistoryQuery(Body, frozen=True, kw_only=True):
     limit: Limit = 100
     after: str | None = None
+    cursor: str | None = None
 
 
 class StateQuery(Body, frozen=True, kw_only=True):
@@ -229,7 +231,7 @@ class StateQuery(Body, frozen=True, kw_only=True):
     cursor: str | None = None
 
 
-class LanesQuery(Body, frozen=True, kw_only=True):
+class LanesQuery(PageQuery, frozen=True, kw_only=True):
     session_key: str | None = None
 
 

@@ -28,7 +28,7 @@ from holdfast.core.status import AT_REST, TERMINAL
 from holdfast.core.tokens import hash_secret
 from holdfast.core.views import iso
 from holdfast.engine.look import recipients
-from holdfast.engine.look.looker import Wanted, skills
+from holdfast.engine.look.looker import Wanted, refuse_cursor, skills
 from holdfast.machine import note_error
 from holdfast.runtime import Runtime
 
@@ -142,7 +142,7 @@ def _page(items: list[Any], name: Callable[[Any], str], query: b.PageQuery) -> t
     if query.cursor is not None:
         start = next((n for n, item in enumerate(items, 1) if name(item) == query.cursor), 0)
         if not start:
-            raise InvalidInput(f"{query.cursor!r} is not a cursor of this list", field="cursor", hint="give the next_cursor of the page before")
+            raise refuse_cursor(query.cursor)
     found = items[start : start + query.limit]
     return found, name(found[-1]) if found and start + len(found) < len(items) else None
 
@@ -153,8 +153,7 @@ async def list_runs(c: Call) -> Answer:
         tenant_id=c.tenant, status=q.status, condition=q.condition, skill_id=q.skill_id, thread_id=q.thread_id, tag=q.tag, text=q.text,
         since=_when(q.since, "since"), until=_when(q.until, "until"), limit=q.limit, before=q.cursor,
     )
-    found = await c.rt.look.runs(wanted, values=q.fields is None or not {"values", "result"}.isdisjoint(n.strip() for n in q.fields.split(",")))
-    more = found[-1].run_id if len(found) == q.limit else None
+    found, more = await c.rt.look.list_runs(wanted, values=q.fields is None or not {"values", "result"}.isdisjoint(n.strip() for n in q.fields.split(",")))
     return Answer(value={"runs": [_pick(describe.plain(r), q.fields) for r in found], "next_cursor": more})
 
 
@@ -181,9 +180,8 @@ def resting(run: Run) -> bool:
 
 async def list_events(c: Call) -> Answer:
     q: b.EventsQuery = c.query
-    found = await c.rt.look.events(c.run_id, q.after, q.limit, c.tenant)
-    more = found[-1].seq if len(found) == q.limit else None
-    return Answer(value=b.Events(events=found, next_cursor=more))
+    found = await c.rt.look.events(c.run_id, q.after if q.cursor is None else q.cursor, q.limit + 1, c.tenant)
+    return Answer(value=b.Events(events=found[: q.limit], next_cursor=found[q.limit - 1].seq if len(found) > q.limit else None))
 
 
 async def list_checkpoints(c: Call) -> Answer:
@@ -259,8 +257,8 @@ async def list_waits(c: Call) -> Answer:
 
 async def list_intents(c: Call) -> Answer:
     q: b.StateQuery = c.query
-    found = await c.rt.look.intents(c.tenant, state=q.state, after=q.cursor, limit=q.limit)
-    return Answer(value=b.Intents(intents=found, next_cursor=found[-1].intent_id if len(found) == q.limit else None))
+    found, more = await c.rt.look.list_intents(c.tenant, state=q.state, after=q.cursor, limit=q.limit)
+    return Answer(value=b.Intents(intents=found, next_cursor=more))
 
 
 async def thread_history(c: Call) -> Answer:
@@ -269,10 +267,14 @@ async def thread_history(c: Call) -> Answer:
     mine = await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=1), values=False)
     if not mine:
         raise NotFound(f"no thread {thread}", hint="GET /v1/runs lists runs with their threads")
-    limit = q.limit
-    found = [one async for one in _walk_thread(c, thread, q.after, limit + 1)]  # one more tells whether that is all
-    page = found[:limit]
-    return Answer(value=b.History(history=page, next_cursor=page[-1]["id"] if len(found) > limit else None))
+    try:
+        found = [one async for one in _walk_thread(c, thread, q.cursor or q.after, q.limit + 1)]  # one more tells whether that is all
+    except CheckpointNotFound:
+        if q.cursor is None:
+            raise
+        raise refuse_cursor(q.cursor) from None
+    page = found[: q.limit]
+    return Answer(value=b.History(history=page, next_cursor=page[-1]["id"] if len(found) > q.limit else None))
 
 
 async def _walk_thread(c: Call, thread: str, after: str | None, most: int) -> AsyncIterator[dict[str, Any]]:
@@ -310,27 +312,33 @@ async def _walk_thread(c: Call, thread: str, after: str | None, most: int) -> As
 
 
 async def list_skills(c: Call) -> Answer:
-    return Answer(value=b.Skills(skills=skills(c.rt.skills)))
+    found, more = _page(skills(c.rt.skills), lambda s: f"{s.skill_id}@{s.skill_version}", c.query)
+    return Answer(value=b.Skills(skills=found, next_cursor=more))
 
 
 async def list_workers(c: Call) -> Answer:
-    return Answer(value=b.Workers(workers=await c.rt.look.workers()))
+    found, more = _page(await c.rt.look.workers(), lambda w: str(w.owner), c.query)
+    return Answer(value=b.Workers(workers=found, next_cursor=more))
 
 
 async def list_lanes(c: Call) -> Answer:
-    return Answer(value=b.Lanes(lanes=await c.rt.look.lanes(c.tenant, session_key=c.query.session_key)))
+    found, more = _page(await c.rt.look.lanes(c.tenant, session_key=c.query.session_key), lambda lane: str(lane.holder), c.query)
+    return Answer(value=b.Lanes(lanes=found, next_cursor=more))
 
 
 async def list_queues(c: Call) -> Answer:
-    return Answer(value=b.Queues(queues=await c.rt.look.queues(c.rt.declared, c.tenant)))
+    found, more = _page(await c.rt.look.queues(c.rt.declared, c.tenant), lambda q: str(q.queue), c.query)
+    return Answer(value=b.Queues(queues=found, next_cursor=more))
 
 
 async def list_limits(c: Call) -> Answer:
-    return Answer(value=b.Limits(limits=await c.rt.look.limits(c.rt.declared, c.tenant)))
+    found, more = _page(await c.rt.look.limits(c.rt.declared, c.tenant), lambda limit: str(limit.name), c.query)
+    return Answer(value=b.Limits(limits=found, next_cursor=more))
 
 
 async def list_schedules(c: Call) -> Answer:
-    return Answer(value=b.Schedules(schedules=await c.rt.look.schedules(c.tenant)))
+    found, more = _page(await c.rt.look.schedules(c.tenant), lambda s: str(s.schedule_id), c.query)
+    return Answer(value=b.Schedules(schedules=found, next_cursor=more))
 
 
 async def health(c: Call) -> Answer:
@@ -695,12 +703,12 @@ ROUTES: tuple[Route, ...] = (
     _get("/v1/intents", "List outgoing messages (intents), sent or not", list_intents, b.Intents, b.StateQuery),
     _post("/v1/intents/{intent_id}/redrive", D, "Send an outgoing message (intent) again", redrive_intent, b.Redrive, describe.IntentView, sees=see_intent, matches=True),
     _post("/v1/intents/{intent_id}/settle", D, "Record an outgoing message (intent) as sent, or give it up", settle_intent, b.Settle, describe.IntentView, 200, sees=see_intent, matches=True),
-    _get("/v1/skills", "List the skills registered here", list_skills, b.Skills),
-    _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers),
+    _get("/v1/skills", "List the skills registered here", list_skills, b.Skills, b.PageQuery),
+    _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers, b.PageQuery),
     _get("/v1/lanes", "List the lanes that are in use, and the runs that wait for them", list_lanes, b.Lanes, b.LanesQuery),
-    _get("/v1/queues", "List the queues, and what blocks their runs", list_queues, b.Queues),
-    _get("/v1/limits", "List the limits in force", list_limits, b.Limits),
-    _get("/v1/schedules", "List schedules", list_schedules, b.Schedules),
+    _get("/v1/queues", "List the queues, and what blocks their runs", list_queues, b.Queues, b.PageQuery),
+    _get("/v1/limits", "List the limits in force", list_limits, b.Limits, b.PageQuery),
+    _get("/v1/schedules", "List schedules", list_schedules, b.Schedules, b.PageQuery),
     _post("/v1/schedules/{schedule_id}/pause", Scope.ADMIN, "Pause a schedule until it is unpaused", pause_schedule, b.Empty, describe.ScheduleView, 200),
     _post("/v1/schedules/{schedule_id}/unpause", Scope.ADMIN, "Unpause a schedule", unpause_schedule, b.Empty, describe.ScheduleView, 200),
     _post("/v1/schedules/{schedule_id}/trigger", S, "Submit a run as a schedule would", trigger_schedule, b.Empty),

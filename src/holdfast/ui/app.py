@@ -164,9 +164,9 @@ class Pages:
             tenant_id=tenant, condition=q.get("condition"), skill_id=q.get("skill"), thread_id=q.get("thread"), tag=q.get("tag"), text=q.get("q"), limit=PAGE,
             before=q.get("cursor"), since=_time(q.get("since"), "since", zone), until=_time(q.get("until"), "until", zone),
         )
-        found = await self._rt.look.runs(wanted, values=False)
+        found, cursor = await self._rt.look.list_runs(wanted, values=False)
         kept = {n: v for n, v in q.items() if n != "cursor"}
-        more = None if len(found) < PAGE else "/runs?" + urlencode({**kept, "cursor": found[-1].run_id})
+        more = None if cursor is None else "/runs?" + urlencode({**kept, "cursor": cursor})
         counts = await self._rt.look.overview(tenant)
         others = urlencode({n: v for n, v in kept.items() if n != "condition"})
         return self._page(
