@@ -165,7 +165,7 @@ async def test_a_link_shows_and_a_post_decides() -> None:
         assert done.status_code == 200 and "is recorded" in done.text
         assert (await rt.get(run.run_id)).record.decisions[0].actor == "grace"
         used = await http.get(f"/w/{secret}")
-        assert used.status_code == 409 and "used" in used.text
+        assert used.status_code == 403 and "used" in used.text
 
 
 async def test_only_a_post_acts() -> None:

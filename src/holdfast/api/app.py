@@ -19,11 +19,11 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match
 
 from holdfast import logs, meters
 from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized, check_site
@@ -48,6 +48,7 @@ log.logger.addHandler(logs.LastResort(level=logging.ERROR))
 SWEEP_US = 3600 * 1_000_000
 SWEEP_SECONDS = 60.0
 TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/@\[\]]+)(?::[0-9]+)?")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -384,18 +385,12 @@ def app(
 
     def endpoint(rows: dict[str, Route]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            row = rows.get("GET" if request.method == "HEAD" else request.method)
-            if row is None:
-                allow = ", ".join(sorted({*rows, *(["HEAD"] if "GET" in rows else [])}))
-                response = answer_failure(Stopped(405, "method_not_allowed", f"this path does not support the method {request.method}", hint=allow))
-                response.headers["Allow"] = allow
-                return response
+            row = rows["GET" if request.method == "HEAD" else request.method]
             return await api.serve(row, request)
 
         return answer
 
-    every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"]
-    routes: list[BaseRoute] = [Path(path, endpoint(rows), methods=every) for path, rows in by_path.items()]
+    routes: list[BaseRoute] = [Path(path, endpoint(rows), methods=list(rows)) for path, rows in by_path.items()]
     if pages:
         routes += make_pages(api, public_url)
 
@@ -420,15 +415,47 @@ def app(
 
     made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
     if hosts is not None:
-        made.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+        made.add_middleware(Hosts, allowed=list(hosts))
     made.add_middleware(Envelope, prefix=urlsplit(public_url or "").path.rstrip("/"))
     made.state.api = api
     return made
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    return answer_failure(Stopped(status, "not_found" if status == 404 else "bad_request", "there is no such path", hint="GET /v1/openapi.json lists them"))
+    if not isinstance(error, HTTPException) or error.status_code == 404:
+        return answer_failure(Stopped(404, "not_found", "there is no such path", hint="GET /v1/openapi.json lists them"))
+    if error.status_code == 405:
+        found = [route for route in request.app.routes if isinstance(route, Path) and route.matches(request.scope)[0] is not Match.NONE]
+        return _refuse_method(request, {method for route in found for method in route.methods or ()})
+    return answer_failure(Stopped(error.status_code, "bad_request", str(error.detail)))
+
+
+def _refuse_method(request: Request, known: set[str]) -> Response:
+    allow = ", ".join(sorted({*known, *(["HEAD"] if "GET" in known else [])}))
+    response = answer_failure(Stopped(405, "method_not_allowed", f"this path does not support the method {request.method[:40]}", hint=allow))
+    response.headers["Allow"] = allow
+    return response
+
+
+class Hosts:
+    """Lets in what is sent to one of these names, as the ``Host`` header has it; ``*.example.org`` is every name below that one."""
+
+    def __init__(self, app: Any, allowed: Sequence[str]) -> None:
+        self._app = app
+        self._allowed = [name.lower() for name in allowed]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or self._allows(Headers(scope=scope).get("host", "")):
+            await self._app(scope, receive, send)
+            return
+        refused = Stopped(400, "wrong_host", "the server does not answer under the name in the Host header", hint="use one of " + ", ".join(self._allowed))
+        await answer_failure(refused)(scope, receive, send)
+
+    def _allows(self, host: str) -> bool:
+        found = HOST.fullmatch(host.lower())
+        return found is not None and any(
+            name in ("*", found[1], found[1].strip("[]")) or (name.startswith("*.") and found[1].endswith(name[1:])) for name in self._allowed
+        )
 
 
 def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
@@ -437,7 +464,11 @@ def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
     async def go_on(run_id: str, options: dict[str, Any]) -> None:
         await await_start(api.rt, run_id, api.jobs, **options)
 
-    return Pages(api.rt, api.find, api.holds, go_on, asks=api.asks, public_url=public_url).routes()
+    def place_error(error: HoldfastError) -> tuple[int, Mapping[str, str]]:
+        status = status_of(error)
+        return status, headers(error, status)
+
+    return Pages(api.rt, api.find, api.holds, go_on, place_error, asks=api.asks, public_url=public_url).routes()
 
 
 __all__ = ["Api", "answer_failure", "app"]

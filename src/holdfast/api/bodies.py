@@ -399,7 +399,7 @@ def convert(given: Any, kind: type[B], *, strict: bool) -> B:
 
 
 def _name_field(message: str) -> str:
-    return message.rpartition("`")[0].rpartition("`")[2] if "`" in message else ""
+    return message.partition(" field `")[2].partition("`")[0]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -121,10 +121,14 @@ def _etag(run: describe.RunView) -> dict[str, str]:
 def _when(text: str | None, field: str) -> int | None:
     if text is None:
         return None
+    hint = "ISO 8601 with an offset: 2026-11-21T08:00Z"
     try:
-        return moment(dt.datetime.fromisoformat(text), field)
+        at = dt.datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidInput(f"{text!r} is not a time", field=field, hint="ISO 8601 with an offset: 2026-11-21T08:00Z") from None
+        raise InvalidInput(f"{text!r} is not a time", field=field, hint=hint) from None
+    if at.utcoffset() is None:
+        raise InvalidInput(f"{text!r} has no offset from UTC", field=field, hint=hint)
+    return moment(at, field)
 
 
 def _pick(shown: dict[str, Any], fields: str | None) -> dict[str, Any]:

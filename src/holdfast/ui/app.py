@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 
 from holdfast.access import Access, Forbidden, Scope, check_site
 from holdfast.core import bounds, describe
-from holdfast.core.errors import CheckpointNotFound, DecisionConflict, HoldfastError, InvalidInput, NotFound, Rejected
+from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, Rejected
 from holdfast.core.intents import MARK_SENT
 from holdfast.core.jsons import json_of
 from holdfast.core.toolcalls import TYPE
@@ -48,16 +48,18 @@ Page = Callable[[Request, Viewer], Awaitable[Response]]
 
 
 class Pages:
-    """The pages of one runtime. ``known`` says whose token a text is, ``alive`` whether it still holds."""
+    """The pages of one runtime. ``known`` says whose token a text is, ``alive`` whether it still holds; ``place_error`` gives the status
+    of an error, and the headers that go with it."""
 
     def __init__(
         self, rt: Runtime, known: Callable[[str], Awaitable[Access | None]], alive: Callable[[Access], Awaitable[bool]], go_on: Callable[[str, dict[str, Any]], Awaitable[None]],
-        *, asks: bool, public_url: str | None = None,
+        place_error: Callable[[HoldfastError], tuple[int, Mapping[str, str]]], *, asks: bool, public_url: str | None = None,
     ) -> None:
         self._rt = rt
         self._public = public_url
         self._asks = asks
         self._go_on = go_on
+        self._place_error = place_error
         self._known = known
         self._alive = alive
         self._secret = secrets.token_urlsafe(24)
@@ -136,8 +138,10 @@ class Pages:
         return answer
 
     def _answer_error(self, request: Request, viewer: Viewer | None, error: HoldfastError) -> Response:
-        status = 404 if isinstance(error, NotFound) else 403 if isinstance(error, Forbidden) else 409 if error.exit_code == 6 or isinstance(error, DecisionConflict) else 422
-        return self._page(request, "message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint)
+        status, headers = self._place_error(error)
+        response = self._page(request, "message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint)
+        response.headers.update(headers)
+        return response
 
     def _page(self, request: Request, name: str, viewer: Viewer | None, *, status: int = 200, **context: Any) -> HTMLResponse:
         given = {
