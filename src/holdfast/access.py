@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
@@ -49,6 +50,27 @@ class Forbidden(HoldfastError):
 
     code = "forbidden"
     exit_code = 6
+
+
+def check_site(headers: Mapping[str, str], public_url: str | None, *, opaque: bool = False) -> None:
+    """Refuses a request that a page of another site has made a browser send.
+
+    A browser that says ``Sec-Fetch-Site`` is believed, because it knows its own origin behind a proxy too; an older one says only ``Origin``. A client
+    that is no browser says neither, and is let through. ``opaque``: an origin that is hidden counts as one's own; that is for forms that carry
+    a token of their own.
+
+    Raises:
+        Forbidden: it comes from another site.
+    """
+    site, origin = headers.get("sec-fetch-site", ""), headers.get("origin")
+    if site:
+        own = site in ("same-origin", "none")
+    elif origin is None or origin == "null":
+        own = origin is None or opaque
+    else:
+        own = origin.partition("://")[2] in (headers.get("host"), urlsplit(public_url or "").netloc or None)
+    if not own:
+        raise Forbidden("this request comes from a page of another site", hint="use the pages of this server; behind a proxy, name its address with --public-url")
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):

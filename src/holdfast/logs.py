@@ -162,6 +162,25 @@ def _visible(value: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(value))
 
 
+class LastResort(logging.Handler):
+    """Writes a record to standard error where no other handler shows it: for what whoever runs a server must see, whatever they have set up."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not _is_heard(logging.getLogger(record.name)):
+            with contextlib.suppress(OSError, ValueError):  # standard error is closed: nobody is there to be told
+                sys.stderr.write(Text().format(record) + "\n")
+
+
+def _is_heard(of: logging.Logger) -> bool:
+    """Whether a logger has a handler that shows something, of its own or above it."""
+    at: logging.Logger | None = of
+    while at is not None:
+        if not all(isinstance(handler, logging.NullHandler | LastResort) for handler in at.handlers):
+            return True
+        at = at.parent if at.propagate else None
+    return False
+
+
 FORMATS: dict[str, type[logging.Formatter]] = {"text": Text, "json": Json}
 
 
@@ -174,4 +193,4 @@ def show(format: str, *, level: int = logging.INFO, out: TextIO | None = None) -
     return handler
 
 
-__all__ = ["FORMATS", "LOG", "SafeLogger", "level_of", "log_commit", "logger", "mute", "show"]
+__all__ = ["FORMATS", "LOG", "LastResort", "SafeLogger", "level_of", "log_commit", "logger", "mute", "show"]

@@ -52,6 +52,11 @@ class _Texts:
         return [self.open.pop(a)[1] for a in gone]
 
 
+def _find_wait(payload: Mapping[str, Any]) -> str:
+    """The id of the wait that an event is about: its own, or that of the wait or the decision in it."""
+    return str(next((part["wait_id"] for part in (payload, payload.get("wait"), payload.get("decision")) if part and "wait_id" in part), ""))
+
+
 def text_of(value: Any) -> tuple[str, str] | None:
     """Who says what, where a chunk is text."""
     if isinstance(value, str):
@@ -197,7 +202,7 @@ class Vercel:
                     yield {"type": "error", "errorText": str(error.get("message", "the run failed"))}
                 yield {"type": "finish", "finishReason": ENDS[kind]} if kind != "run.canceled" else {"type": "abort", "reason": "canceled"}
             case kind if kind in WAITS:
-                yield {"type": f"data-{kind.replace('.', '-').replace('_', '-')}", "id": str(event.payload.get("wait_id") or event.payload.get("wait", {}).get("wait_id", "")), "data": event.payload}
+                yield {"type": f"data-{kind.replace('.', '-').replace('_', '-')}", "id": _find_wait(event.payload), "data": event.payload}
 
     def _end(self, *, step_id: str | None = None, attempt_id: str | None = None) -> Iterator[Wire]:
         for name in self._texts.end(step_id=step_id, attempt_id=attempt_id):

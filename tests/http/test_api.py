@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import pytest
 
-from holdfast import Graph, Runtime, State, append, thread
+from holdfast import Context, Graph, Runtime, State, append, thread
+from holdfast.api.bodies import Answer, Decide
+from holdfast.api.openapi import document
+from holdfast.api.table import ROUTES, Route
 from holdfast.core import describe
-from holdfast.engine.look.looker import Looker
+from holdfast.engine.look.looker import Looker, Wanted
+from tests.http.scenes import Mail, notes
 from tests.http.support import bearer, graph, served, token
 
 STORES = ["memory:", "sqlite:///{}/a.db"]
@@ -139,6 +144,46 @@ async def test_a_stale_decision_is_refused_and_what_has_not_moved_is_not_sent_ag
         assert picked == {"status": picked["status"], "run_id": run.run_id}
 
 
+async def test_what_has_not_changed_is_not_sent_again_however_it_is_named() -> None:
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        path = f"/v1/runs/{run.run_id}"
+        tag = (await http.get(path)).headers["etag"]
+        for named, status in ((tag, 304), (f"W/{tag}", 304), (f'"0", {tag}', 304), ("*", 304), (" * ", 304), ('"0"', 200), ("", 200), (tag.strip('"'), 200), (f'"{tag[1:-1]}0"', 200)):
+            for method in ("GET", "HEAD"):
+                answer = await http.request(method, path, headers={"If-None-Match": named})
+                assert (answer.status_code, answer.headers["etag"]) == (status, tag), (method, named)
+                assert (answer.content == b"") is (status == 304 or method == "HEAD")
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.body is not None], ids=lambda r: r.path)
+async def test_a_precondition_holds_or_nothing_is_done(route: Route) -> None:
+    """§16.6, for every POST: of what is about a run it is compared, of anything else it cannot hold; the document tells of it where it is compared."""
+    async with Runtime("memory:", skills=[g := graph()], transports={"mail": Mail()}) as rt, served(rt, tokens=False) as http:
+        rt.add(n := notes())
+        sent = await rt.invoke(n, {"repo": "mail", "to": "nobody"})
+        await rt.dispatch(until_idle=True)
+        run = await rt.invoke(g, {"name": "wait" if "signal" in route.path else "Ada"}, thread_id="t")
+        link = "" if "signal" in route.path else await rt.issue_token(run.waits[0].wait_id, "grace")
+        ids = {"run_id": run.run_id, "thread_id": "t", "intent_id": (await rt.intents(sent.run_id))[0].intent_id, "token": link, "schedule_id": (await rt.schedule(g, {}, every=3600)).id}
+        path = re.sub(r"{(\w+)}", lambda found: ids[found[1]], route.path)
+        body = {"skill_id": "notes"} if route.path == "/v1/runs" else {"name": "go"} if "signal" in path else {"action": "approve"} if route.body in (Decide, Answer) else {"as": "sent"} if "settle" in path else {}
+        about = sent if "intents" in path else run
+
+        async def stands() -> list[Any]:
+            return [describe.plain(r) for r in await rt.look.runs(Wanted(limit=50))] + [*map(describe.plain, await rt.look.intents()), *map(describe.plain, await rt.look.schedules())]
+
+        before, version = await stands(), (await rt.get(about.run_id)).version
+        for stale in ('"0"', f'"{version - 1}", "{version + 1}"', f'W/"{version}0"', str(version), ""):
+            refused = await http.post(path, json=body, headers={"If-Match": stale})
+            assert (refused.status_code, refused.json()["code"]) == (412, "stale" if route.matches else "no_etag"), (stale, refused.text)
+        assert await stands() == before
+        fine = await http.post(path, json=body, headers={"If-Match": f'"0", "{version}"' if route.matches else "*"})
+        assert fine.status_code in (200, 202, 409), fine.text
+        told = {p["name"] for p in document("0")["paths"][route.path]["post"]["parameters"]}
+        assert ("If-Match" in told) is route.matches
+
+
 BAD: list[tuple[bytes, str, int]] = [
     (b'{"skill_id": "notes", "input": {}, "inptu": 1}', "inptu", 422),
     (b'{"skill_id": "notes", "skill_id": "notes"}', "skill_id", 422),
@@ -233,6 +278,56 @@ async def test_a_stream_goes_on_where_it_was_left() -> None:
         left = await lines(http, f"/v1/runs/{run.run_id}/stream", "rest", headers={"Last-Event-ID": "3"})
         assert left == whole[3:] == await lines(http, f"/v1/runs/{run.run_id}/stream?after=3", "rest")
         assert (await http.get(f"/v1/runs/{run.run_id}/stream", headers={"Last-Event-ID": "x"})).status_code == 422
+
+
+def loud() -> Graph[State]:
+    made = Graph("loud", State, version="1")
+
+    @made.node(start=True)
+    async def talk(state: State, ctx: Context) -> None:
+        for word in ("a", "b", "c"):
+            ctx.emit(word)
+
+    @made.node(after="talk")
+    async def stop(state: State) -> None:
+        return None
+
+    return made
+
+
+async def test_a_browser_that_reconnects_gets_each_event_once() -> None:
+    """§16.7: it asks the address that it was given at first, which may name a place of its own, and tells besides what it had last."""
+    async with Runtime("memory:", skills=[g := loud()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {})
+        path = f"/v1/runs/{run.run_id}/stream"
+        whole = await lines(http, path, "rest")
+        newest = run.version
+        for after in (0, 1, 2, newest - 1):
+            for last in (1, 3, newest - 1):
+                told = await lines(http, f"{path}?after={after}", "rest", headers={"Last-Event-ID": str(last)})
+                assert told == whole[last:], (after, last)
+        for protocol in ("agui", "vercel"):
+            plain, both = [await http.get(f"{path}?protocol={protocol}{more}", headers={"Last-Event-ID": str(newest - 2)}) for more in ("", "&after=1")]
+            assert plain.text == both.text != (await http.get(f"{path}?protocol={protocol}&after=1")).text
+
+
+async def test_a_browser_that_began_at_a_chunk_goes_on_from_the_later_place() -> None:
+    async with Runtime("memory:", skills=[g := loud()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {})
+        path = f"/v1/runs/{run.run_id}/stream"
+        follower = rt.follower(run.run_id, after="0.0.0.0.0", modes=("events", "custom"))
+        parts = [part async for part in follower.ready()]
+        places = {part.data: part.cursor for part in parts if part.mode == "custom"}
+        assert list(places) == ["a", "b", "c"]
+        passed = int(places["a"].partition(".")[0])
+        for last, wanted in ((0, "a"), (passed - 1, "a"), (passed, "a"), (passed + 1, None), (run.version + 3, None)):
+            both = (await http.get(path, params={"after": places["a"], "modes": "events,custom"}, headers={"Last-Event-ID": str(last)})).text
+            alone = (await http.get(path, params={"after": places["a"] if wanted else str(last), "modes": "events,custom"})).text
+            assert both == alone, last
+        wrong = await http.get(path, params={"after": "1"}, headers={"Last-Event-ID": "x"})
+        assert (wrong.status_code, wrong.json()["field"]) == (422, "Last-Event-ID")
+        wrong = await http.get(path, params={"after": "x"}, headers={"Last-Event-ID": "1"})
+        assert (wrong.status_code, wrong.json()["field"]) == (422, "after")
 
 
 async def test_tenants_are_apart() -> None:

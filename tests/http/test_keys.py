@@ -465,6 +465,11 @@ CASES = (
 )
 
 
+def takes_match(path: str) -> bool:
+    """Whether a request is about one run, whose version its caller may name."""
+    return path.startswith(("/v1/runs/", "/v1/threads/", "/v1/intents/", "/v1/waits/"))
+
+
 async def rested(rt: Runtime, http: httpx.AsyncClient) -> None:
     """Until nothing goes on behind an answer."""
     api = http.app.state.api  # type: ignore[attr-defined]
@@ -480,7 +485,7 @@ async def test_what_a_dead_server_did_is_not_done_again(case: Callable[[Runtime]
     async with opened(url, tmp_path, clock) as rt, served(rt, tokens=False) as http:
         made = await case(rt)
         headers = {"Idempotency-Key": "k"}
-        if "/runs/" in made.path:
+        if takes_match(made.path):
             headers["If-Match"] = f'"{(await rt.look.glance(made.run_id)).record.version}"'
         first = await http.post(made.path, json=made.body, headers=headers)
         assert first.status_code in (200, 202), first.text
@@ -508,7 +513,7 @@ async def test_what_a_dead_server_did_not_do_is_done(case: Callable[[Runtime], A
         if made.run_id:
             run = await rt.get(made.run_id)
             seen = Seen(rt.store.now(), (await rt.look.glance(made.run_id)).record.version, run.waits[0].wait_id if run.waits else "")
-        if "/runs/" in made.path:
+        if takes_match(made.path):
             stale = await http.post(made.path, json=made.body, headers={"Idempotency-Key": "k", "If-Match": '"0"'})
             assert (stale.status_code, stale.json()["code"]) == (412, "stale") and not await rows(rt)
         body = msgspec.json.encode(made.body)

@@ -165,7 +165,36 @@ async def test_a_link_shows_and_a_post_decides() -> None:
         assert done.status_code == 200 and "is recorded" in done.text
         assert (await rt.get(run.run_id)).record.decisions[0].actor == "grace"
         used = await http.get(f"/w/{secret}")
-        assert used.status_code == 409 and "used" in used.text
+        assert used.status_code == 403 and "used" in used.text
+
+
+async def test_only_a_post_acts() -> None:
+    """§14.4, §17.5: HEAD asks what GET asks, whatever comes with it; on every page."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        secret, link = await token(rt, "admin"), await rt.issue_token(run.waits[0].wait_id, "grace")
+        before = (await rt.get(run.run_id)).version
+        for path, form in ((f"/w/{link}", {"action": "approve"}), (f"/w/{link}", {"action": "nothing"}), ("/login", {"token": secret}), ("/login", {"token": "none"})):
+            for sent in ({"data": form}, {}):
+                shown, looked = await http.request("HEAD", path, **sent), await http.get(path)
+                assert (shown.status_code, looked.status_code, shown.content) == (200, 200, b"") and "set-cookie" not in shown.headers, path
+        assert (await rt.get(run.run_id)).version == before
+        await http.post("/login", data={"token": secret})
+        for path in [*PAGES, f"/runs/{run.run_id}", f"/runs/{run.run_id}/fork"]:
+            assert (await http.head(path)).status_code == 200, path
+        for path in (f"/runs/{run.run_id}/answer", f"/runs/{run.run_id}/cancel", "/logout", "/zone"):
+            assert (await http.request("HEAD", path, data={"action": "approve"})).status_code == 405, path
+        assert (await rt.get(run.run_id)).version == before
+
+
+async def test_what_a_form_cannot_be_is_refused_without_a_session_too() -> None:
+    async with Runtime("memory:") as rt, served(rt) as http:
+        for path in ("/login", "/zone", "/logout"):
+            for body in (b"token=%FF", b"token=\xff", b"&a=" * 3000, b"x" * (2 * 2**20 + 1)):
+                assert (await http.post(path, content=body)).status_code in ((422, 413) if path != "/logout" else (303,)), (path, body[:20])
+        for place in ("/%09/[", "/%0a/evil.example", "//[", "/\\evil.example", "https://evil.example"):
+            page = await http.get(f"/login?next={place}")
+            assert page.status_code == 200 and field(page.text, "next") == "/", place
 
 
 @pytest.mark.parametrize("name", ["style.css", "htmx.min.js", "htmx.LICENSE"])

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from pydantic_ai.ui.vercel_ai import response_types
 
 from holdfast import Context, Graph, Retry, Runtime, State
+from holdfast.handle import EventView, StreamPart
 from holdfast.protocols import MODES, AgUi, Vercel
 from tests.http.support import served
 
@@ -138,3 +139,33 @@ async def test_they_are_spoken_over_http(protocol: str, tmp_path: Path) -> None:
             assert answer.headers["x-vercel-ai-ui-message-stream"] == "v1" and data[-1] == "[DONE]"
             valid_vercel([json.loads(d) for d in data[:-1]])
         assert (await http.get(f"/v1/runs/{run.run_id}/stream?protocol=other")).status_code == 422
+
+
+@pytest.mark.parametrize("payload", [{"wait_id": "w1", "reason": "x"}, {"wait": {"wait_id": "w1"}}, {"decision": {"wait_id": "w1", "action": "approve"}}], ids=str)
+@pytest.mark.parametrize("kind", ["wait.requested", "wait.decided", "wait.denied", "wait.timed_out", "wait.closed"])
+def test_every_event_of_a_wait_is_under_the_id_of_its_wait(kind: str, payload: dict[str, Any]) -> None:
+    """The AI SDK replaces data that has the id of data before it."""
+    event = EventView(
+        event_id="e", event_version=1, event_type=kind, occurred_at="", run_id="r", seq=1, fence=1, trace_id=None, tenant_id="default", actor="ada", payload=payload,
+    )
+    told = [w for w in Vercel("r", "t").encode(StreamPart("events", event, "", "r", "", 0)) if w["type"].startswith("data-wait")]
+    assert [w["id"] for w in told] == ["w1"]
+
+
+async def test_two_waits_of_a_run_have_two_ids() -> None:
+    asks = Graph("asks", Talk, version="1")
+
+    @asks.node(start=True)
+    async def both(state: Talk, ctx: Context) -> None:
+        await ctx.approve("first?")
+        await ctx.approve("second?")
+
+    async with Runtime("memory:", skills=[asks]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(asks, {})
+        while run.waits:
+            await rt.approve(run.run_id, actor="ada")
+            run = await rt.get(run.run_id)
+        text = (await http.get(f"/v1/runs/{run.run_id}/stream?protocol=vercel")).text
+        told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        asked, decided = [[w["id"] for w in told if w["type"] == kind] for kind in ("data-wait-requested", "data-wait-decided")]
+        assert asked == decided and len(set(asked)) == 2 and all(asked)

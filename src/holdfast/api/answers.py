@@ -30,6 +30,7 @@ class Seen(msgspec.Struct, frozen=True):
     version: int = 0
     wait_id: str = ""
     rulings: int = 0
+    run_id: str = ""
 
 
 class Kept(msgspec.Struct, frozen=True):

@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute
-from starlette.routing import Route as Path
+from starlette.routing import BaseRoute, Match
 
 from holdfast import logs, meters
-from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized
+from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized, check_site
 from holdfast.api import bodies, metrics, openapi, streams
 from holdfast.api.answers import ANSWERS, Answers, Kept, Seen, in_progress, place
 from holdfast.api.problems import Stopped, headers, problem, status_of
-from holdfast.api.table import ROUTES, Answer, Call, Route, await_start
+from holdfast.api.table import ROUTES, Answer, Call, Route, await_start, names_tag
 from holdfast.core.bounds import text
 from holdfast.core.errors import HoldfastError, InvalidInput, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
@@ -41,24 +41,29 @@ from holdfast.ports import offers_shelves
 from holdfast.protocols import PROTOCOLS
 from holdfast.runtime import Runtime
 from holdfast.ui import SESSIONS, Pages, sweep
+from holdfast.ui.requests import Path, read_length, read_path
 
 log = logs.logger("holdfast.api")
+log.logger.addHandler(logs.LastResort(level=logging.ERROR))
 SWEEP_US = 3600 * 1_000_000
 SWEEP_SECONDS = 60.0
 TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/@\[\]]+)(?::[0-9]+)?")
 _encode = msgspec.json.Encoder().encode
 
 
 class Api:
     """What the rows share: the runtime, the tokens, and what is under way."""
 
-    def __init__(self, rt: Runtime, tokens: Known | Mapping[str, Access] | bool | None, *, open_metrics: bool = False) -> None:
+    def __init__(self, rt: Runtime, tokens: Known | Mapping[str, Access] | bool | None, *, open_metrics: bool = False, public_url: str | None = None) -> None:
         self.rt = rt
+        self._public_url = public_url
         self.open_metrics = open_metrics
         self.stopping = asyncio.Event()
         self.jobs: set[asyncio.Task[Any]] = set()
         self._given = tokens
         self._doing: set[str] = set()
+        self._driver: asyncio.Task[None] | None = None
         self._meter: Meter | None = None
         self._swept: int | None = None
         self._wires = streams.Wires(SharedSource(rt.store, rt.look))
@@ -83,6 +88,18 @@ class Api:
         if self._meter is None:
             self._meter = self.counting.enter_context(meters.on())
         return self._meter
+
+    def drive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begins what executes runs beside the server. If it ends before the server does, that is logged at once, and the server is not ready."""
+        self._driver = asyncio.ensure_future(work)
+        self._driver.add_done_callback(self._note_end)
+        return self._driver
+
+    def _note_end(self, driver: asyncio.Task[None]) -> None:
+        failed = None if driver.cancelled() else driver.exception()
+        if failed is not None or not self.stopping.is_set():
+            how = "was cancelled" if driver.cancelled() else "has ended" if failed is None else f"failed: {type(failed).__name__}"
+            log.error("the worker beside the server %s; the server executes no runs", how, exc_info=failed)
 
     async def sweep(self) -> None:
         """Deletes the answers of days that are over and the sessions that have ended, a little at a time; a store that fails is asked again later."""
@@ -156,6 +173,10 @@ class Api:
         if route.scope is not None and not (route.path == "/metrics" and self.open_metrics):
             access = await self.access(request)
             access.need(route.scope)
+        if route.method == "POST" and not self.asks:  # a browser adds no token by itself, but where none is asked for any page could act
+            check_site(request.headers, self._public_url)
+        if route.body is not None and not route.matches and request.headers.get("if-match", "*").strip() != "*":
+            raise Stopped(412, "no_etag", "this request is not about one run, so that no ETag can be compared", hint="leave out If-Match")
         for name, value in request.path_params.items():
             text(value, name)
         query = bodies.convert(_query(request), route.query, strict=False)
@@ -177,13 +198,13 @@ class Api:
         )
 
     def _answer(self, request: Request, answer: Answer) -> Response:
-        if request.method == "GET" and "ETag" in answer.headers and answer.headers["ETag"] in request.headers.get("if-none-match", ""):
+        if request.method in ("GET", "HEAD") and "ETag" in answer.headers and names_tag(request.headers.get("if-none-match", ""), answer.headers["ETag"]):
             return Response(status_code=304, headers=dict(answer.headers))
         return Response(_encode(answer.value), answer.status, dict(answer.headers), "application/json")
 
     async def _once(self, route: Route, request: Request, access: Access, key: str, data: bytes, call: Callable[[Seen | None, bool], Call]) -> Response:
         """A POST under a key: the first answer again, or the one that is made now."""
-        where = place(access.tenant_id, request.method, request.url.path, key)
+        where = place(access.tenant_id, request.method, read_path(request.scope), key)
         if where in self._doing:
             raise in_progress()
         self._doing.add(where)
@@ -217,6 +238,8 @@ class Api:
             case "/v1/ready":
                 if self.stopping.is_set():
                     raise Stopped(503, "draining", "the server is shutting down", hint="ask another one")
+                if self._driver is not None and self._driver.done():
+                    raise Stopped(503, "not_executing", "the worker beside the server has ended, so that the server executes no runs", hint="the server's log says why; restart the server")
                 await self.rt.store.schedules(0)
                 return Response(_encode(bodies.Health(status="ready")), media_type="application/json")
             case "/metrics":
@@ -229,9 +252,7 @@ class Api:
                 return _streaming(streams.many(self.rt, wanted, self._beat(request)), {})
         run_id = request.path_params["run_id"]
         await self.rt.look.find_row(run_id, access.tenant)
-        after = query.after or request.headers.get("last-event-id") or None
-        if after is not None:
-            Cursor.read(after)
+        after = _find_start(query.after, request.headers.get("last-event-id"))
         modes = modes_of([m.strip() for m in query.modes.split(",")]) if query.modes else frozenset(("events", "custom"))
         if query.protocol is not None:
             run, _ = await self.rt.look.find_row(run_id, access.tenant)
@@ -256,6 +277,16 @@ def _trace(context: str) -> str | None:
     return None if found is None or (found[1] == "00" and found[3]) else found[2]
 
 
+def _find_start(after: str | None, last: str | None) -> str | None:
+    """Where a stream begins. A browser that comes back asks the address that it was given at first, and says besides which event it had last: that
+    counts, unless the address names a chunk behind that event."""
+    begins = Cursor.read(after) if after else None
+    had = Cursor.read(last, "Last-Event-ID") if last else None
+    if begins is None or had is None:
+        return after or last or None
+    return after if begins.serial >= 0 and msgspec.structs.astuple(begins) > msgspec.structs.astuple(had) else last
+
+
 def _query(request: Request) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
@@ -266,17 +297,16 @@ def _query(request: Request) -> dict[str, str]:
 
 
 async def _body(request: Request) -> bytes:
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    told = request.headers.get("content-length", "0")
-    if told.isdigit() and int(told) > bodies.MOST_BYTES:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if read_length(request.headers) > bodies.MOST_BYTES:
         raise Stopped(413, "too_large", f"the body is larger than {bodies.MOST_BYTES} bytes", hint="keep large values outside and pass a reference")
     data = bytearray()
     async for part in request.stream():
         data += part
         if len(data) > bodies.MOST_BYTES:
             raise Stopped(413, "too_large", f"the body is larger than {bodies.MOST_BYTES} bytes", hint="keep large values outside and pass a reference")
-    if data and kind != "application/json":
-        raise Stopped(415, "unsupported_media_type", f"the body must be application/json, not {kind[:80] or 'nothing'}", hint="Content-Type: application/json")
+    if kind != "application/json" and (data or kind):  # the empty form of a page names a type too
+        raise Stopped(415, "unsupported_media_type", f"the body must be application/json, not {kind[:80] or 'of no type'}", hint="Content-Type: application/json")
     return bytes(data)
 
 
@@ -302,9 +332,10 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         if self._prefix and not scope.get("root_path"):
-            path = scope["path"]
-            inner = path[len(self._prefix) :] if path == self._prefix or path.startswith(self._prefix + "/") else path
-            scope = {**scope, "root_path": self._prefix, "path": self._prefix + inner}
+            if f"{scope['path']}/".startswith(self._prefix + "/"):
+                scope = {**scope, "root_path": self._prefix}
+            else:  # the proxy has taken it off
+                scope = {**scope, "root_path": self._prefix, "path": self._prefix + scope["path"], "raw_path": quote(self._prefix).encode() + scope.get("raw_path", b"")}
         base = scope.get("root_path", "").encode()
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         mark = given if 0 < len(given) <= 128 and given.isascii() and given.decode().isprintable() else uuid.uuid4().hex.encode()
@@ -329,7 +360,7 @@ class Envelope:
 
 def app(
     rt: Runtime, *, tokens: Known | Mapping[str, Access] | bool | None = None, pages: bool = True, open_metrics: bool = False,
-    drives: Callable[[asyncio.Event], Awaitable[None]] | None = None, hosts: Sequence[str] | None = None, public_url: str | None = None,
+    drives: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None = None, hosts: Sequence[str] | None = None, public_url: str | None = None,
 ) -> Starlette:
     """The API of a runtime as an ASGI application, on its own or mounted in another, as in ``Mount("/ops", holdfast.api.app(rt))``.
 
@@ -345,26 +376,21 @@ def app(
         public_url: where browsers reach it, behind a proxy: its path is put before the links of pages, and with ``https`` cookies are
             sent over TLS only. The proxy may strip that path or pass it on.
         drives: an async function that runs beside the server, such as a worker. It gets an event, and returns after the event is set.
+            If it ends before, the error is logged and ``/v1/ready`` answers 503.
     """
-    api = Api(rt, tokens, open_metrics=open_metrics)
+    api = Api(rt, tokens, open_metrics=open_metrics, public_url=public_url)
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
         by_path.setdefault(route.path, {})[route.method] = route
 
     def endpoint(rows: dict[str, Route]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            row = rows.get("GET" if request.method == "HEAD" else request.method)
-            if row is None:
-                allow = ", ".join(sorted({*rows, *(["HEAD"] if "GET" in rows else [])}))
-                response = answer_failure(Stopped(405, "method_not_allowed", f"this path does not support the method {request.method}", hint=allow))
-                response.headers["Allow"] = allow
-                return response
+            row = rows["GET" if request.method == "HEAD" else request.method]
             return await api.serve(row, request)
 
         return answer
 
-    every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"]
-    routes: list[BaseRoute] = [Path(path, endpoint(rows), methods=every) for path, rows in by_path.items()]
+    routes: list[BaseRoute] = [Path(path, endpoint(rows), methods=list(rows)) for path, rows in by_path.items()]
     if pages:
         routes += make_pages(api, public_url)
 
@@ -374,7 +400,7 @@ def app(
         async with contextlib.AsyncExitStack() as stack:
             if not rt.opened:
                 await stack.enter_async_context(rt)
-            worker = asyncio.ensure_future(drives(stop)) if drives is not None else None
+            worker = api.drive(drives(stop)) if drives is not None else None
             tidying = asyncio.ensure_future(api.keep_tidy())
             try:
                 yield
@@ -389,15 +415,47 @@ def app(
 
     made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
     if hosts is not None:
-        made.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+        made.add_middleware(Hosts, allowed=list(hosts))
     made.add_middleware(Envelope, prefix=urlsplit(public_url or "").path.rstrip("/"))
     made.state.api = api
     return made
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    return answer_failure(Stopped(status, "not_found" if status == 404 else "bad_request", "there is no such path", hint="GET /v1/openapi.json lists them"))
+    if not isinstance(error, HTTPException) or error.status_code == 404:
+        return answer_failure(Stopped(404, "not_found", "there is no such path", hint="GET /v1/openapi.json lists them"))
+    if error.status_code == 405:
+        found = [route for route in request.app.routes if isinstance(route, Path) and route.matches(request.scope)[0] is not Match.NONE]
+        return _refuse_method(request, {method for route in found for method in route.methods or ()})
+    return answer_failure(Stopped(error.status_code, "bad_request", str(error.detail)))
+
+
+def _refuse_method(request: Request, known: set[str]) -> Response:
+    allow = ", ".join(sorted({*known, *(["HEAD"] if "GET" in known else [])}))
+    response = answer_failure(Stopped(405, "method_not_allowed", f"this path does not support the method {request.method[:40]}", hint=allow))
+    response.headers["Allow"] = allow
+    return response
+
+
+class Hosts:
+    """Lets in what is sent to one of these names, as the ``Host`` header has it; ``*.example.org`` is every name below that one."""
+
+    def __init__(self, app: Any, allowed: Sequence[str]) -> None:
+        self._app = app
+        self._allowed = [name.lower() for name in allowed]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or self._allows(Headers(scope=scope).get("host", "")):
+            await self._app(scope, receive, send)
+            return
+        refused = Stopped(400, "wrong_host", "the server does not answer under the name in the Host header", hint="use one of " + ", ".join(self._allowed))
+        await answer_failure(refused)(scope, receive, send)
+
+    def _allows(self, host: str) -> bool:
+        found = HOST.fullmatch(host.lower())
+        return found is not None and any(
+            name in ("*", found[1], found[1].strip("[]")) or (name.startswith("*.") and found[1].endswith(name[1:])) for name in self._allowed
+        )
 
 
 def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
@@ -406,7 +464,11 @@ def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
     async def go_on(run_id: str, options: dict[str, Any]) -> None:
         await await_start(api.rt, run_id, api.jobs, **options)
 
-    return Pages(api.rt, api.find, api.holds, go_on, asks=api.asks, public_url=public_url).routes()
+    def place_error(error: HoldfastError) -> tuple[int, Mapping[str, str]]:
+        status = status_of(error)
+        return status, headers(error, status)
+
+    return Pages(api.rt, api.find, api.holds, go_on, place_error, asks=api.asks, public_url=public_url).routes()
 
 
 __all__ = ["Api", "answer_failure", "app"]

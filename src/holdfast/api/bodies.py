@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from holdfast.core import describe
+from holdfast.core import bounds, describe
 from holdfast.core.errors import InvalidInput
 
 MOST_BYTES = 2 * 2**20
 MOST_KEYS = 10_000
 DEEPEST = 64
 JSON = Any
+Limit = Annotated[int, msgspec.Meta(ge=1, le=bounds.PAGE)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=bounds.BIGGEST)]
+"""The number of an event or of a row."""
 B = TypeVar("B", bound="Body")
 
 
@@ -172,7 +175,7 @@ class RunsQuery(Body, frozen=True, kw_only=True):
     text: str | None = None
     since: str | None = None
     until: str | None = None
-    limit: int = 50
+    limit: Limit = 50
     cursor: str | None = None
     fields: str | None = None
 
@@ -184,8 +187,9 @@ class RunQuery(Body, frozen=True, kw_only=True):
 
 
 class EventsQuery(Body, frozen=True, kw_only=True):
-    after: int = 0
-    limit: int = 100
+    after: Number = 0
+    limit: Limit = 100
+    cursor: Number | None = None
 
 
 class StreamQuery(Body, frozen=True, kw_only=True):
@@ -204,29 +208,30 @@ class DiffQuery(Body, frozen=True, kw_only=True):
 
 
 class PageQuery(Body, frozen=True, kw_only=True):
-    limit: int = 100
+    limit: Limit = 100
     cursor: str | None = None
 
 
 class LedgerQuery(Body, frozen=True, kw_only=True):
     topic: str | None = None
     key: str | None = None
-    limit: int = 100
-    cursor: int | None = None
+    limit: Limit = 100
+    cursor: Number | None = None
 
 
 class HistoryQuery(Body, frozen=True, kw_only=True):
-    limit: int = 100
+    limit: Limit = 100
     after: str | None = None
+    cursor: str | None = None
 
 
 class StateQuery(Body, frozen=True, kw_only=True):
     state: str | None = None
-    limit: int = 100
+    limit: Limit = 100
     cursor: str | None = None
 
 
-class LanesQuery(Body, frozen=True, kw_only=True):
+class LanesQuery(PageQuery, frozen=True, kw_only=True):
     session_key: str | None = None
 
 
@@ -394,7 +399,7 @@ def convert(given: Any, kind: type[B], *, strict: bool) -> B:
 
 
 def _name_field(message: str) -> str:
-    return message.rpartition("`")[0].rpartition("`")[2] if "`" in message else ""
+    return message.partition(" field `")[2].partition("`")[0]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from holdfast.api.table import ROUTES, Route
 
 REF = "#/components/schemas/{name}"
 _ERRORS = {
-    "401": "No token, or one that is unknown, expired or revoked", "403": "The token, or a policy, does not allow it", "404": "It does not exist, or this token may not see it",
+    "401": "No token, or one that is unknown, expired or revoked", "403": "The token, a policy, or the site that the request comes from does not allow it", "404": "It does not exist, or this token may not see it",
     "405": "This path does not support the method", "406": "None of the media types in Accept is available", "409": "Another request was first, or the state of the run does not allow it",
-    "412": "The run has changed since the version that If-Match names", "413": "The body is too large", "415": "The body is not JSON", "422": "Something in the request is not right",
+    "412": "The run has changed since the version that If-Match names, or the request is about no run", "413": "The body is too large", "415": "The body is not JSON", "422": "Something in the request is not right",
     "429": "Too much is queued", "503": "The store cannot be reached, or the server is shutting down",
 }
 EXAMPLES: dict[str, Any] = {
@@ -85,7 +85,9 @@ def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
         made["x-scope"] = str(route.scope)
     if route.body is not None:
         made["requestBody"] = {"required": False, "content": {"application/json": {"schema": refs[route.body]}}}
-        made["parameters"] += [_header("Idempotency-Key", "A request with the same key and body gets the first answer again"), _header("If-Match", "The ETag of the run as you saw it")]
+        made["parameters"].append(_header("Idempotency-Key", "A request with the same key and body gets the first answer again"))
+    if route.matches:
+        made["parameters"].append(_header("If-Match", "The ETag of the run as you saw it"))
     return made
 
 

@@ -27,7 +27,8 @@ from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, TERMINAL
 from holdfast.core.tokens import hash_secret
 from holdfast.core.views import iso
-from holdfast.engine.look.looker import Wanted, skills
+from holdfast.engine.look import recipients
+from holdfast.engine.look.looker import Wanted, refuse_cursor, skills
 from holdfast.machine import note_error
 from holdfast.runtime import Runtime
 
@@ -66,6 +67,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return self.path["run_id"]
 
     @property
+    def conditional(self) -> bool:
+        """Whether the caller names the version of what it has seen (§16.6)."""
+        return self.match is not None and self.match.strip() != "*"
+
+    @property
     def actor(self) -> str:
         return str(getattr(self.body, "actor", None) or self.access.actor)
 
@@ -89,7 +95,7 @@ async def see_nothing(c: Call) -> Seen:
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """A row. ``scope`` None: no token is asked for. ``answers``: the type of what comes out; None is a stream or text of its own. ``sees``: what
-    is noted of that which a POST is about, before it is carried out under a key."""
+    is noted of that which a POST is about, before it is carried out under a key. ``matches``: it is about one run, whose ETag ``If-Match`` may name."""
 
     method: str
     path: str
@@ -102,6 +108,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     media: str = "application/json"
     sees: Sees = see_nothing
+    matches: bool = False
 
 
 # -- reading ----------------------------------------------------------------------------------------
@@ -111,19 +118,17 @@ def _etag(run: describe.RunView) -> dict[str, str]:
     return {"ETag": f'"{run.version}"'}
 
 
-def _limit(limit: int) -> int:
-    if not 1 <= limit <= 500:
-        raise InvalidInput(f"limit must be from 1 to 500, not {limit}", field="limit")
-    return limit
-
-
 def _when(text: str | None, field: str) -> int | None:
     if text is None:
         return None
+    hint = "ISO 8601 with an offset: 2026-11-21T08:00Z"
     try:
-        return moment(dt.datetime.fromisoformat(text), field)
+        at = dt.datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidInput(f"{text!r} is not a time", field=field, hint="ISO 8601 with an offset: 2026-11-21T08:00Z") from None
+        raise InvalidInput(f"{text!r} is not a time", field=field, hint=hint) from None
+    if at.utcoffset() is None:
+        raise InvalidInput(f"{text!r} has no offset from UTC", field=field, hint=hint)
+    return moment(at, field)
 
 
 def _pick(shown: dict[str, Any], fields: str | None) -> dict[str, Any]:
@@ -141,8 +146,8 @@ def _page(items: list[Any], name: Callable[[Any], str], query: b.PageQuery) -> t
     if query.cursor is not None:
         start = next((n for n, item in enumerate(items, 1) if name(item) == query.cursor), 0)
         if not start:
-            raise InvalidInput(f"{query.cursor!r} is not a cursor of this list", field="cursor", hint="give the next_cursor of the page before")
-    found = items[start : start + _limit(query.limit)]
+            raise refuse_cursor(query.cursor)
+    found = items[start : start + query.limit]
     return found, name(found[-1]) if found and start + len(found) < len(items) else None
 
 
@@ -150,10 +155,9 @@ async def list_runs(c: Call) -> Answer:
     q: b.RunsQuery = c.query
     wanted = Wanted(
         tenant_id=c.tenant, status=q.status, condition=q.condition, skill_id=q.skill_id, thread_id=q.thread_id, tag=q.tag, text=q.text,
-        since=_when(q.since, "since"), until=_when(q.until, "until"), limit=_limit(q.limit), before=q.cursor,
+        since=_when(q.since, "since"), until=_when(q.until, "until"), limit=q.limit, before=q.cursor,
     )
-    found = await c.rt.look.runs(wanted, values=q.fields is None or not {"values", "result"}.isdisjoint(n.strip() for n in q.fields.split(",")))
-    more = found[-1].run_id if len(found) == q.limit else None
+    found, more = await c.rt.look.list_runs(wanted, values=q.fields is None or not {"values", "result"}.isdisjoint(n.strip() for n in q.fields.split(",")))
     return Answer(value={"runs": [_pick(describe.plain(r), q.fields) for r in found], "next_cursor": more})
 
 
@@ -180,11 +184,8 @@ def resting(run: Run) -> bool:
 
 async def list_events(c: Call) -> Answer:
     q: b.EventsQuery = c.query
-    if q.after < 0:
-        raise InvalidInput("after is an event's number", field="after")
-    found = await c.rt.look.events(c.run_id, q.after, _limit(q.limit), c.tenant)
-    more = found[-1].seq if len(found) == q.limit else None
-    return Answer(value=b.Events(events=found, next_cursor=more))
+    found = await c.rt.look.events(c.run_id, q.after if q.cursor is None else q.cursor, q.limit + 1, c.tenant)
+    return Answer(value=b.Events(events=found[: q.limit], next_cursor=found[q.limit - 1].seq if len(found) > q.limit else None))
 
 
 async def list_checkpoints(c: Call) -> Answer:
@@ -242,7 +243,7 @@ async def list_ledger(c: Call) -> Answer:
 
 async def _ledger(c: Call, run_id: str | None) -> Answer:
     q: b.LedgerQuery = c.query
-    found = await c.rt.look.ledger(run_id, c.tenant, topic=q.topic, key=q.key, after=q.cursor, limit=_limit(q.limit))
+    found = await c.rt.look.ledger(run_id, c.tenant, topic=q.topic, key=q.key, after=q.cursor, limit=q.limit)
     return Answer(value=b.Ledger(ledger=found.rows, next_cursor=found.next_cursor))
 
 
@@ -254,14 +255,14 @@ async def check_run(c: Call) -> Answer:
 
 async def list_waits(c: Call) -> Answer:
     q: b.PageQuery = c.query
-    found, more = await c.rt.look.waits(c.tenant, before=q.cursor, limit=_limit(q.limit))
+    found, more = await c.rt.look.waits(c.tenant, before=q.cursor, limit=q.limit)
     return Answer(value=b.Waits(waits=found, next_cursor=more))
 
 
 async def list_intents(c: Call) -> Answer:
     q: b.StateQuery = c.query
-    found = await c.rt.look.intents(c.tenant, state=q.state, after=q.cursor, limit=_limit(q.limit))
-    return Answer(value=b.Intents(intents=found, next_cursor=found[-1].intent_id if len(found) == q.limit else None))
+    found, more = await c.rt.look.list_intents(c.tenant, state=q.state, after=q.cursor, limit=q.limit)
+    return Answer(value=b.Intents(intents=found, next_cursor=more))
 
 
 async def thread_history(c: Call) -> Answer:
@@ -270,10 +271,14 @@ async def thread_history(c: Call) -> Answer:
     mine = await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=1), values=False)
     if not mine:
         raise NotFound(f"no thread {thread}", hint="GET /v1/runs lists runs with their threads")
-    limit = _limit(q.limit)
-    found = [one async for one in _walk_thread(c, thread, q.after, limit + 1)]  # one more tells whether that is all
-    page = found[:limit]
-    return Answer(value=b.History(history=page, next_cursor=page[-1]["id"] if len(found) > limit else None))
+    try:
+        found = [one async for one in _walk_thread(c, thread, q.cursor or q.after, q.limit + 1)]  # one more tells whether that is all
+    except CheckpointNotFound:
+        if q.cursor is None:
+            raise
+        raise refuse_cursor(q.cursor) from None
+    page = found[: q.limit]
+    return Answer(value=b.History(history=page, next_cursor=page[-1]["id"] if len(found) > q.limit else None))
 
 
 async def _walk_thread(c: Call, thread: str, after: str | None, most: int) -> AsyncIterator[dict[str, Any]]:
@@ -311,27 +316,33 @@ async def _walk_thread(c: Call, thread: str, after: str | None, most: int) -> As
 
 
 async def list_skills(c: Call) -> Answer:
-    return Answer(value=b.Skills(skills=skills(c.rt.skills)))
+    found, more = _page(skills(c.rt.skills), lambda s: f"{s.skill_id}@{s.skill_version}", c.query)
+    return Answer(value=b.Skills(skills=found, next_cursor=more))
 
 
 async def list_workers(c: Call) -> Answer:
-    return Answer(value=b.Workers(workers=await c.rt.look.workers()))
+    found, more = _page(await c.rt.look.workers(), lambda w: str(w.owner), c.query)
+    return Answer(value=b.Workers(workers=found, next_cursor=more))
 
 
 async def list_lanes(c: Call) -> Answer:
-    return Answer(value=b.Lanes(lanes=await c.rt.look.lanes(c.tenant, session_key=c.query.session_key)))
+    found, more = _page(await c.rt.look.lanes(c.tenant, session_key=c.query.session_key), lambda lane: str(lane.holder), c.query)
+    return Answer(value=b.Lanes(lanes=found, next_cursor=more))
 
 
 async def list_queues(c: Call) -> Answer:
-    return Answer(value=b.Queues(queues=await c.rt.look.queues(c.rt.declared, c.tenant)))
+    found, more = _page(await c.rt.look.queues(c.rt.declared, c.tenant), lambda q: str(q.queue), c.query)
+    return Answer(value=b.Queues(queues=found, next_cursor=more))
 
 
 async def list_limits(c: Call) -> Answer:
-    return Answer(value=b.Limits(limits=await c.rt.look.limits(c.rt.declared, c.tenant)))
+    found, more = _page(await c.rt.look.limits(c.rt.declared, c.tenant), lambda limit: str(limit.name), c.query)
+    return Answer(value=b.Limits(limits=found, next_cursor=more))
 
 
 async def list_schedules(c: Call) -> Answer:
-    return Answer(value=b.Schedules(schedules=await c.rt.look.schedules(c.tenant)))
+    found, more = _page(await c.rt.look.schedules(c.tenant), lambda s: str(s.schedule_id), c.query)
+    return Answer(value=b.Schedules(schedules=found, next_cursor=more))
 
 
 async def health(c: Call) -> Answer:
@@ -351,12 +362,20 @@ async def see_intent(c: Call) -> Seen:
     return Seen(at=c.rt.store.now(), rulings=len((await c.rt.look.intent(c.path["intent_id"], c.tenant)).rulings))
 
 
-async def _has_told_since(c: Call, is_it: Callable[[describe.EventView], bool]) -> bool:
+async def see_thread(c: Call) -> Seen:
+    """The run that a signal to a thread is for; that counts only for a caller who names its version."""
+    if not c.conditional:
+        return await see_nothing(c)
+    run = await _find_receiver(c)
+    return Seen(at=c.rt.store.now(), version=run.version, run_id=run.run_id)
+
+
+async def _has_told_since(c: Call, is_it: Callable[[describe.EventView], bool], run_id: str | None = None) -> bool:
     """Whether the run's log tells of such an event since the request was first taken up by a server that died."""
     if not c.again or c.seen is None:
         return False
     after = c.seen.version
-    while page := await c.rt.look.events(c.run_id, after, 500, c.tenant):
+    while page := await c.rt.look.events(run_id or c.run_id, after, 500, c.tenant):
         if any(map(is_it, page)):
             return True
         after = page[-1].seq
@@ -380,10 +399,19 @@ async def _mine(c: Call, *, told: bool = False) -> describe.RunView:
         Stopped: it has moved since: 412.
     """
     run, lease = await c.rt.look.find_row(c.run_id, c.tenant)
-    version = c.seen.version if told and c.seen is not None else run.version
-    if c.match is not None and c.match != "*" and f'"{version}"' not in [m.strip().removeprefix("W/") for m in c.match.split(",")]:
-        raise Stopped(412, "stale", f"{run.run_id} has changed since you read it: it has {run.version} events now", hint="look at it again, then decide")
+    _check_match(c, run, told=told)
     return describe.run(run, lease, c.rt.store.now())
+
+
+def _check_match(c: Call, run: Run, *, told: bool = False) -> None:
+    version = c.seen.version if told and c.seen is not None else run.version
+    if c.match is not None and not names_tag(c.match, f'"{version}"'):
+        raise Stopped(412, "stale", f"{run.run_id} has changed since you read it: it has {run.version} events now", hint="look at it again, then decide")
+
+
+def names_tag(header: str, tag: str) -> bool:
+    """Whether ``If-Match`` or ``If-None-Match`` names an ETag, or any."""
+    return header.strip() == "*" or tag in [named.strip().removeprefix("W/") for named in header.split(",")]
 
 
 async def _show(c: Call, run_id: str, *, deduplicated: bool = False, status: int = 202) -> Answer:
@@ -459,19 +487,38 @@ async def answer_link(c: Call) -> Answer:
     if used is not None and used.used_at is not None:  # by this request, or by somebody who decided otherwise, which is refused here too
         run = await c.rt.decide(used.run_id, body.action, wait_id=used.wait_id, actor=used.actor, feedback=body.feedback, note=body.note, payload=_payload(body.payload))
     else:
+        if c.conditional:
+            wait = await c.rt.look.find_linked(c.path["token"])
+            _check_match(c, (await c.rt.look.find_row(wait.run_id))[0])
         run = await c.rt.redeem(c.path["token"], body.action, feedback=body.feedback, note=body.note, payload=_payload(body.payload))
     return Answer(value={"run_id": run.run_id, "status": str(run.status), "condition": run.condition.value}, status=202)
 
 
 async def signal_run(c: Call) -> Answer:
-    body: b.Signal = c.body
-    sent = (body.name, body.key or c.key)
-    await _mine(c, told=await _has_told_since(c, lambda e: e.event_type == "signal.received" and (e.payload.get("name"), e.payload.get("key")) == sent))
+    await _mine(c, told=await _has_told_since(c, _find_sent(c)))
     return await _signal(c, c.run_id)
 
 
+def _find_sent(c: Call) -> Callable[[describe.EventView], bool]:
+    """Tells the signal of this request from other events."""
+    body: b.Signal = c.body
+    sent = (body.name, body.key or c.key)
+    return lambda e: e.event_type == "signal.received" and (e.payload.get("name"), e.payload.get("key")) == sent
+
+
 async def signal_thread(c: Call) -> Answer:
+    if c.conditional:
+        seen = c.seen.run_id if c.again and c.seen is not None else ""
+        run = (await c.rt.look.find_row(seen, c.tenant))[0] if seen else await _find_receiver(c)
+        _check_match(c, run, told=await _has_told_since(c, _find_sent(c), run.run_id))
     return await _signal(c, c.path["thread_id"])
+
+
+async def _find_receiver(c: Call) -> Run:
+    """The run that a signal to this thread is for, if nothing was sent under its key before."""
+    target = c.path["thread_id"]
+    live = await recipients.newest_live(c.rt.store, target, c.tenant) if await c.rt.store.get(target) is None else None
+    return live or (await c.rt.look.find_row(target, c.tenant))[0]
 
 
 async def _signal(c: Call, target: str) -> Answer:
@@ -561,6 +608,7 @@ async def redrive_intent(c: Call) -> Answer:
     before = await c.rt.look.intent(c.path["intent_id"], c.tenant)
     since = before.rulings[c.seen.rulings :] if c.again and c.seen is not None else []
     if not any(r.action == REDRIVE for r in since):
+        await _check_sender(c, before)
         await c.rt.redrive(before.intent_id, actor=c.actor, reason=body.reason, force=body.force)
     return Answer(value=await c.rt.look.intent(before.intent_id), status=202)
 
@@ -568,8 +616,16 @@ async def redrive_intent(c: Call) -> Answer:
 async def settle_intent(c: Call) -> Answer:
     body: b.Settle = c.body
     before = await c.rt.look.intent(c.path["intent_id"], c.tenant)
+    if not (c.again and c.seen is not None and before.rulings[c.seen.rulings :]):
+        await _check_sender(c, before)
     await c.rt.settle(before.intent_id, body.outcome, actor=c.actor, reason=body.reason, result=_payload(body.result))
     return Answer(value=await c.rt.look.intent(before.intent_id))
+
+
+async def _check_sender(c: Call, intent: describe.IntentView) -> None:
+    """Holds ``If-Match`` against the run that an intent is of."""
+    if c.conditional:
+        _check_match(c, (await c.rt.look.find_row(intent.run_id))[0])
 
 
 async def pause_schedule(c: Call) -> Answer:
@@ -612,9 +668,9 @@ def _get(path: str, does: str, handler: Handler | None, answers: Any, query: typ
     return Route(method="GET", path=path, scope=scope, does=does, handler=handler, answers=answers, query=query, media=media)
 
 
-def _post(path: str, scope: Scope | None, does: str, handler: Handler, body: type[b.Body], answers: Any = R, status: int = 202, sees: Sees | None = None) -> Route:
-    looks = sees or (see_run if path.startswith(RUN) else see_nothing)
-    return Route(method="POST", path=path, scope=scope, does=does, handler=handler, answers=answers, body=body, status=status, sees=looks)
+def _post(path: str, scope: Scope | None, does: str, handler: Handler, body: type[b.Body], answers: Any = R, status: int = 202, sees: Sees | None = None, matches: bool = False) -> Route:
+    looks, of_run = sees or (see_run if path.startswith(RUN) else see_nothing), matches or path.startswith(RUN)
+    return Route(method="POST", path=path, scope=scope, does=does, handler=handler, answers=answers, body=body, status=status, sees=looks, matches=of_run)
 
 
 ROUTES: tuple[Route, ...] = (
@@ -644,19 +700,19 @@ ROUTES: tuple[Route, ...] = (
     _post(RUN + "/fork", F, "Fork a run from a checkpoint", fork_run, b.Fork),
     _post(RUN + "/repair", Scope.REPAIR, "Repair a run's row as far as that is safe", repair_run, b.Repair, b.Repaired, 200),
     _get("/v1/waits", "List open waits of all runs", list_waits, b.Waits, b.PageQuery),
-    _post("/v1/waits/{token}", None, "Answer the wait that a link is for", answer_link, b.Answer, dict[str, Any]),
+    _post("/v1/waits/{token}", None, "Answer the wait that a link is for", answer_link, b.Answer, dict[str, Any], matches=True),
     _get("/v1/threads/{thread_id}/history", "List a thread's checkpoints", thread_history, b.History, b.HistoryQuery),
-    _post("/v1/threads/{thread_id}/signal", D, "Send a signal to the newest run of a thread that has begun and not ended", signal_thread, b.Signal),
+    _post("/v1/threads/{thread_id}/signal", D, "Send a signal to the newest run of a thread that has begun and not ended", signal_thread, b.Signal, sees=see_thread, matches=True),
     _get("/v1/ledger", "List ledger rows of all runs", list_ledger, b.Ledger, b.LedgerQuery),
     _get("/v1/intents", "List outgoing messages (intents), sent or not", list_intents, b.Intents, b.StateQuery),
-    _post("/v1/intents/{intent_id}/redrive", D, "Send an outgoing message (intent) again", redrive_intent, b.Redrive, describe.IntentView, sees=see_intent),
-    _post("/v1/intents/{intent_id}/settle", D, "Record an outgoing message (intent) as sent, or give it up", settle_intent, b.Settle, describe.IntentView, 200),
-    _get("/v1/skills", "List the skills registered here", list_skills, b.Skills),
-    _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers),
+    _post("/v1/intents/{intent_id}/redrive", D, "Send an outgoing message (intent) again", redrive_intent, b.Redrive, describe.IntentView, sees=see_intent, matches=True),
+    _post("/v1/intents/{intent_id}/settle", D, "Record an outgoing message (intent) as sent, or give it up", settle_intent, b.Settle, describe.IntentView, 200, sees=see_intent, matches=True),
+    _get("/v1/skills", "List the skills registered here", list_skills, b.Skills, b.PageQuery),
+    _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers, b.PageQuery),
     _get("/v1/lanes", "List the lanes that are in use, and the runs that wait for them", list_lanes, b.Lanes, b.LanesQuery),
-    _get("/v1/queues", "List the queues, and what blocks their runs", list_queues, b.Queues),
-    _get("/v1/limits", "List the limits in force", list_limits, b.Limits),
-    _get("/v1/schedules", "List schedules", list_schedules, b.Schedules),
+    _get("/v1/queues", "List the queues, and what blocks their runs", list_queues, b.Queues, b.PageQuery),
+    _get("/v1/limits", "List the limits in force", list_limits, b.Limits, b.PageQuery),
+    _get("/v1/schedules", "List schedules", list_schedules, b.Schedules, b.PageQuery),
     _post("/v1/schedules/{schedule_id}/pause", Scope.ADMIN, "Pause a schedule until it is unpaused", pause_schedule, b.Empty, describe.ScheduleView, 200),
     _post("/v1/schedules/{schedule_id}/unpause", Scope.ADMIN, "Unpause a schedule", unpause_schedule, b.Empty, describe.ScheduleView, 200),
     _post("/v1/schedules/{schedule_id}/trigger", S, "Submit a run as a schedule would", trigger_schedule, b.Empty),
@@ -668,4 +724,4 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
-__all__ = ["ROUTES", "Answer", "Call", "Route", "await_start", "resting"]
+__all__ = ["ROUTES", "Answer", "Call", "Route", "await_start", "names_tag", "resting"]

@@ -178,7 +178,7 @@ def moment(value: object, field: str) -> int:
         raise InvalidInput(f"{field} needs a timezone", field=field, hint="datetime(…, tzinfo=UTC)")
     us = (value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
     if not 0 <= us <= LAST_MOMENT_US:
-        raise wrong(field, "a time from 1970 to 9999", value)
+        raise InvalidInput(f"{field} is a time from 1970 to 9999, not {value.isoformat()}", field=field)
     return us
 
 

@@ -14,11 +14,10 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute
-from starlette.routing import Route as Path
 
-from holdfast.access import Access, Forbidden, Scope
+from holdfast.access import Access, Forbidden, Scope, check_site
 from holdfast.core import bounds, describe
-from holdfast.core.errors import CheckpointNotFound, DecisionConflict, HoldfastError, InvalidInput, NotFound, Rejected
+from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, Rejected
 from holdfast.core.intents import MARK_SENT
 from holdfast.core.jsons import json_of
 from holdfast.core.toolcalls import TYPE
@@ -28,6 +27,7 @@ from holdfast.handle import when
 from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 from holdfast.ui import drawings, render, words
+from holdfast.ui.requests import Path, read_length, read_path
 from holdfast.ui.sessions import COOKIE, SHELF, Sessions, Viewer, set_cookie
 
 MOST_BYTES = 2 * 2**20
@@ -48,16 +48,18 @@ Page = Callable[[Request, Viewer], Awaitable[Response]]
 
 
 class Pages:
-    """The pages of one runtime. ``known`` says whose token a text is, ``alive`` whether it still holds."""
+    """The pages of one runtime. ``known`` says whose token a text is, ``alive`` whether it still holds; ``place_error`` gives the status
+    of an error, and the headers that go with it."""
 
     def __init__(
         self, rt: Runtime, known: Callable[[str], Awaitable[Access | None]], alive: Callable[[Access], Awaitable[bool]], go_on: Callable[[str, dict[str, Any]], Awaitable[None]],
-        *, asks: bool, public_url: str | None = None,
+        place_error: Callable[[HoldfastError], tuple[int, Mapping[str, str]]], *, asks: bool, public_url: str | None = None,
     ) -> None:
         self._rt = rt
         self._public = public_url
         self._asks = asks
         self._go_on = go_on
+        self._place_error = place_error
         self._known = known
         self._alive = alive
         self._secret = secrets.token_urlsafe(24)
@@ -92,8 +94,19 @@ class Pages:
         ]
         made: list[BaseRoute] = [Path(path, self._guard(scope, page), methods=[method]) for path, method, scope, page in rows]
         return [
-            *made, Path("/login", self.login, methods=["GET", "POST"]), Path("/logout", self.logout, methods=["POST"]),
-            Path("/w/{token}", self.link, methods=["GET", "POST"]), Path("/zone", self.zone, methods=["POST"]), Path("/static/{name}", self.static, methods=["GET"]),
+            *made,
+            *(
+                Path(path, self._let_in(page), methods=[method])
+                for path, method, page in (
+                    ("/login", "GET", self.show_login),
+                    ("/login", "POST", self.login),
+                    ("/logout", "POST", self.logout),
+                    ("/w/{token}", "GET", self.show_link),
+                    ("/w/{token}", "POST", self.answer_link),
+                    ("/zone", "POST", self.zone),
+                    ("/static/{name}", "GET", self.static),
+                )
+            ),
         ]
 
     # -- around every page --------------------------------------------------------------------------
@@ -115,9 +128,20 @@ class Pages:
 
         return answer
 
+    def _let_in(self, page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                return _secure(await page(request))
+            except HoldfastError as e:
+                return _secure(self._answer_error(request, None, e))
+
+        return answer
+
     def _answer_error(self, request: Request, viewer: Viewer | None, error: HoldfastError) -> Response:
-        status = 404 if isinstance(error, NotFound) else 403 if isinstance(error, Forbidden) else 409 if error.exit_code == 6 or isinstance(error, DecisionConflict) else 422
-        return self._page(request, "message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint)
+        status, headers = self._place_error(error)
+        response = self._page(request, "message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint)
+        response.headers.update(headers)
+        return response
 
     def _page(self, request: Request, name: str, viewer: Viewer | None, *, status: int = 200, **context: Any) -> HTMLResponse:
         given = {
@@ -144,9 +168,9 @@ class Pages:
             tenant_id=tenant, condition=q.get("condition"), skill_id=q.get("skill"), thread_id=q.get("thread"), tag=q.get("tag"), text=q.get("q"), limit=PAGE,
             before=q.get("cursor"), since=_time(q.get("since"), "since", zone), until=_time(q.get("until"), "until", zone),
         )
-        found = await self._rt.look.runs(wanted, values=False)
+        found, cursor = await self._rt.look.list_runs(wanted, values=False)
         kept = {n: v for n, v in q.items() if n != "cursor"}
-        more = None if len(found) < PAGE else "/runs?" + urlencode({**kept, "cursor": found[-1].run_id})
+        more = None if cursor is None else "/runs?" + urlencode({**kept, "cursor": cursor})
         counts = await self._rt.look.overview(tenant)
         others = urlencode({n: v for n, v in kept.items() if n != "condition"})
         return self._page(
@@ -349,61 +373,57 @@ class Pages:
 
     # -- without a session --------------------------------------------------------------------------
 
+    async def show_login(self, request: Request) -> Response:
+        return self._page(request, "login.html", None, next=_local(request.query_params.get("next", "/")), wrong=False)
+
     async def login(self, request: Request) -> Response:
-        if request.method == "GET":
-            return _secure(self._page(request, "login.html", None, next=_local(request.query_params.get("next", "/")), wrong=False))
+        await _check_own(request, None, self._public)
         form = await _form(request)
         secret = await self._sessions.begin(form.get("token", "").strip())
         if secret is None:
-            return _secure(self._page(request, "login.html", None, status=401, next=_local(form.get("next", "/")), wrong=True))
+            return self._page(request, "login.html", None, status=401, next=_local(form.get("next", "/")), wrong=True)
         response = RedirectResponse(_local(form.get("next", "/")), 303)
         set_cookie(response, secret, secure=self._secure(request), path=_base(request) or "/")
-        return _secure(response)
+        return response
 
     async def logout(self, request: Request) -> Response:
         viewer = await self._sessions.viewer(request)
+        await _check_own(request, viewer, self._public)
         if viewer is not None:
-            await _check_own(request, viewer, self._public)
             await self._sessions.end(viewer.secret)
         response = RedirectResponse("/login", 303)
         response.delete_cookie(COOKIE, path=_base(request) or "/")
-        return _secure(response)
+        return response
 
-    async def link(self, request: Request) -> Response:
+    async def show_link(self, request: Request) -> Response:
         """A wait for somebody without an account: GET shows it, POST decides (§14.4). The link itself is the authority."""
         token = request.path_params["token"]
-        try:
-            wait = await self._rt.look.find_linked(token)
-            if request.method == "GET":
-                return _secure(self._page(request, "link.html", None, wait=wait, token=token, done=None))
-            form = await _form(request)
-            action = form.get("action", "")
-            payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
-            await self._rt.redeem(token, action, feedback=form.get("feedback") or None, note=form.get("note") or None, payload=payload)
-            return _secure(self._page(request, "link.html", None, wait=wait, token=token, done=action))
-        except HoldfastError as e:
-            return _secure(self._answer_error(request, None, e))
+        return self._page(request, "link.html", None, wait=await self._rt.look.find_linked(token), token=token, done=None)
+
+    async def answer_link(self, request: Request) -> Response:
+        token = request.path_params["token"]
+        wait, form = await self._rt.look.find_linked(token), await _form(request)
+        action = form.get("action", "")
+        payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
+        await self._rt.redeem(token, action, feedback=form.get("feedback") or None, note=form.get("note") or None, payload=payload)
+        return self._page(request, "link.html", None, wait=wait, token=token, done=action)
 
     async def zone(self, request: Request) -> Response:
         """Remembers in a cookie in which zone this browser is shown its times; nothing else is changed, so that it takes no session."""
         form, viewer = await _form(request), await self._sessions.viewer(request)
-        try:
-            await _check_own(request, viewer, self._public)
-        except Forbidden as e:
-            return _secure(self._answer_error(request, viewer, e))
+        await _check_own(request, viewer, self._public)
         response: Response = RedirectResponse(_local(form.get("next", "/")), 303)
         name = form.get("zone", "").strip()
-        if words.is_known_zone(name):
-            response.set_cookie(ZONE, name, max_age=365 * 24 * 3600, samesite="strict", secure=self._secure(request), path=_base(request) or "/")
-        else:
-            response = self._answer_error(request, viewer, InvalidInput(f"{name!r} is not a known time zone", field="zone", hint="Europe/Berlin, UTC"))
-        return _secure(response)
+        if not words.is_known_zone(name):
+            return self._answer_error(request, viewer, InvalidInput(f"{name!r} is not a known time zone", field="zone", hint="Europe/Berlin, UTC"))
+        response.set_cookie(ZONE, name, max_age=365 * 24 * 3600, samesite="strict", secure=self._secure(request), path=_base(request) or "/")
+        return response
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in TYPES:
-            return _secure(Response("not found", 404))
-        response = _secure(Response(render.asset(name), media_type=TYPES[name]))
+            return Response("not found", 404)
+        response = Response(render.asset(name), media_type=TYPES[name])
         response.headers["Cache-Control"] = "public, max-age=3600"
         return response
 
@@ -428,19 +448,12 @@ def _base(request: Request) -> str:
 
 def _place(request: Request) -> str:
     """The path that was asked for, as this application sees it."""
-    return request.url.path.removeprefix(_base(request)) or "/"
+    return quote(read_path(request.scope), safe="/%").removeprefix(quote(_base(request))) or "/"
 
 
 def _local(place: str) -> str:
     """Where to go after the login: a path of this server, whatever was asked for."""
-    parts = urlsplit(place)
-    return place if place.startswith("/") and not place.startswith("//") and "\\" not in place and not parts.netloc else "/"
-
-
-def _from_here(request: Request, public: str | None) -> bool:
-    """Whether a form comes from these pages, by what the browser says of its origin."""
-    origin = request.headers.get("origin")
-    return origin in (None, "null") or urlsplit(origin).netloc in (request.headers.get("host"), urlsplit(public or "").netloc or None)
+    return place if place.startswith("/") and not place.startswith("//") and place.isprintable() and "\\" not in place else "/"
 
 
 async def _check_own(request: Request, viewer: Viewer | None, public: str | None) -> None:
@@ -449,16 +462,14 @@ async def _check_own(request: Request, viewer: Viewer | None, public: str | None
     Raises:
         Forbidden: it lacks the session's token, or comes from elsewhere.
     """
-    if not _from_here(request, public):
-        raise Forbidden("this form comes from another site", hint="use the forms of these pages")
+    check_site(request.headers, public, opaque=True)  # these pages send no referrer, so that browsers hide the origin of their forms
     if viewer is not None and not viewer.owns((await _form(request)).get("csrf", "")):
         raise Forbidden("this form does not belong to your session", hint="load the page again, then send it")
 
 
 async def _pairs(request: Request) -> list[tuple[str, str]]:
     if not hasattr(request.state, "pairs"):
-        told = request.headers.get("content-length", "0")
-        if told.isdigit() and int(told) > MOST_BYTES:
+        if read_length(request.headers) > MOST_BYTES:
             raise InvalidInput("the form is too large")
         data = await request.body()
         if len(data) > MOST_BYTES:

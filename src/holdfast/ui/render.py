@@ -6,6 +6,7 @@ import datetime as dt
 from collections import Counter
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 
@@ -28,9 +29,14 @@ def _hour(context: jinja2.runtime.Context, text: str | None) -> str:
     return words.hour(text, context["zone"])
 
 
+def _part(text: str) -> str:
+    """An id as one part of a path, whatever it contains."""
+    return quote(text, safe="")
+
+
 def _environment() -> jinja2.Environment:
     made = jinja2.Environment(loader=jinja2.PackageLoader("holdfast.ui"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    made.filters.update(shown=words.show, line=words.line, span=words.span, clock=_clock, hour=_hour, clean=words.clean, label=words.label)
+    made.filters.update(shown=words.show, line=words.line, span=words.span, clock=_clock, hour=_hour, clean=words.clean, label=words.label, part=_part)
     made.globals.update(
         signs=words.SIGNS, effect_signs=words.EFFECT_SIGNS, between=words.between, ago=words.ago, count=words.count, command=words.command, offered=describe_action,
         answer_command=words.answer_command, form_of=words.form_of, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"), zone_name=str, ZONES=words.ZONES,

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.calendar import CALENDAR
-from holdfast.core import canon, describe, views
+from holdfast.core import bounds, canon, describe, views
 from holdfast.core import limits as bounding
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Problem
@@ -28,6 +28,7 @@ from holdfast.core.errors import (
     IntentNotFound,
     InvalidInput,
     RunNotFound,
+    RunPruned,
     ScheduleNotFound,
     TokenRefused,
     UnknownStatus,
@@ -180,8 +181,9 @@ class Looker:
         can be read of it is shown.
 
         Raises:
-            InvalidInput, RunNotFound: there is no such run here.
+            InvalidInput, RunNotFound: there is no such run here; ``after`` is not the number of an event.
         """
+        bounds.number(after, "after")
         run, _ = await self.find_row(run_id, tenant_id)
         if not run.secrets:
             with contextlib.suppress(HoldfastError), canon.looking():
@@ -247,20 +249,55 @@ class Looker:
         Raises:
             InvalidInput: a status or condition that there is none of; a limit beyond what a page holds.
         """
-        if not 1 <= wanted.limit <= PAGE:
-            raise InvalidInput(f"limit is 1 to {PAGE}, not {wanted.limit}")
-        out: list[tuple[Run, Lease]] = []
-        async for run, lease in self._matching(wanted):
-            out.append((run, lease))
-            if len(out) == wanted.limit:
-                break
-        return await self._looks(out) if values else [Look(run, lease, None) for run, lease in out]
+        return await self._load(await self._gather(wanted), values)
 
     async def runs(self, wanted: Wanted, *, values: bool = True) -> list[describe.RunView]:
         """The same as they are shown. Without ``values`` a completed graph has no result either, for that is made of them."""
+        return await self._views(await self.find(wanted, values=values))
+
+    async def list_runs(self, wanted: Wanted, *, values: bool = True) -> tuple[list[describe.RunView], str | None]:
+        """A page of them, and the cursor of the next one: its ``before``, None after the last.
+
+        Raises:
+            InvalidInput: as for ``find``; a ``before`` that is the cursor of no page.
+        """
+        await self._check_place(wanted.before, wanted.tenant_id)
+        found = await self._gather(wanted, 1)
+        page = found[: wanted.limit]
+        return await self._views(await self._load(page, values)), page[-1][0].run_id if len(found) > len(page) else None
+
+    async def _gather(self, wanted: Wanted, more: int = 0) -> list[tuple[Run, Lease]]:
+        """The rows of the runs that are wanted; ``more`` than those tell whether that is all."""
+        if not 1 <= wanted.limit <= PAGE:
+            raise InvalidInput(f"limit is 1 to {PAGE}, not {wanted.limit}")
+        out: list[tuple[Run, Lease]] = []
+        async for run, lease in self._matching(replace(wanted, limit=wanted.limit + more)):
+            out.append((run, lease))
+            if len(out) == wanted.limit + more:
+                break
+        return out
+
+    async def _load(self, found: Sequence[tuple[Run, Lease]], values: bool) -> list[Look]:
+        return await self._looks(found) if values else [Look(run, lease, None) for run, lease in found]
+
+    async def _check_place(self, cursor: str | None, tenant_id: str | None) -> None:
+        """Refuses a cursor that no page of runs has given out. A run that was pruned since leaves its place in the order.
+
+        Raises:
+            InvalidInput: there is no such run here.
+        """
+        if cursor is None:
+            return
+        try:
+            await self.find_row(cursor, tenant_id)
+        except RunPruned:
+            return
+        except (InvalidInput, RunNotFound):
+            raise refuse_cursor(cursor) from None
+
+    async def _views(self, looks: Sequence[Look]) -> list[describe.RunView]:
         now = self._store.now()
         out = []
-        looks = await self.find(wanted, values=values)
         for look, (blocked, no_worker) in zip(looks, await self._ways([(x.run, x.lease) for x in looks]), strict=True):
             channels = None if look.checkpoint is None else describe.values(look.values)
             view = describe.run(look.run, look.lease, now, channels=channels, blocked=blocked, no_worker=no_worker)
@@ -374,14 +411,20 @@ class Looker:
         return Look(loaded.run, loaded.lease, progress.checkpoint)
 
     async def waits(self, tenant_id: str | None = None, *, before: str | None = None, limit: int = 100) -> tuple[list[describe.WaitView], str | None]:
-        """Open waits of all runs that wait, those of the newest runs first; and the cursor of the next page, counted in runs."""
-        page = await self._store.runs(RunFilter(tenant_id=tenant_id, statuses=tuple(WAITING), before=before, limit=limit + 1))
+        """Open waits of all runs that wait, those of the newest runs first; and the cursor of the next page, counted in runs, None after the last.
+
+        Raises:
+            InvalidInput: a ``before`` that is the cursor of no page.
+        """
+        await self._check_place(before, tenant_id)
+        found = await self._store.runs(RunFilter(tenant_id=tenant_id, statuses=tuple(WAITING), before=before, limit=limit + 1))
+        page = found[:limit]
         out: list[describe.WaitView] = []
-        for run, _ in page[:limit]:
+        for run, _ in page:
             effects = {e.effect_id: e for e in await self._store.effects(run.run_id)} if any(w.effect_id for w in run.waits) else {}
             hidden = await self.mask(run)
             out += [describe.hide(describe.wait(w, effects.get(w.effect_id or ""), status=run.status), hidden) for w in run.waits]
-        return out, page[limit - 1][0].run_id if len(page) > limit else None
+        return out, page[-1][0].run_id if len(found) > limit else None
 
     async def waiting(self, where: Where, limit: int) -> list[tuple[Run, Wait]]:
         """The open waits that a selection means, those of the oldest runs first, so many at most."""
@@ -432,12 +475,33 @@ class Looker:
         return Tally(runs, Counter(str(e.status) for e in await self._store.effects() if tenant_id in (None, e.tenant_id)))
 
     async def intents(self, tenant_id: str | None = None, *, state: str | None = None, after: str | None = None, limit: int = 100) -> list[describe.IntentView]:
-        """Outgoing messages (intents), sent or not."""
+        """Outgoing messages (intents), sent or not.
+
+        Raises:
+            InvalidInput: a state that there is none of.
+        """
+        if state is not None:
+            bounds.one_of(state, "state", [str(one) for one in IntentState])
         masks, lacking = _Masks(self), await unsendable(self._store, self._transports)
         out: list[describe.IntentView] = []
         for i in await self._store.intents(state=state, tenant_id=tenant_id, after=after, limit=limit):
             out.append(describe.hide(describe.intent(i, no_transport=lacking(i)), await masks.of(i.run_id)))
         return out
+
+    async def list_intents(
+        self, tenant_id: str | None = None, *, state: str | None = None, after: str | None = None, limit: int = 100
+    ) -> tuple[list[describe.IntentView], str | None]:
+        """A page of them, and the cursor of the next one: its ``after``, None after the last.
+
+        Raises:
+            InvalidInput: a state that there is none of; an ``after`` that is the cursor of no page.
+        """
+        if after is not None:
+            there = await self._store.intent(after)
+            if there is None or tenant_id not in (None, there.tenant_id):
+                raise refuse_cursor(after)
+        found = await self.intents(tenant_id, state=state, after=after, limit=limit + 1)
+        return found[:limit], found[limit - 1].intent_id if len(found) > limit else None
 
     async def intent(self, intent_id: str, tenant_id: str | None = None) -> describe.IntentView:
         """One intent.
@@ -474,12 +538,15 @@ class Looker:
         """Ledger rows of one run or of all, oldest first; ``after`` is a row's number, the ``next_cursor`` of the page before."""
         if not 1 <= limit <= PAGE:
             raise InvalidInput(f"limit is 1 to {PAGE}, not {limit}")
+        if after is not None:
+            bounds.number(after, "after")
         if run_id is not None:
             await self.find_row(run_id, tenant_id)
         masks = _Masks(self)
-        page = await self._store.ledger(run_id, topic=topic, key=key, tenant_id=tenant_id, after=after, limit=limit)
+        found = await self._store.ledger(run_id, topic=topic, key=key, tenant_id=tenant_id, after=after, limit=limit + 1)
+        page = found[:limit]
         out = [describe.hide(describe.ledger(row), await masks.of(row.run_id)) for row in page]
-        return Ledger(out, page[-1].number if len(page) == limit else None)
+        return Ledger(out, page[-1].number if len(found) > limit else None)
 
     # -- who works ----------------------------------------------------------------------------------
 
@@ -563,6 +630,11 @@ class Looker:
 
     def _schedule(self, s: Schedule) -> describe.ScheduleView:
         return describe.schedule(s, self._store.now(), next_local=_local(s.due, s.zone), last_local=_local(s.last_slot, s.zone))
+
+
+def refuse_cursor(cursor: str) -> InvalidInput:
+    """The refusal of a cursor that no page of a list has given out."""
+    return InvalidInput(f"{cursor[:80]!r} is not a cursor of this list", field="cursor", hint="give the next_cursor of the page before")
 
 
 def _find_named(every: list[describe.CheckpointView], run_id: str, name: str | None) -> describe.CheckpointView:
@@ -687,4 +759,4 @@ def _limit(name: str, limit: Limit | None, rule: bounding.Rule | None, usage: Us
     )
 
 
-__all__ = ["Ledger", "Look", "Looker", "Wanted", "skills"]
+__all__ = ["Ledger", "Look", "Looker", "Wanted", "refuse_cursor", "skills"]
