@@ -20,7 +20,7 @@ from holdfast.cli import output as o
 from holdfast.cli.driving import progress_for
 from holdfast.cli.pages import EXITS, RESTING
 from holdfast.cli.progress import Progress, watch
-from holdfast.cli.session import Call, Within, actor_option, add_paging, check_cursor, options, over, page, parse, run_argument
+from holdfast.cli.session import Call, Within, actor_option, add_paging, options, over, page, parse, run_argument
 from holdfast.core import describe
 from holdfast.core.errors import InvalidInput, LaneBlocked, NothingEligible, RunIsLive, UsageError
 from holdfast.core.explain import Advice
@@ -109,7 +109,6 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
         if run_id is not None:
             seen = await rt.look.snapshot(run_id, check=False)
             return *page([describe.plain(w) for w in seen.waits], lambda w: str(w["wait_id"]), limit, cursor), now
-        await check_cursor(rt, cursor)
         asked, more = await rt.look.waits(before=cursor, limit=limit or WAITS)
         return [describe.plain(w) for w in asked], more, now
 

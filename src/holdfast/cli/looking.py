@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.cli import drawing, extras, lineage, pages, targets, times
 from holdfast.cli import output as o
-from holdfast.cli.session import MOST, RUN_ID, Call, add_paging, check_cursor, find_next, options, over, page, run_argument, whole_id
+from holdfast.cli.session import MOST, RUN_ID, Call, add_paging, find_next, options, over, page, run_argument, whole_id
 from holdfast.core import describe
 from holdfast.core.describe import AttemptView, CheckpointView, RunView, StepView
 from holdfast.core.errors import SkillUnknown
@@ -51,17 +51,11 @@ def runs(
             status=status, condition=condition, skill_id=skill, thread_id=thread, tag=tag, text=text, since=times.past(since, "--since", now),
             until=times.past(until, "--until", now), limit=limit, before=cursor,
         )
-        await check_cursor(rt, cursor)
-
-        async def look() -> tuple[list[RunView], str | None]:
-            found = await rt.look.runs(wanted, values=call.as_json)
-            return found, await find_next(found, limit, lambda r: r.run_id, lambda last: rt.look.find(msgspec.structs.replace(wanted, before=last, limit=1), values=False))
-
         if not watch:
-            return *await look(), now
+            return *await rt.look.list_runs(wanted, values=call.as_json), now
         before: tuple[list[RunView], str | None] | None = None
         async for _ in changes(rt):
-            found = await look()
+            found = await rt.look.list_runs(wanted, values=call.as_json)
             if found != before:
                 _list(call, *found, rt.store.now(), any((status, condition, skill, thread, tag, text, since, until)), again=before is not None)
             before = found

@@ -21,7 +21,6 @@ from holdfast.cli.session import (
     actor_option,
     add_paging,
     find_next,
-    foreign,
     handling,
     options,
     over,
@@ -36,6 +35,7 @@ from holdfast.core.errors import UsageError
 from holdfast.core.intents import ABANDON, REDRIVE, RULINGS
 from holdfast.core.limits import MOST as MOST_AT_ONCE
 from holdfast.core.limits import Limit
+from holdfast.engine.look.looker import refuse_cursor
 from holdfast.handle import IntentView, when
 from holdfast.runtime import Runtime
 from holdfast.workers.toolrunner import RemoteTools
@@ -80,7 +80,7 @@ def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None,
         if cursor is not None:
             named = await rt.store.intent(cursor)
             if named is None or run_id not in (None, named.run_id):
-                raise foreign(cursor)
+                raise refuse_cursor(cursor)
         kept = await rt.intents(run_id, state=state, type=type_, after=cursor, limit=limit)
         more = await find_next(kept, limit, lambda i: i.intent_id, lambda last: rt.intents(run_id, state=state, type=type_, after=last, limit=1))
         stuck.update(await sendings.stuck(rt, kept))

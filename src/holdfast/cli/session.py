@@ -29,13 +29,13 @@ from holdfast.cli import extras
 from holdfast.cli import output as o
 from holdfast.cli.targets import names_skills, setting, workspace
 from holdfast.core import canon
-from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, RunPruned, UsageError
+from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
 from holdfast.core.jsons import json_of
 from holdfast.core.limits import Limit
 from holdfast.core.status import LIVE
 from holdfast.core.wording import YOUR_FILE
 from holdfast.engine.keep.check import keeper
-from holdfast.engine.look.looker import Wanted
+from holdfast.engine.look.looker import Wanted, refuse_cursor
 from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime, choose_store
 from holdfast.stores import schema_version
@@ -305,26 +305,6 @@ async def find_next(found: Sequence[T], limit: int | None, name: Callable[[T], C
     return cursor if await beyond(cursor) else None
 
 
-async def check_cursor(rt: Runtime, cursor: str | None) -> None:
-    """Refuses a cursor of a list of runs that no page has ended with; a run that was pruned meanwhile still has its place.
-
-    Raises:
-        InvalidInput: there was never such a run.
-    """
-    if cursor is not None:
-        try:
-            await rt.look.find_row(cursor)
-        except RunPruned:
-            return
-        except (RunNotFound, InvalidInput):
-            raise foreign(cursor) from None
-
-
-def foreign(cursor: str) -> InvalidInput:
-    """What a cursor is refused with that is none of the list's."""
-    return InvalidInput(f"{cursor!r} is not a cursor of this list", field="cursor", hint="give the next_cursor of the page before")
-
-
 def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor: str | None) -> tuple[list[T], str | None]:
     """The items after the one that the cursor names, and the cursor of the page after them.
 
@@ -335,7 +315,7 @@ def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor
     if cursor is not None:
         start = next((n for n, item in enumerate(items, 1) if name(item) == cursor), 0)
         if not start:
-            raise foreign(cursor)
+            raise refuse_cursor(cursor)
     found = list(items[start:] if limit is None else items[start : start + limit])
     return found, name(found[-1]) if found and start + len(found) < len(items) else None
 
