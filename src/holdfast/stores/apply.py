@@ -618,6 +618,14 @@ def adopt(d: Dossier, incarnation: int, now: int) -> Adopted:
     )
 
 
+def newest_fence(row: codec.Row) -> int:
+    """Under which fence a row of a log was written, as far as it is counted; 0 where that cannot be read."""
+    try:
+        return counter(codec.open_row(row).fence)
+    except HoldfastError:
+        return 0
+
+
 def same(d: Dossier, mine: Sequence[codec.Row]) -> bool:
     """Whether the run that is here already is that one, gone on with or not.
 
