@@ -55,6 +55,7 @@ from holdfast.core.run import Run, of_any
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
+from holdfast.core.vouch import Voucher
 from holdfast.ports import Claim, Dossier, Evidence, Loaded, News, Pruned
 
 LAST_TURN = 2**62
@@ -111,6 +112,15 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
         return Tip(self.sealed.row.seq, self.sealed.row.hash, row, self.since, self.whole_size)
 
 
+KEY = "effect"
+"""The kind of the claims of keys under which runs share what was done."""
+
+
+def is_of_effect(v: Voucher) -> bool:
+    """Whether what is vouched for is the claim of such a key."""
+    return v.id.startswith(f"{KEY}\x1f")
+
+
 def prepare(commit: Commit) -> Prepared:
     """Holds a commit, and all that it creates, against what must hold of every commit, and encodes it."""
     after = commit.after
@@ -147,6 +157,12 @@ def order_effects(effects: Sequence[Effect]) -> tuple[Effect, ...]:
     if len(effects) < 2:
         return tuple(effects)
     return tuple(sorted({e.effect_id: e for e in effects}.values(), key=lambda e: e.open))
+
+
+def claim_keys(effects: Iterable[Effect], *, all: bool = False) -> list[DedupClaim]:
+    """What outlives the records under keys that runs share: who finds the key taken and no record knows that one was lost (§12.1). Whoever attempts an effect
+    takes its key; ``all``: the effects come from elsewhere, with their outcomes."""
+    return [DedupClaim(KEY, "", e.key, e.run_id, "") for e in effects if e.shared and (all or e.open)]
 
 
 def _has_advanced(commit: Commit) -> bool:

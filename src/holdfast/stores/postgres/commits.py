@@ -788,6 +788,7 @@ class Committer:
             yield Q.claim_insert, values
         yield from besides.keep(map(vouch.of_claim, c.claims))
         yield from besides.put_effects(p.effects, p.encoded)
+        yield from besides.put_claims(apply.claim_keys(p.effects))
         yield from put_intents(c.intents)
         yield from besides.put_ledger(c.ledger, seen.numbers)
         for blob in c.blobs:

@@ -15,7 +15,7 @@ from holdfast.core.consistency import Problem, problem, record_problem
 from holdfast.core.errors import HoldfastError, LogRolledBack, RecordDamaged
 from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run
-from holdfast.core.vouch import OWN
+from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.batches import Batch, prune_in_batches
@@ -160,7 +160,7 @@ class Keeping(Reading):
     async def claims_of(self, run_id: str) -> list[DedupClaim]:
         found, stated = await self._ask((Q.claims_of, (run_id,)), (Q.vouch_under, ([run_id], "claim")))
         claims = [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in found]
-        besides.verify(map(vouch.of_claim, claims), stated)
+        vouch.verify(map(vouch.of_claim, claims), [v for v in map(Voucher._make, stated) if not apply.is_of_effect(v)])
         return claims
 
     async def adopt(self, dossier: Dossier) -> bool:

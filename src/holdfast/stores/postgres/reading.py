@@ -11,7 +11,7 @@ from holdfast.core.chunks import Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.commit import DedupClaim, InboxItem, LedgerRow, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import HoldfastError, StoreCorrupt, UnknownStatus
+from holdfast.core.errors import HoldfastError, RecordDamaged, StoreCorrupt, UnknownStatus
 from holdfast.core.lease import Alive, Lease, counter
 from holdfast.core.run import Run
 from holdfast.core.status import Status
@@ -185,7 +185,7 @@ class Reading(Server):
         return claims[0] if apply.still_taken(claims[0], status, found[0][3]) else None
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
-        """What was done under a key: a record that is lost is no licence to do it again."""
+        """What was done under a key: a record that is lost is no licence to do it again, nor where what vouches for it is lost too."""
         asked = (Q.effects, {"run": run_id, "key": key, "root": lineage_root})
         if run_id is None and key is None:
             (found,) = await self._ask(asked)
@@ -194,9 +194,12 @@ class Reading(Server):
             for row in found:
                 besides.same(vouch.of_effect_row(row), row[-1])
         else:
-            found, stated = await self._ask(asked, (Q.vouch_of_run, (run_id, "effect")) if key is None else (Q.vouch_under, ([key], "effect")))
+            vouchers = [(Q.vouch_of_run, (run_id, "effect"))] if key is None else [(Q.vouch_under, ([key], "effect")), (Q.claim_of_key, (key,))]
+            found, stated, *taken = await self._ask(asked, *vouchers)
             known = [v for v in map(Voucher._make, stated) if run_id is None or v.run_id == run_id]
             vouch.verify(map(vouch.of_effect_row, found), known if lineage_root is None else [v for v in known if v.id in {row[0] for row in found}])
+            if not found and taken and taken[0] and run_id is None and lineage_root is None:
+                raise RecordDamaged("effect", taken[0][0][0], str(key), missing=True)
         return [besides.decode_effect(row) for row in found]
 
     async def newest_effects(self, tenant_id: str | None = None, *, statuses: Sequence[str] = (), limit: int = 100) -> list[Effect]:

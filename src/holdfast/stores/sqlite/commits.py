@@ -336,6 +336,7 @@ class Committer:
             execute(Q.claim_put, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
         vouchers: list[Voucher] = [vouch.of_claim(claim) for claim in c.claims]
         vouchers += [besides.put_effect(db, effect, data) for effect, data in zip(p.effects, p.encoded, strict=True)]
+        vouchers += besides.claim_keys(db, p.effects)
         vouchers += [outbox.put_intent(db, intent) for intent in c.intents]
         if c.ledger:
             vouchers += outbox.put_ledger(db, c.ledger)

@@ -125,6 +125,11 @@ ON CONFLICT DO UPDATE SET run_id = excluded.run_id, digest = excluded.digest, ex
 -- name: claim_any
 -- Also one that has expired: it is vouched for until it is taken again or its run is pruned. With the status of its run, if that is here.
 SELECT c.run_id, c.digest, c.expires_at, r.status FROM claim c LEFT JOIN run r ON r.run_id = c.run_id WHERE c.kind = ? AND c.scope = ? AND c.key = ?;
+-- name: keys_lost
+-- Keys under which an effect was attempted, and no record is left.
+SELECT c.run_id, c.key FROM claim c WHERE c.kind = 'effect' AND NOT EXISTS (SELECT 1 FROM effect e WHERE e.key = c.key) ORDER BY c.key LIMIT 100;
+-- name: keys_free
+DELETE FROM claim WHERE kind = 'effect' AND NOT EXISTS (SELECT 1 FROM effect e WHERE e.key = claim.key);
 -- name: claims_all
 SELECT kind, scope, key, run_id, digest, expires_at FROM claim ORDER BY kind, scope, key;
 -- name: effect_upsert
@@ -574,7 +579,7 @@ FROM run WHERE run_id = ?;
 SELECT seq, hash FROM log WHERE id = ? AND run = ?;
 -- name: log_end_doubted
 -- Whether a run's log may go on where its row says that it ends, where its tail says that it ended, and how much was written since.
-SELECT t.log > r.tip OR r.status IN ('running', 'replaying'), (SELECT max(id) FROM log) - r.tip FROM run r LEFT JOIN tail t ON t.run = r.id WHERE r.run_id = ?;
+SELECT t.log > r.tip OR r.status IN ('running', 'replaying'), (SELECT ifnull(max(id), 0) FROM log) - r.tip FROM run r LEFT JOIN tail t ON t.run = r.id WHERE r.run_id = ?;
 -- name: log_beyond
 -- The newest row of a run's log behind the one that its row names: a look through all that was written since.
 SELECT (SELECT max(l.id) FROM log l WHERE l.id > r.tip AND l.run = r.id) FROM run r WHERE r.run_id = ?;
@@ -610,7 +615,7 @@ INSERT INTO inbox (run, key, put_at, taken, command, placed) VALUES (?, ?, ?, ?,
 -- A key that somebody has here already stays theirs.
 INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 -- name: claims_of_run
-SELECT kind, scope, key, digest, expires_at FROM claim WHERE run_id = ? ORDER BY kind, scope, key;
+SELECT kind, scope, key, digest, expires_at FROM claim WHERE run_id = ? AND kind <> 'effect' ORDER BY kind, scope, key;
 -- name: claim_row
 SELECT kind, scope, key, run_id, digest, expires_at FROM claim WHERE kind = ? AND scope = ? AND key = ?;
 -- name: ended_before

@@ -24,7 +24,7 @@ from holdfast.core.status import TERMINAL
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Dossier, Evidence, Needs, Pruned
 from holdfast.stores import apply
-from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
+from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands, order_effects
 from holdfast.stores.evidence import COPIED, STANDING, as_loaded, copy_of, end_of, end_problems, plain, row_problems, stands
 from holdfast.stores.files import on_disk
 from holdfast.stores.sqlite import besides, limits, outbox
@@ -143,6 +143,8 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
         db.execute(Q.step_log, (key, sealed.seq, number, sealed.hash, sealed.data))
         number, digest = db.last_insert_rowid(), sealed.hash
         since += len(sealed.data)
+        besides.vouch_for(db, [besides.put_effect(db, effect, codec.encode_effect(effect)) for effect in order_effects(commit.effects)])
+        besides.vouch_for(db, besides.claim_keys(db, commit.effects, all=True))
     held: dict[str, Any] = raw if raw is not None and stands(raw) else {"owner": None, "due": None, "holds": apply.would_hold(run), "turn": number, "status": ""}
     stood, moved = Stands(held["owner"], held["due"], bool(held["holds"])), held["status"] != run.status.value
     taken = row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, key)) is not None
@@ -188,10 +190,13 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
         db.execute(Q.inbox_adopt, (key, item.key, item.put_at, item.taken_seq, command))
         vouchers.append(vouch.of_inbox(run.run_id, item.key, item.put_at, command, item.taken_seq))
     for claim in d.claims:
+        if claim.kind == apply.KEY:  # it follows from an effect, or somebody made it up
+            continue
         db.execute(Q.claim_adopt, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
         if db.changes():
             vouchers.append(vouch.of_claim(claim))
     vouchers += [besides.put_effect(db, effect, codec.encode_effect(effect)) for effect in d.effects]
+    vouchers += besides.claim_keys(db, d.effects, all=True)
     vouchers += [outbox.put_intent(db, intent) for intent in d.intents]
     vouchers += outbox.put_ledger(db, d.ledger)
     besides.vouch_for(db, vouchers)
