@@ -261,7 +261,8 @@ class Committer:
         c, execute, log = p.commit, self._cursor.execute, p.sealed.row
         run = c.run
         state = row(self.db, Q.run_state, (run.run_id,))
-        if state is not None and state[9]:
+        # Who drives a run has its state in hand; who comes to one at rest goes by what its row says, and that must be what its record says.
+        if state is not None and (state[9] or (isinstance(c.lease, Take | Touch) and codec.decode_run(state[10]).status != state[6])):
             raise behind_its_log(run.run_id)
         key, tip = (0, 0) if state is None else state[:2]
         sight = Sight(self.db, now, key, bool(state[8]) if state is not None else False)
@@ -297,7 +298,7 @@ class Committer:
         state = row(self.db, Q.run_state, (s.run_id,))
         if state is None:
             raise RunNotFound(f"there is no run {s.run_id}")
-        key, tip, fence, owner, holds, turn, status, digest, _, lags = state
+        key, tip, fence, owner, holds, turn, status, digest, _, lags, _ = state
         if lags:
             raise behind_its_log(s.run_id)
         if error := apply.step_refused(s, Found(fence, owner, False, tip, digest, bool(holds), turn, status)):

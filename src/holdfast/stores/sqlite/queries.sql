@@ -81,7 +81,7 @@ FROM (SELECT 1) LEFT JOIN (
 
 -- name: run_state
 SELECT r.id, r.tip, r.fence, r.owner, r.holds, r.turn, r.status, l.hash, EXISTS (SELECT 1 FROM inbox WHERE run = r.id AND taken IS NULL),
-       EXISTS (SELECT 1 FROM tail WHERE run = r.id AND log > r.tip)
+       EXISTS (SELECT 1 FROM tail WHERE run = r.id AND log > r.tip), r.doc
 FROM run r LEFT JOIN log l ON l.id = r.tip AND l.run = r.id WHERE r.run_id = ?;
 -- name: thread_end
 -- The newest ended run of a thread, by its turn.
