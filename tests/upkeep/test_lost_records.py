@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
@@ -233,3 +234,37 @@ async def test_sound_records_are_no_news(kind: str, move: str, tmp_path: Path) -
     async with Runtime(f"sqlite:///{tmp_path}/new.db", skills=[job]) as new:
         await new.import_runs(tmp_path / "out")
         assert await told(new) == set()
+
+
+doubt = Graph("doubt", Job, version="1")
+
+
+@doubt.node(start=True)
+async def doubted(state: Job, ctx: Context) -> dict[str, int]:
+    await ctx.effect(hang, "it", side_effects="external_action", timeout=0.05)
+    return {"n": 1}
+
+
+async def hang(what: str) -> str:
+    acts.append(what)
+    await asyncio.Event().wait()
+    return "never"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_about_an_effect_that_is_lost_lets_nothing_be_done_again(kind: str, tmp_path: Path) -> None:
+    """§6.5: whoever said what became of it is not answered by doing it again."""
+    place = Place(kind, tmp_path)
+    async with Runtime(place.url, skills=[doubt]) as rt:
+        run = await rt.invoke(doubt, {})
+        (wait,) = run.waits
+    assert (wait.kind, acts) == ("effect", ["it"])
+    place.lose("effect")
+    async with Runtime(place.url, skills=[doubt]) as rt:
+        await rt.decide(run.run_id, "record_result", actor="ada", payload="done")
+        with pytest.raises(RecordDamaged):
+            await rt.resume(run.run_id)
+        assert acts == ["it"]
+        assert (await rt.repair_run_state(run.run_id, True)).applied
+        assert (await rt.resume(run.run_id)).status == "completed"
+    assert acts == ["it"]
