@@ -267,14 +267,15 @@ class Performance:
                 # A fork has keys of its own; what its forebears did here with the same arguments is not done again.
                 here = (self.attempt.step, self.attempt.key, self.path)
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
-        if not self.records and self.policy is not ReplayPolicy.REEXECUTE and self._was_asked_about():
+        run = self.journal.run
+        if not self.records and (run.decisions or run.waits) and self.policy is not ReplayPolicy.REEXECUTE and self._was_asked_about():
             await self.journal.asking(self._miss())
         alive = Alive.UNKNOWN
         if self.records and (known := next((e for e in reversed(self.records) if e.open), None)) is not None:
             alive = await self.journal.asking(alive_now(self.services, known))
         asked = fx.Asked(
             request=self.request,
-            run_id=self.journal.run.run_id,
+            run_id=run.run_id,
             place=(self.attempt.step, self.attempt.key, self.path),
             fence=self.journal.fence,
             idempotent=self.options.idempotent,

@@ -262,7 +262,7 @@ class Committer:
         run = c.run
         state = row(self.db, Q.run_state, (run.run_id,))
         # Who drives a run has its state in hand; who comes to one at rest goes by what its row says, and that must be what its record says.
-        if state is not None and (state[9] or (isinstance(c.lease, Take | Touch) and codec.decode_run(state[10]).status != state[6])):
+        if state is not None and (state[9] or (isinstance(c.lease, Touch) and codec.decode_run(state[10]).status != state[6])):
             raise behind_its_log(run.run_id)
         key, tip = (0, 0) if state is None else state[:2]
         sight = Sight(self.db, now, key, bool(state[8]) if state is not None else False)
