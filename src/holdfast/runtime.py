@@ -1226,13 +1226,13 @@ class Runtime:
         return await checker.all() if run_id is None else await checker.run(run_id)
 
     @verb
-    async def repair_run_state(self, run_id: str, apply: bool = False, *, actor: str = "operator", rebuild: bool = False) -> Repair:
+    async def repair_run_state(self, run_id: str, apply: bool = False, *, actor: str = "operator", rebuild: bool = False, accept: bool = False) -> Repair:
         """Repairs the damage that can be repaired safely (§12.3), and only that. Without ``apply`` it reports what it would do and writes nothing.
 
-        With ``rebuild``, as with ``doctor --rebuild``, the run's row is computed from its events again, even if the row holds facts that no
-        event records.
+        With ``rebuild``, as with ``doctor --rebuild``, the run's row is computed from its events again, even if the row holds facts that no event records.
+        With ``accept``, as with ``doctor --rebuild --acknowledge``, intents and ledger rows that the events name and that are missing are accepted as lost.
         """
-        return await Repairer(self._store).repair(run_id, apply=apply, actor=actor, rebuild=rebuild)
+        return await Repairer(self._store).repair(run_id, apply=apply, actor=actor, rebuild=rebuild, accept=accept)
 
     @verb
     async def export(self, run_id: str, folder: str | os.PathLike[str]) -> str:

@@ -35,11 +35,11 @@ SQLITE = {
     "meta": By.ANCHOR, "log": By.CHAIN, "run": By.FOLD, "whole": By.CACHE, "inbox": By.VOUCHER, "claim": By.VOUCHER, "effect": By.VOUCHER,
     "intent": By.VOUCHER, "ledger": By.VOUCHER, "worker": By.VOUCHER, "offer": By.VOUCHER, "token": By.VOUCHER, "schedule": By.VOUCHER, "slot": By.UNUSED,
     "blob": By.NEED, "blob_use": By.NEED, "carry": By.NEED, "vouch": By.RECORDS, "shelf": By.VOUCHER, "pruned": By.VOUCHER, "rule": By.VOUCHER,
-    "bucket": By.VOUCHER, "call": By.VOUCHER, "chunk": By.PROVISIONAL, "sqlite_sequence": By.PROVISIONAL,
+    "bucket": By.VOUCHER, "call": By.VOUCHER, "chunk": By.PROVISIONAL, "sqlite_sequence": By.PROVISIONAL, "tail": By.CACHE,
 }
 SQLITE_FILES = {"s.db": By.ANCHOR, "s.db-anchor": By.STORE}
 POSTGRES = {
-    "meta": By.VOUCHER, "doc": By.FOLD, **{t: by for t, by in SQLITE.items() if t not in ("meta", "slot", "sqlite_sequence")},
+    "meta": By.VOUCHER, "doc": By.FOLD, **{t: by for t, by in SQLITE.items() if t not in ("meta", "slot", "sqlite_sequence", "tail")},
 }
 FILES = {
     "workspace.json": By.HOUSE, "schedules.json": By.HOUSE, "shelves.json": By.HOUSE, "tombstones.jsonl": By.HOUSE, "pruned.jsonl": By.HOUSE, "limits.json": By.HOUSE,

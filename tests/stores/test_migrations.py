@@ -28,7 +28,7 @@ from holdfast.testing.conformance import TTL, Script, refused
 from holdfast.testing.conformance_blobs import bulk, recording
 
 LATEST = len(MIGRATIONS)
-NEW = ("blob_use", "bucket", "call", "carry", "chunk", "offer", "pruned", "rule", "shelf", "sqlite_sequence", "vouch")
+NEW = ("blob_use", "bucket", "call", "carry", "chunk", "offer", "pruned", "rule", "shelf", "sqlite_sequence", "tail", "vouch")
 ORDERED = ("effect", "inbox", "intent", "schedule")
 OLD = Path(__file__).resolve().parents[1] / "histories" / "0.1.0" / "store.db"
 
@@ -82,7 +82,7 @@ def child(program: str, *words: Path) -> subprocess.Popen[str]:
 
 def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
     """The tables as they were and the new ones: empty, but for a voucher for each record beside the log (§12.1), a digest in each run's row, which is
-    not marked, and says when it ended; and the number by which records are ordered, kept once more."""
+    not marked, and says when it ended; where the log of each run ends; and the number by which records are ordered, kept once more."""
     after = tables(path)
     found, runs = after["vouch"], after["run"]
     assert [r[:-3] for r in runs] == before["run"] and all(len(seal) == canon.HASH_BYTES and not behind for *_, seal, behind, _ in runs)
@@ -90,7 +90,8 @@ def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
     beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "worker"))
     assert len(found) == beside > 0, "each record that was there is vouched for"
     assert all([r[:-1] for r in after[name]] == before[name] and all(r[-1] == r[0] for r in after[name]) for name in ORDERED)
-    return {**before, **{name: [] for name in NEW}, "vouch": found, "run": runs, **{name: after[name] for name in ORDERED}}
+    assert after["tail"] == sorted((run[0], run[2]) for run in before["run"]), "where the log of each run ends"
+    return {**before, **{name: [] for name in NEW}, "tail": after["tail"], "vouch": found, "run": runs, **{name: after[name] for name in ORDERED}}
 
 
 def _doc_of(row: tuple[Any, ...]) -> bytes:
@@ -204,17 +205,20 @@ def _as_before(statement: str) -> str:
         statement = statement.replace("?25, ?26", "iif(?26 IS ?26, ?25, ?25)")
     if (end := re.search(r", ended = (\?\d+)", statement)) is not None:
         statement = statement.replace(end[0], "").replace("\nWHERE", f"\nWHERE {end[1]} IS {end[1]} AND")
+    statement = re.sub(r"EXISTS \(SELECT 1 FROM tail\b[^()]*\)", "0", statement)
     return re.sub(r", behind = 0|,\s+seal = standing\([^)]*\)|,\s+(seal|ended)\b|,\s+standing\([^)]*\)", "", statement)
 
 
 @contextlib.contextmanager
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As release 0.1.0 was: its schema, and statements that know of no digest in a run's row, of nobody who is marked in it, and of no end."""
+    """As release 0.1.0 was: its schema, and statements that know of no digest in a run's row, of nobody who is marked in it, of no end, and of no tail."""
     with monkeypatch.context() as patch:
         patch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
-        for name in ("run_insert", "runs_insert", "run_update", "ends_run"):
+        for name in ("run_insert", "runs_insert", "run_update", "ends_run", "run_state", "run_load", "run_get", "claim_due", "claim_one"):
             patch.setattr(connection.Q, name, _as_before(getattr(connection.Q, name)))
+        patch.setattr(connection.Q, "tail_put", "SELECT ?, ? WHERE 0")
         alone = connection.Q.lone_ways.replace(", ended = new.ended", "").replace(", seal = standing(run_id, fence, NULL, NULL, 0, turn)", "")
+        alone = alone.replace("INSERT OR REPLACE INTO tail (run, log) SELECT id, tip FROM run WHERE id = new.run;", "")
         patch.setattr(connection.Q, "lone_ways", alone)
         yield
 

@@ -26,6 +26,7 @@ from holdfast.core.limits import Change, Limit, Rule
 from holdfast.core.offers import Offer
 from holdfast.core.tokens import hash_secret
 from holdfast.engine.keep.check import Checker
+from holdfast.engine.keep.repair import Repairer
 from holdfast.ports import Shelves, Store
 from holdfast.stores import PostgresStore, SqliteStore
 from holdfast.stores.evidence import STANDING
@@ -392,6 +393,8 @@ async def test_the_operator_accepts_what_is_there(kept: InSqlite | InPostgres) -
         assert {f"{kind}_record_missing" for kind in KINDS} <= await codes(store)
         kept.hand("UPDATE ledger SET step_id = 'other'")
         await store.vouch_anew()  # type: ignore[attr-defined]
+        assert await codes(store) == {"effect_record_missing"}, "the log speaks of it still"
+        assert (await Repairer(store).repair("r1", apply=True)).applied
         assert await codes(store) == set()
         assert await store.effects("r1") and await store.effects("r2")
 

@@ -107,7 +107,7 @@ async def mend(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = False,
             await rt.store.vouch_anew()
             found = await rt.check()
         for run_id in dict.fromkeys(p.run_id for p in found if p.run_id is not None):
-            done.append(await rt.repair_run_state(run_id, True, actor=actor, rebuild=True))
+            done.append(await rt.repair_run_state(run_id, True, actor=actor, rebuild=True, accept=acknowledge))
     left = await rt.check()
     if offers_health(rt.store):
         left.note(await rt.store.health())

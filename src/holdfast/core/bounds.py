@@ -30,6 +30,8 @@ VALUE_BYTES = 16 * 1024 * 1024
 GROWN_BYTES = 64 * 1024 * 1024
 """What a channel has grown to, and the result of a step, a tool or an effect."""
 MANY = 1_000
+KEY_RETENTION_US = 7 * 24 * 3600 * 1_000_000
+"""How long the key of a request is kept at least (§3.5)."""
 LONGEST_US = 100 * 366 * 86_400 * 1_000_000
 LAST_MOMENT_US = 253_402_214_400 * 1_000_000
 """The end of the year 9999 but for a day, so that it is a time in every zone."""

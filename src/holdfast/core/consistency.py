@@ -1,8 +1,8 @@
 """What is wrong with a run, by name (§12.1, §12.2): read-only, and pure over rows that somebody else has read.
 
 Theory of operation. A ``Diagnosis`` is fed a run's log row by row and keeps only the fold, the ends of the two hash
-chains and a few counters, so that a million events need no more memory than ten. At the end the fold is held against
-the run row, which is only a cache of it. A row that cannot be read blinds the fold: what would then be compared with
+chains, a few counters and the names of the records that the log tells of, so that a million events need no more memory
+than ten. At the end the fold is held against the run row, which is only a cache of it, and the names against the records. A row that cannot be read blinds the fold: what would then be compared with
 it is left out rather than guessed.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 from holdfast.core import blobs, canon, codec, envelopes, ids, payloads
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Carry, Checkpoint, voucher
-from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.effects import OPEN, Effect, EffectStatus
 from holdfast.core.errors import HoldfastError, RecordDamaged, StoreError, UnknownStatus
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Lease
@@ -31,10 +31,15 @@ from holdfast.core.vouch import KINDS
 from holdfast.core.waits import HALT, HALTING, Decision
 
 PER_CODE = 20
+_OPENED = (ev.SideEffectAttempted, ev.SideEffectUnknown)
 _REBUILD = "holdfast repair-state RUN --apply rewrites it from the events"
 _CLEAR = "holdfast repair-state RUN --apply clears it"
 _HALT = "holdfast repair-state RUN --apply ends the run as the decision says"
 _LOOK = "diagnosis only, because nothing repairs this safely: holdfast show RUN shows what can be read; restore a backup if it matters"
+
+
+_AGAIN = "holdfast repair-state RUN --apply records it again: with its result if the log has it, otherwise as unknown, so that a person is asked"
+_ACCEPT = "find out what became of it; then restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"
 
 
 class Severity(StrEnum):
@@ -110,7 +115,8 @@ def ok(problems: Iterable[Problem]) -> bool:
 class Diagnosis:
     """One run under examination. Feed its log oldest first, then ask for the ``problems``. ``blobs`` are the large results that
     it refers to, with what refers to each; ``queued``: how many of its intents of each type wait to be sent; ``not_configured``: of
-    those, the ones of each type whose sender lacked something, by what it lacked and the way out.
+    those, the ones of each type whose sender lacked something, by what it lacked and the way out. ``lost``: the effects whose records are gone or older than
+    the log; ``lost_codes``: which kinds of records the log tells of and are not there; ``request``: the key under which it was asked for, and when.
 
     Args:
         run_id: the run.
@@ -140,6 +146,13 @@ class Diagnosis:
         self._found: list[Problem] = []
         self._counts: dict[str, int] = {}
         self._keys: set[str] = set()
+        self._acts: dict[str, tuple[ev.EffectFact, int]] = {}
+        self._sends: dict[str, str] = {}
+        self._entries: Counter[tuple[str, str]] = Counter()
+        self._signals: dict[str, int] = {}
+        self.request: tuple[str, int] | None = None
+        self.lost: set[str] = set()
+        self.lost_codes: set[str] = set()
 
     # -- feeding ------------------------------------------------------------------------------------
 
@@ -199,6 +212,11 @@ class Diagnosis:
     def feed_effect(self, effect: Effect) -> None:
         """An effect record of the run."""
         self._refers(blobs.name_blobs((), [effect]))
+        fact, at = self._acts.pop(effect.effect_id, (None, 0))
+        if fact is not None and effect.status in OPEN and type(fact) not in _OPENED and effect.attempted_at <= at:
+            self.lost.add(effect.effect_id)
+            self._note("effect_record_altered", f"the effect record {effect.effect_id} says {effect.status}, which is older than the log, where it was followed by {fact.wire}", _AGAIN)
+            return
         in_flight = self.lease is not None and self.lease.live(self.now) and self.lease.fence == effect.fence
         if effect.status is EffectStatus.ATTEMPTED and not in_flight and place_of(effect.owner) is None:
             self._note(
@@ -209,6 +227,7 @@ class Diagnosis:
 
     def feed_intent(self, intent: Intent) -> None:
         """An intent of the run."""
+        self._sends.pop(intent.intent_id, None)
         if intent.state == "queued":
             self.queued[intent.type] += 1
         if (lacking := intent.not_configured) is not None:
@@ -217,6 +236,67 @@ class Diagnosis:
             self._note(
                 "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher died", "a dispatcher takes it over when that lease has expired"
             )
+
+    def feed_entry(self, topic: str, key: str) -> None:
+        """A row of the ledger that the run wrote."""
+        self._entries[topic, key] -= 1
+
+    def feed_command(self, key: str) -> None:
+        """An item of the run's inbox, taken or not."""
+        self._signals.pop(key, None)
+
+    def tells_of_entries(self) -> bool:
+        """Whether the log tells of rows of the ledger."""
+        return bool(self._entries)
+
+    def tells_of_signals(self) -> bool:
+        """Whether the log tells of signals, which came by the inbox."""
+        return bool(self._signals)
+
+    def miss_claim(self) -> None:
+        """Names the claim of the run's request key, which nobody has."""
+        if self.request is not None:
+            self._miss("claim", f"the log tells that the run was asked for under the key {self.request[0]!r}")
+
+    def miss_records(self) -> None:
+        """Names the records that the log tells of and that were not fed (§12.1): what vouches for a record may be lost with it, and the log is there still."""
+        for effect_id, (fact, _) in self._acts.items():
+            self.lost.add(effect_id)
+            self._note("effect_record_missing", f"the log tells of the effect {effect_id} ({fact.wire}), but its record is missing", _AGAIN)
+        for intent_id, type in self._sends.items():
+            self._miss("intent", f"the log tells of the intent {intent_id} of type {type!r}")
+        for (topic, key), count in self._entries.items():
+            if count > 0:
+                self._miss("ledger", f"the log tells of {count} more ledger row(s) of the topic {topic!r} with the key {key!r}")
+
+        for signal, seq in self._signals.items():
+            self._miss("inbox", f"the log tells of {signal} (event {seq})")
+
+    def _miss(self, kind: str, told: str) -> None:
+        self.lost_codes.add(f"{kind}_record_missing")
+        self._note(f"{kind}_record_missing", f"{told}, but the record is missing", _ACCEPT)
+
+    def _expect(self, event: ev.Event) -> None:
+        """Notes which records a fact tells of. An effect is the run's own if its id says so: what a run tells of others' is theirs."""
+        match event.fact:
+            case ev.EffectFact(effect_id=effect_id) as fact if effect_id.startswith(f"{self.run_id}.") and not isinstance(fact, ev.SideEffectReused):
+                self._acts[effect_id] = (fact, event.at)
+            case ev.IntentEnqueued(intent_id=intent_id, intent_type=type):
+                self._sends[intent_id] = type
+            case ev.LedgerAppended(topic=topic, key=key):
+                self._entries[topic, key] += 1
+            case ev.SignalReceived(name=name, key=key):
+                self._signals[f"signal:{name}:{key}"] = event.seq
+            case ev.RunSubmitted(request_key=str(key)):
+                self.request = (key, event.at)
+            case ev.StateRepaired(code="inbox_record_missing"):
+                self._signals.clear()
+            case ev.StateRepaired(code="claim_record_missing"):
+                self.request = None
+            case ev.StateRepaired(code="intent_record_missing"):  # somebody has accepted what was lost until then
+                self._sends.clear()
+            case ev.StateRepaired(code="ledger_record_missing"):
+                self._entries.clear()
 
     def _refers(self, found: Mapping[str, str]) -> None:
         for digest, what in found.items():
@@ -231,6 +311,7 @@ class Diagnosis:
                 _LOOK,
             )
         self._watch_halt(fact)
+        self._expect(event)
         if self.blind:
             return
         try:

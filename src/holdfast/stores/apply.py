@@ -56,6 +56,7 @@ from holdfast.core.run import Run, of_any
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
+from holdfast.core.vouch import Voucher
 from holdfast.ports import Claim, Dossier, Evidence, Loaded, News, Pruned
 
 LAST_TURN = 2**62
@@ -112,6 +113,15 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
         return Tip(self.sealed.row.seq, self.sealed.row.hash, row, self.since, self.whole_size)
 
 
+KEY = "effect"
+"""The kind of the claims of keys under which runs share what was done."""
+
+
+def is_of_effect(v: Voucher) -> bool:
+    """Whether what is vouched for is the claim of such a key."""
+    return v.id.startswith(f"{KEY}\x1f")
+
+
 def prepare(commit: Commit) -> Prepared:
     """Holds a commit, and all that it creates, against what must hold of every commit, and encodes it."""
     after = commit.after
@@ -148,6 +158,12 @@ def order_effects(effects: Sequence[Effect]) -> tuple[Effect, ...]:
     if len(effects) < 2:
         return tuple(effects)
     return tuple(sorted({e.effect_id: e for e in effects}.values(), key=lambda e: e.open))
+
+
+def claim_keys(effects: Iterable[Effect], *, all: bool = False) -> list[DedupClaim]:
+    """What outlives the records under keys that runs share: who finds the key taken and no record knows that one was lost (§12.1). Whoever attempts an effect
+    takes its key; ``all``: the effects come from elsewhere, with their outcomes."""
+    return [DedupClaim(KEY, "", e.key, e.run_id, "") for e in effects if e.shared and (all or e.open)]
 
 
 def _has_advanced(commit: Commit) -> bool:
@@ -617,6 +633,14 @@ def adopt(d: Dossier, incarnation: int, now: int) -> Adopted:
         due=None if d.held else due_at_rest(d.run, now, any(i.taken_seq is None for i in d.inbox)),
         carries=tuple([c.run_id for c in codec.read_carried(d.rows)]),
     )
+
+
+def newest_fence(row: codec.Row) -> int:
+    """Under which fence a row of a log was written, as far as it is counted; 0 where that cannot be read."""
+    try:
+        return counter(codec.open_row(row).fence)
+    except HoldfastError:
+        return 0
 
 
 def same(d: Dossier, mine: Sequence[codec.Row]) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from holdfast.core import codec, vouch
+from holdfast.core import events as ev
+from holdfast.core.codec import Row
 from holdfast.core.consistency import Problem, problem
-from holdfast.core.errors import HoldfastError, UnknownStatus
+from holdfast.core.errors import HoldfastError, LogRolledBack, StoreCorrupt, UnknownStatus
 from holdfast.core.run import Run
-from holdfast.core.status import Status
+from holdfast.core.status import LIVE, Status
 
 COPIED = ("tenant_id", "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root")
 
@@ -32,6 +35,38 @@ def copy_of(run: Run, column: str) -> Any:
 def plain(value: Any) -> Any:
     """A column's value, writable as JSON."""
     return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def behind_its_log(run_id: str) -> StoreCorrupt:
+    """What is said of a run whose row is older than the end of its log: what it shows is over, and what was written after it would be a second history."""
+    about = f"the row of {run_id} does not fit its log: all of it, or a part, is older than the newest commit there"
+    return StoreCorrupt(about, hint=f"holdfast repair-state {run_id} --apply rewrites the row from the log", code="snapshot_field_drift")
+
+
+def beyond_its_log(run_id: str, ends: int, written: int) -> LogRolledBack:
+    """What is said of a run whose row was written with a commit that its log does not have any more (§1.9)."""
+    about = f"the log of {run_id} ends with event {ends}, but its row was written with event {written}: the end of the log was lost"
+    return LogRolledBack(about, hint="restore a backup; until then nothing is written to this run")
+
+
+def misfit(record: Run, status: Status, ends: int) -> StoreCorrupt | None:
+    """Why a run's record, beside a column with this status, cannot be that of a log with so many events; None if it can. Plain steps leave the record as it is,
+    and are made only while the run is driven."""
+    if record.version > ends:
+        return beyond_its_log(record.run_id, ends, record.version)
+    if record.status is not status or (record.version < ends and status not in LIVE):
+        return behind_its_log(record.run_id)
+    return None
+
+
+def changes_record(row: Row) -> bool:
+    """Whether a commit changes more of a run's record than plain steps do. One that cannot be read is named by whoever reads the log."""
+    try:
+        codec.plain_decoders()[0](row.data)
+    except codec.UNDECODABLE:
+        with contextlib.suppress(HoldfastError):
+            return not ev.HOT.issuperset(type(event.fact) for event in codec.open_row(row).events)
+    return False
 
 
 def doc_of(raw: Mapping[str, Any]) -> bytes:
@@ -71,7 +106,8 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
     if last_seq is None:
         found.append(problem("event_seq_gap", "the newest commit that the row names is not in the log", "restore a backup", run_id))
     elif last_seq != raw["seq"]:
-        found.append(problem("snapshot_field_drift", f"the row counts {raw['seq']} events, its log ends with {last_seq}", "look at the log first; restore a backup if it matters", run_id))
+        hint = "holdfast repair-state RUN --apply rewrites it from the events"
+        found.append(problem("snapshot_field_drift", f"the row counts {raw['seq']} events, its log ends with {last_seq}", hint, run_id))
     return found
 
 
@@ -88,4 +124,4 @@ def end_of(run: Run) -> int | None:
     return run.finished_at if run.terminal else None
 
 
-__all__ = ["COPIED", "STANDING", "as_loaded", "doc_of", "end_of", "end_problems", "plain", "row_problems", "stands"]
+__all__ = ["COPIED", "STANDING", "as_loaded", "behind_its_log", "beyond_its_log", "changes_record", "doc_of", "end_of", "end_problems", "misfit", "plain", "row_problems", "stands"]

@@ -1000,6 +1000,8 @@ class MemoryStore(Small):
         for p in written:
             self._set(self._log, (run_id, p.sealed.row.seq), p.sealed.row)
             self._set(self._order, run_id, (*self._order.get(run_id, ()), p.sealed.row.seq))
+            for effect, data in zip(p.effects, p.encoded, strict=True):
+                self._set(self._effects, effect.effect_id, (effect, data))
         tip = written[-1].tip(self._next())
         stood = None if old is None else Stands(old.owner, old.due, old.holds)
         moved, taken = old is None or old.status != run.status.value, any(r.holds and r is not old for r in Seen(self, now).lane(run))

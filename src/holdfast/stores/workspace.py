@@ -1047,6 +1047,8 @@ class WorkspaceStore(MemoryStore):
                 self._looked.pop(run_id, None)
                 for p in written:
                     self._append(p, None)
+                    if p.effects:
+                        self._lines(run_id, "effects", p.effects, {"of": "", "by": ""})
         self._meta([run_id])
         self._parsed = None
         self.changes.tell()

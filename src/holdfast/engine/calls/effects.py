@@ -35,6 +35,7 @@ from holdfast.core.errors import (
     EffectInProgress,
     InvalidInput,
     LeaseLost,
+    RecordDamaged,
     StepFailure,
     StepTimeout,
     TooLarge,
@@ -286,12 +287,15 @@ class Performance:
                 # A fork has keys of its own; what its forebears did here with the same arguments is not done again.
                 here = (self.attempt.step, self.attempt.key, self.path)
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
+        run = self.journal.run
+        if not self.records and (run.decisions or run.waits) and self.policy is not ReplayPolicy.REEXECUTE and self._was_asked_about():
+            await self.journal.asking(self._miss())
         alive = Alive.UNKNOWN
         if self.records and (known := next((e for e in reversed(self.records) if e.open), None)) is not None:
             alive = await self.journal.asking(alive_now(self.services, known))
         asked = fx.Asked(
             request=self.request,
-            run_id=self.journal.run.run_id,
+            run_id=run.run_id,
             place=(self.attempt.step, self.attempt.key, self.path),
             fence=self.journal.fence,
             idempotent=self.options.idempotent,
@@ -302,6 +306,16 @@ class Performance:
             placed=not self.shared,
         )
         return fx.judge(self.records, asked, alive)
+
+    async def _miss(self) -> NoReturn:
+        """What a store says of a record that it knows to be lost."""
+        raise RecordDamaged("effect", self.journal.run.run_id, self.key, missing=True)
+
+    def _was_asked_about(self) -> bool:
+        """Whether somebody was asked what became of an attempt here: then there was one, also where its record is lost."""
+        here = f"{self.path}?"
+        asked = self.journal.progress.questions.items()
+        return any(task == self.attempt.key and path.startswith(here) and wait.kind is WaitKind.EFFECT for (task, path), wait in asked)
 
     async def _verify(self) -> object:
         """The hook's answer; one that raises, hangs or says anything else does not know (X-05)."""

@@ -24,8 +24,6 @@ from holdfast.engine.base.services import Services
 from holdfast.engine.desk.door import OnBusy, Request
 from holdfast.ports import Store
 
-KEY_RETENTION_US = 7 * 24 * 3600 * 1_000_000  # §3.5
-
 
 class Birth(msgspec.Struct, frozen=True):
     """A run about to be created: its first fact, its id, and the claim of its request key; ``at``: when it was asked for; ``given``: its admitted
@@ -107,7 +105,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
     claims: tuple[DedupClaim, ...] = ()
     if request.key is not None:
         digest = canon.fingerprint(admitted)
-        claims = (DedupClaim("request", ids.request_scope(request.tenant_id, program.id), request.key, run_id, digest, now + KEY_RETENTION_US),)
+        claims = (DedupClaim("request", ids.request_scope(request.tenant_id, program.id), request.key, run_id, digest, now + bounds.KEY_RETENTION_US),)
     progress = Progress(run_id)
     progress.results[INPUT_TASK] = TaskResult(INPUT_TASK, writes=data)
     return Birth(fact, claims, Journal(services.store, None, None, fence, progress), now, admitted, OnBusy(request.on_busy))

@@ -31,7 +31,6 @@ from holdfast.engine.base.echo import Echo
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.desk.door import REPLAY, Wish
-from holdfast.engine.desk.intake import KEY_RETENTION_US
 from holdfast.ports import Loaded, Store
 
 MANY = 1_000_000
@@ -230,7 +229,7 @@ async def create(services: Services, source: Loaded, wish: Wish) -> str:
         facts.append(ev.StatePatched(tuple(edits), wish.reason))
     claims = []
     if wish.key is not None:
-        claims = [DedupClaim("request", request_scope(run, wish.kind), wish.key, run_id, _digest(found, wish), now + KEY_RETENTION_US)]
+        claims = [DedupClaim("request", request_scope(run, wish.kind), wish.key, run_id, _digest(found, wish), now + bounds.KEY_RETENTION_US)]
     journal = Journal(services.store, None, None, services.store.incarnation << COUNTER_BITS | 1, Progress(run_id))
     held = cps.pack_held(values, {step: {**seen, **{n: values[n] for n in edits}} for step, seen in found.held.items()})
     delta = Delta(

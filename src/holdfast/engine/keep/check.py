@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 
+from holdfast.core.bounds import KEY_RETENTION_US
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Diagnosis, Problem, ok, problem, record_problem
 from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, StoreCorrupt, UsageError
@@ -205,10 +206,21 @@ class Checker:
                 diagnosis.feed_effect(effect)
                 if not n % SLICE_ROWS:
                     await asyncio.sleep(0)
-            for n, intent in enumerate(await self._store.intents(diagnosis.run_id, limit=MOST), 1):
+            intents = await self._store.intents(diagnosis.run_id, limit=MOST)
+            for n, intent in enumerate(intents, 1):
                 diagnosis.feed_intent(intent)
                 if not n % SLICE_ROWS:
                     await asyncio.sleep(0)
+            if diagnosis.tells_of_entries():
+                for row in await self._store.ledger(diagnosis.run_id):
+                    diagnosis.feed_entry(row.topic, row.key)
+            if diagnosis.tells_of_signals():
+                for item in await self._store.inbox(diagnosis.run_id, taken=True):
+                    diagnosis.feed_command(item.key)
+            if len(intents) < MOST:
+                diagnosis.miss_records()
+            if await self._has_lost_its_key(diagnosis):
+                diagnosis.miss_claim()
         except RecordDamaged as e:
             diagnosis.add(record_problem(e))
         except HoldfastError as e:
@@ -218,6 +230,18 @@ class Checker:
                 await as_kept(self._store).blob(digest)  # whole or not, it is told without its key
             except StoreCorrupt as e:
                 diagnosis.add(problem("blob_unreadable", f"{what}: {e.message}", "restore a backup", diagnosis.run_id))
+
+
+    async def _has_lost_its_key(self, diagnosis: Diagnosis) -> bool:
+        """Whether nobody has the key under which a run was asked for, though its time is not over. Of a run that was carried here somebody else may have it."""
+        run = diagnosis.folded
+        if run is None or diagnosis.request is None or self._store.now() >= diagnosis.request[1] + KEY_RETENTION_US:
+            return False
+        key, _ = diagnosis.request
+        if any((c.kind, c.key) == ("request", key) for c in await self._keeper.claims_of(run.run_id)):
+            return False
+        scope = run.skill_id if run.source_run_id is None else f"{run.origin}:{run.source_run_id}"
+        return await self._store.find_claim("request", f"{run.tenant_id}\x1f{scope}", key) is None
 
 
 def find_needs(diagnosis: Diagnosis) -> Needs:

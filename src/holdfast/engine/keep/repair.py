@@ -8,6 +8,8 @@ is never begun. It resumes nothing and decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 from msgspec.structs import replace
 
@@ -17,6 +19,7 @@ from holdfast.core.checkpoint import Checkpoint, Delta, Source, boundaries
 from holdfast.core.codec import open_row
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.consistency import Diagnosis, Problem, asleep, drift
+from holdfast.core.effects import Effect
 from holdfast.core.errors import InvalidInput, RepairRefused
 from holdfast.core.lease import COUNTER_BITS, TOUCH, counter
 from holdfast.core.progress import Progress
@@ -25,6 +28,7 @@ from holdfast.core.status import LIVE, Condition
 from holdfast.core.views import condition
 from holdfast.core.waits import DENY, HALTING, Decision
 from holdfast.engine.keep.check import PAGE, Checker, find_needs, keeper, merge
+from holdfast.engine.keep.remaking import LOST, Remaking
 from holdfast.engine.look.snapshot import missing
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Evidence, Store
@@ -40,6 +44,8 @@ FOLDABLE = frozenset(
 UNDECIDED = "the run was interrupted with an undecided handoff: decide it first (holdfast decide)"
 NOTES = frozenset({"carry_record_missing", "blob_use_record_missing"})
 """What a run needs of what others share, and its store did not note: its log says it."""
+RECORDS = frozenset({"effect_record_missing", "effect_record_altered"})
+"""Records of effects that the log tells of, and that are made again from it. One whose digest does not match is none of these."""
 SAFE = FOLDABLE | {HALT, PARTIAL} | NOTES
 """The safe shapes (§12.3); everything else is diagnosis only."""
 
@@ -84,6 +90,7 @@ class _Folded(msgspec.Struct, frozen=True):
     checkpoint: Checkpoint
     fence: int
     halt: tuple[Run, Decision] | None
+    effects: tuple[Effect, ...] = ()
 
 
 class Repairer:
@@ -94,8 +101,9 @@ class Repairer:
         self._keeper = keeper(store)
         self._checker = Checker(store)
 
-    async def repair(self, run_id: str, *, apply: bool = False, actor: str = "operator", rebuild: bool = False) -> Repair:
-        """Diagnoses a run, and heals it if ``apply``. With ``rebuild`` the fold is taken to be right whatever the row says.
+    async def repair(self, run_id: str, *, apply: bool = False, actor: str = "operator", rebuild: bool = False, accept: bool = False) -> Repair:
+        """Diagnoses a run, and heals it if ``apply``. With ``rebuild`` the fold is taken to be right whatever the row says. With ``accept`` records that the log
+        tells of, and that cannot be made again from it, are accepted as lost.
 
         Raises:
             InvalidInput, RunNotFound: there is no such run.
@@ -112,7 +120,8 @@ class Repairer:
         before = evidence.run.status.value if isinstance(evidence.run, Run) else None
         report = Repair(run_id=run_id, dry_run=not apply, problems=problems, status_before=before, status_after=before)
         codes = {p.code for p in problems}
-        wanted = codes & (SAFE | DOUBTFUL if rebuild else SAFE)
+        beside = (codes & RECORDS if diagnosis.lost else set()) | (diagnosis.lost_codes if accept else set())
+        wanted = codes & (SAFE | DOUBTFUL if rebuild else SAFE) | beside
         undecided = self._is_undecided(evidence, diagnosis, codes)
         if undecided and not (evidence.lease is not None and evidence.lease.live(self._store.now())):
             return replace(report, refused="needs_operator_decision", reason=UNDECIDED, needs_operator_decision=True)
@@ -121,12 +130,12 @@ class Repairer:
         if (refusal := self._refusal(evidence, diagnosis, codes, rebuild)) is not None:
             code, reason = refusal
             return replace(report, refused=code, reason=reason)
-        told = await self._fold(evidence)
+        told = await self._fold(evidence, diagnosis.lost)
         if evidence.needs is not None:
             evidence = replace(evidence, needs=find_needs(diagnosis))
         commits = _commits(told, evidence, sorted(wanted), actor, self._store.now())
         after = commits[-1].run
-        if left := await self._find_errors(evidence, told, codes):
+        if left := await self._find_errors(evidence, told, codes - beside):
             return replace(report, refused="diagnosis_only", reason=f"the repair would not fix everything: {', '.join(left)} would be left")
         report = replace(report, actions=_actions(wanted, evidence, told, after), status_after=after.status.value)
         if not apply:
@@ -156,10 +165,10 @@ class Repairer:
             return False
         return evidence.lease is None or condition(folded, evidence.lease, self._store.now()) is Condition.INTERRUPTED
 
-    async def _fold(self, evidence: Evidence) -> _Folded:
-        """Walks the log once more, now for what it says rather than for what is wrong with it."""
+    async def _fold(self, evidence: Evidence, lost: Collection[str]) -> _Folded:
+        """Walks the log once more, now for what it says rather than for what is wrong with it. ``lost``: the effects that are made again."""
         assert evidence.tip is not None
-        progress, after = Progress(evidence.run_id), 0
+        progress, remaking, after = Progress(evidence.run_id), Remaking(lost), 0
         run: Run | None = None
         halt: tuple[Run, Decision] | None = None
         fence = self._store.incarnation << COUNTER_BITS
@@ -171,6 +180,7 @@ class Repairer:
                     break
                 record = open_row(row)
                 progress.step(record)
+                remaking.step(record)
                 fence = self._store.incarnation << COUNTER_BITS | record.fence
                 for event in record.events:
                     halt = _halting(run, event.fact, halt)
@@ -179,7 +189,8 @@ class Repairer:
         if run is None:
             raise RepairRefused(f"{evidence.run_id} has no events from which its row could be rebuilt")
         tip = replace(evidence.tip, seq=progress.seq, hash=progress.hash)
-        return _Folded(run, tip, progress.checkpoint, fence if evidence.lease is None else _above(evidence.lease.fence, fence), halt)
+        above = fence if evidence.lease is None else _above(evidence.lease.fence, fence)
+        return _Folded(run, tip, progress.checkpoint, above, halt, remaking.effects(run, self._store.now()))
 
     async def _find_errors(self, evidence: Evidence, told: _Folded, codes: set[str]) -> list[str]:
         """The errors that there would still be if the row were the fold."""
@@ -216,8 +227,9 @@ def _commits(told: _Folded, evidence: Evidence, codes: list[str], actor: str, no
         sealed = codec.seal(commits[-1], tip.hash).row
         tip = Tip(sealed.seq, sealed.hash, tip.row, tip.since, tip.whole)
         fence += 1
-    facts = tuple(ev.StateRepaired(code, _detail(code, evidence, told.run)) for code in codes)
-    commits.append(_commit(run, tip, facts, fence, now, actor))
+    facts: list[ev.Fact] = [ev.StateRepaired(code, _detail(code, evidence, told.run)) for code in codes]
+    facts += [ev.SideEffectUnknown(e.effect_id, e.key, e.step, e.task, e.path, LOST) for e in told.effects if e.open]
+    commits.append(replace(_commit(run, tip, tuple(facts), fence, now, actor), effects=told.effects))
     return commits
 
 
@@ -260,6 +272,11 @@ def _actions(wanted: set[str], evidence: Evidence, told: _Folded, after: Run) ->
             found.append(Action(code, f"ends the run for good, with the status {after.status}, because of the decision of {told.halt[1].actor}"))
         elif code == PARTIAL:
             found.append(Action(code, "cuts the log to its last whole commit; the bytes stay in the backup"))
+        elif code in RECORDS and told.effects:
+            count = sum(e.open for e in told.effects)
+            found.append(Action(code, f"records {len(told.effects)} effect(s) again from the log; the outcome of {count} of them is not there, so a person is asked"))
+        elif code.endswith("_record_missing") and code not in NOTES:
+            found.append(Action(code, "accepts that what the log tells of is lost; no check reports it from then on"))
         elif code in NOTES:
             found.append(Action(code, "records again what the run refers to, so that no prune deletes it"))
         elif isinstance(evidence.run, Run):

@@ -77,6 +77,14 @@ def put_effects(effects: Iterable[Effect], encoded: Iterable[bytes]) -> Iterator
     yield from keep(map(vouch.of_effect_row, rows))
 
 
+def put_claims(claims: Iterable[DedupClaim]) -> Iterator[Statement]:
+    """Takes keys, as far as nobody has them, in the order in which everybody locks them."""
+    for c in sorted(claims, key=lambda c: (c.kind, c.scope, c.key)):
+        voucher = vouch.of_claim(c)
+        named = {"kind": c.kind, "scope": c.scope, "key": c.key, "run": c.run_id, "digest": c.digest, "until": c.expires_at}
+        yield Q.claim_adopt, {**named, "id": voucher.id, "seal": voucher.seal}
+
+
 def decode_effect(row: Sequence[Any]) -> Effect:
     return codec.decode_effect(row[5])
 
@@ -298,14 +306,14 @@ def ask_kept_by_store(now: int | None) -> list[Statement]:
     """What is read for ``damage_of_store``."""
     own = [(Q.vouch_of_run, (OWN, kind)) for kind in _OWN_KINDS]
     rows = [(Q.schedules_all, None), (Q.shelves_all, None), (Q.workers_all, {"now": now}), (Q.offers_all, None), (Q.pruned_all, None), *LIMITS, (Q.meta, None)]
-    return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None), (Q.uses_runless, None)]
+    return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None), (Q.uses_runless, None), (Q.keys_lost, None)]
 
 
 def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
     """Every record of the store itself, its claims apart, or of a run that is not here, that is gone or is not what was written."""
     kinds = len(_OWN_KINDS)
     schedules, shelves, workers, offers, pruned, limits, buckets, calls, meta, *stated = answers[: 2 * kinds]
-    effects, runless, claims, uses = answers[2 * kinds :]
+    effects, runless, claims, uses, keys = answers[2 * kinds :]
     found: list[Iterable[Voucher]] = [
         map(vouch.of_schedule_row, schedules),
         map(shelf_row, shelves),
@@ -327,6 +335,7 @@ def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
     out += vouch.damage(vouch.by_id(map(vouch.of_effect_row, effects)), vouch.by_id(v for v in left if v.kind == "effect"))
     out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]
     out += vouch.damage({}, vouch.by_id(Voucher(*row) for row in claims))
+    out += [RecordDamaged("effect", run_id, key, missing=True) for run_id, key in keys]
     noted = {(run_id, digest) for run_id, digest in uses}
     out += [RecordDamaged("blob_use", *use, missing=True) for use in _large(effects) if use not in noted]
     return out

@@ -770,12 +770,13 @@ class Committer:
         ended = run.finished_at if run.terminal else None
         if run.run_id not in seen.found:
             found_by = (run.tenant_id, run.skill_id, run.shape, run.thread_id, run.session_key, run.lane, run.queue)
-            doc = p.sealed.doc or codec.encode_run(run)
+            born = p.sealed.doc or codec.encode_run(run)
             place = (bucket, run.run_id, c.fence, ruling.owner, ruling.due, ruling.holds, run.status.value)
-            rows.born.append((*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, doc, *end))
+            rows.born.append((*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, born, *end))
         else:
             stands = (ruling.turn or None, c.fence, ruling.owner, ruling.due, int(ruling.holds))
-            rows.moved.append((*stands, run.status.value, run.priority, run.shape, ended, p.sealed.doc, bucket, run.run_id, _number(c), *end))
+            doc = codec.encode_run(run) if p.sealed.doc is None and p.whole is not None else p.sealed.doc  # so that no load looks behind a whole checkpoint for what it is of
+            rows.moved.append((*stands, run.status.value, run.priority, run.shape, ended, doc, bucket, run.run_id, _number(c), *end))
             if c.took:
                 yield Q.inbox_take, {"seq": log.seq, "b": bucket, "run": run.run_id, "keys": list(c.took), "count": len(c.took)}
         if p.whole is not None:
@@ -795,6 +796,7 @@ class Committer:
             yield Q.claim_insert, values
         yield from besides.keep(map(vouch.of_claim, c.claims))
         yield from besides.put_effects(p.effects, p.encoded)
+        yield from besides.put_claims(apply.claim_keys(p.effects))
         yield from put_intents(c.intents)
         yield from besides.put_ledger(c.ledger, seen.numbers)
         for blob in c.blobs:

@@ -11,13 +11,15 @@ from holdfast.core import canon, codec, ids, vouch
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim
-from holdfast.core.consistency import Problem, record_problem
+from holdfast.core.consistency import Problem, problem, record_problem
 from holdfast.core.errors import HoldfastError, LogRolledBack, RecordDamaged
 from holdfast.core.pruned import Tombstone
-from holdfast.core.vouch import OWN
+from holdfast.core.run import Run
+from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.batches import Batch, prune_in_batches
+from holdfast.stores.evidence import behind_its_log, doc_of, misfit
 from holdfast.stores.postgres import besides, upkeep
 from holdfast.stores.postgres.connection import Connection, many
 from holdfast.stores.postgres.queries import Q
@@ -116,8 +118,20 @@ class Keeping(Reading):
         tips, needs, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}), *besides.ask_kept_of_run(run_id, bucket))
         lease = self._lease(*found[0][6:]) if found else None
         evidence = upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
+        evidence = msgspec.structs.replace(evidence, problems=(*evidence.problems, *await self._find_misfit(evidence)))
         damaged = await besides.apart(beside, lambda: besides.damage_of_run(run_id, beside, self.now())) if raws else []
         return msgspec.structs.replace(evidence, problems=(*evidence.problems, *map(record_problem, damaged)), needs=upkeep.needs(needs) if raws else None)
+
+    async def _find_misfit(self, evidence: Evidence) -> list[Problem]:
+        """Why a run's row does not fit its log, as loading it would say."""
+        run, tip = evidence.run, evidence.tip
+        if not isinstance(run, Run) or tip is None or evidence.lease is None:
+            return []
+        record = codec.decode_run(doc_of(evidence.raw))
+        error = misfit(record, run.status, run.version)
+        if error is None and await self._lags(run, record.version, evidence.lease.fence, tip, tip.seq, await self.rows(run.run_id, tip.seq - 1)):
+            error = behind_its_log(run.run_id)
+        return [] if error is None else [problem(error.code, error.message, error.hint, run.run_id)]
 
     async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
         key = await self._where(run_id)
@@ -146,7 +160,7 @@ class Keeping(Reading):
     async def claims_of(self, run_id: str) -> list[DedupClaim]:
         found, stated = await self._ask((Q.claims_of, (run_id,)), (Q.vouch_under, ([run_id], "claim")))
         claims = [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in found]
-        besides.verify(map(vouch.of_claim, claims), stated)
+        vouch.verify(map(vouch.of_claim, claims), [v for v in map(Voucher._make, stated) if not apply.is_of_effect(v)])
         return claims
 
     async def adopt(self, dossier: Dossier) -> bool:

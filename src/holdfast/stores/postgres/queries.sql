@@ -418,6 +418,11 @@ SELECT {effect} FROM {effects} WHERE NOT EXISTS (SELECT 1 FROM holdfast.run r WH
 SELECT kind, scope, key, run_id, digest, expires_at FROM holdfast.claim WHERE (kind, scope, key) > (%s, %s, %s) ORDER BY kind, scope, key LIMIT 1000;
 -- name: claims_all
 SELECT kind, scope, key, run_id, digest, expires_at FROM holdfast.claim;
+-- name: keys_lost
+-- Keys under which an effect was attempted, and no record is left.
+SELECT c.run_id, c.key FROM holdfast.claim c WHERE c.kind = 'effect' AND NOT EXISTS (SELECT 1 FROM holdfast.effect e WHERE e.key = c.key) ORDER BY c.key LIMIT 100;
+-- name: keys_free
+DELETE FROM holdfast.claim c WHERE c.kind = 'effect' AND NOT EXISTS (SELECT 1 FROM holdfast.effect e WHERE e.key = c.key);
 -- name: claims_lost
 -- What vouches for claims that are not there.
 SELECT v.run, v.kind, v.id, v.seal, v.under, v.mark FROM holdfast.vouch v WHERE v.run = '' AND v.kind = 'claim'
@@ -988,6 +993,9 @@ WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND l.n >= coalesce((SELECT max(w.
 -- name: effects
 SELECT {effect} FROM {effects} WHERE (%(key)s::text IS NULL OR e.key = %(key)s) AND (%(run)s::text IS NULL OR e.run_id = %(run)s)
   AND (%(root)s::text IS NULL OR e.lineage_root = %(root)s) ORDER BY e.id;
+-- name: claim_of_key
+-- Who attempted an effect first under a key that runs share.
+SELECT run_id FROM holdfast.claim WHERE kind = 'effect' AND scope = '' AND key = %s;
 -- name: effects_newest
 SELECT {effect} FROM {effects} WHERE (%(tenant)s::text IS NULL OR EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = e.run_id AND r.tenant_id = %(tenant)s))
   AND (%(statuses)s::text[] IS NULL OR e.status = ANY(%(statuses)s::text[])) ORDER BY e.id DESC LIMIT %(limit)s;
@@ -1235,7 +1243,7 @@ WITH c AS (
 )
 INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'claim', %(id)s, %(seal)b, %(run)s, NULL FROM c ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
 -- name: claims_of
-SELECT kind, scope, key, digest, expires_at FROM holdfast.claim WHERE run_id = %s ORDER BY kind, scope, key;
+SELECT kind, scope, key, digest, expires_at FROM holdfast.claim WHERE run_id = %s AND kind <> 'effect' ORDER BY kind, scope, key;
 -- name: carries
 SELECT b.run_id, s.run_id FROM holdfast.carry c JOIN holdfast.run b ON b.run_id = c.run JOIN holdfast.run s ON s.run_id = c.source
 WHERE NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = b.bucket AND w.run = b.id AND w.seq = 0);

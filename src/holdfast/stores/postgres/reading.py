@@ -11,13 +11,14 @@ from holdfast.core.chunks import Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.commit import DedupClaim, InboxItem, LedgerRow, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import HoldfastError, StoreCorrupt, UnknownStatus
-from holdfast.core.lease import Alive, Lease
+from holdfast.core.errors import HoldfastError, RecordDamaged, StoreCorrupt, UnknownStatus
+from holdfast.core.lease import Alive, Lease, counter
 from holdfast.core.run import Run
 from holdfast.core.status import Status
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Head, Loaded, News, RunFilter, Tally
 from holdfast.stores import apply
+from holdfast.stores.evidence import behind_its_log, changes_record, misfit
 from holdfast.stores.postgres import besides, lone, outbox
 from holdfast.stores.postgres.ahead import LEFT_ALONE
 from holdfast.stores.postgres.arrays import Numbers, Texts
@@ -29,16 +30,22 @@ from holdfast.stores.postgres.remembered import tell_rollback
 from holdfast.stores.postgres.server import Server
 
 MAX_LIST = 10_000
+PAGE = 500  # rows of a log that are read at once
 
 
 class Reading(Server):
     """The verbs of ``ports.Runs`` that write nothing, with records that runs leave: effects, ledger, blobs and chunks."""
 
     def _run(self, found: Sequence[Any]) -> Run:
-        """The run of a row.
+        """The run of a row."""
+        return self._read(found)[0]
+
+    def _read(self, found: Sequence[Any]) -> tuple[Run, int]:
+        """The run of a row, and how many events its record is of: those behind are plain steps, unless the row lags behind its log.
 
         Raises:
             UnknownStatus: a stored status outside the eight (§2.6).
+            StoreCorrupt: it does not fit its log (§1.4).
             EventUnreadable: the cold part is damaged.
         """
         run_id, doc, status, version, step, head = found[:6]
@@ -47,7 +54,11 @@ class Reading(Server):
         except ValueError:
             raise UnknownStatus(f"{run_id} is stored with the status {status!r}, which this release does not know", hint="holdfast check names the damage") from None
         run = codec.decode_run(doc)
-        return run if version is None else codec.overlay(run, status=known.value, version=version, step=step, head=head)
+        if version is None:
+            return run, run.version
+        if (error := misfit(run, known, version)) is not None:
+            raise error
+        return codec.overlay(run, status=known.value, version=version, step=step, head=head), run.version
 
     def _lease(self, fence: int, owner: str | None, due: int | None, expires: int | None, its: str | None) -> Lease:
         if owner is None or its is None:
@@ -75,16 +86,32 @@ class Reading(Server):
         )
         if not found:
             return None
-        run, lease = self._run(found[0]), self._lease(*found[0][6:])
+        (run, upto), lease = self._read(found[0]), self._lease(*found[0][6:])
         if not tips:
             raise StoreCorrupt(f"the newest commit of {run_id} is missing from the log", hint="restore a backup", code="checkpoint_head_missing")
-        seq, digest, n, since, size = tips[0]
-        tip = Tip(seq, digest, n, since, size)
+        tip = Tip(*tips[0])
         if known is not None and tip.row < known.row:  # a log that ends before what was committed here has lost its tail (§1.9)
             self._remembered.named[run_id] = tell_rollback(run_id, tip.row, known.row)
         whole = codec.decode_whole(run_id, wholes[0][0]) if wholes else None
+        since = tuple([log_row(r) for r in rows])
+        if await self._lags(run, upto, lease.fence, tip, whole[0].seq if whole is not None else 0, since):
+            raise behind_its_log(run_id)
         newest = tuple(chunks.read(run_id, (data for (data,) in emitted)))
-        return Loaded(run, tip, lease, whole, tuple([log_row(r) for r in rows]), tuple(besides.items(run_id, items, stated)), newest)
+        return Loaded(run, tip, lease, whole, since, tuple(besides.items(run_id, items, stated)), newest)
+
+    async def _lags(self, run: Run, upto: int, fence: int, tip: Tip, begin: int, rows: Sequence[Row]) -> bool:
+        """Whether a row lags behind its log where its record may be that of ``upto`` events. ``rows`` are those of the log behind the event ``begin``; of what
+        lies before that, and the record does not know, more is read."""
+        if rows and apply.newest_fence(rows[-1]) > counter(fence):
+            return True
+        if upto >= run.version or tip.seq != run.version:  # a later release has written what this one does not count
+            return False
+        after = upto
+        while after < begin and (page := await self.rows(run.run_id, after, PAGE)):
+            if any(map(changes_record, page)):
+                return True
+            after = page[-1].seq
+        return any(row.seq > upto and changes_record(row) for row in rows)
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         texts, values = listings(query)
@@ -158,7 +185,7 @@ class Reading(Server):
         return claims[0] if apply.still_taken(claims[0], status, found[0][3]) else None
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
-        """What was done under a key: a record that is lost is no licence to do it again."""
+        """What was done under a key: a record that is lost is no licence to do it again, nor where what vouches for it is lost too."""
         asked = (Q.effects, {"run": run_id, "key": key, "root": lineage_root})
         if run_id is None and key is None:
             (found,) = await self._ask(asked)
@@ -167,9 +194,12 @@ class Reading(Server):
             for row in found:
                 besides.same(vouch.of_effect_row(row), row[-1])
         else:
-            found, stated = await self._ask(asked, (Q.vouch_of_run, (run_id, "effect")) if key is None else (Q.vouch_under, ([key], "effect")))
+            vouchers = [(Q.vouch_of_run, (run_id, "effect"))] if key is None else [(Q.vouch_under, ([key], "effect")), (Q.claim_of_key, (key,))]
+            found, stated, *taken = await self._ask(asked, *vouchers)
             known = [v for v in map(Voucher._make, stated) if run_id is None or v.run_id == run_id]
             vouch.verify(map(vouch.of_effect_row, found), known if lineage_root is None else [v for v in known if v.id in {row[0] for row in found}])
+            if not found and taken and taken[0] and run_id is None and lineage_root is None:
+                raise RecordDamaged("effect", taken[0][0][0], str(key), missing=True)
         return [besides.decode_effect(row) for row in found]
 
     async def newest_effects(self, tenant_id: str | None = None, *, statuses: Sequence[str] = (), limit: int = 100) -> list[Effect]:

@@ -137,6 +137,8 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
         n, since = n + 1, since + len(log.data)
         end = (commit.run.version, commit.run.current_step_id, commit.run.checkpoint_head, log.hash, log.data)
         writes.append((Q.log_append, (key.bucket, key.id, n, log.seq, since, tip.whole, *end)))
+        effects = apply.order_effects(commit.effects)
+        writes += [*besides.put_effects(effects, map(codec.encode_effect, effects)), *besides.put_claims(apply.claim_keys(effects, all=True))]
     stood, moved = Stands(held["owner"], held["due"], bool(held["holds"])), held["status"] != run.status.value
     left = apply.rebuilt(commits[-1], stood, moved, now, unread=bool(unread[0][0]), taken=bool(holder))
     writes.append((Q.run_delete, (key.bucket, run.run_id)))
@@ -175,10 +177,7 @@ async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
         command = codec.encode_command(i.command)
         writes.append((Q.inbox_adopt, (bucket, id, i.key, i.put_at, i.taken_seq, command)))
         vouchers.append(vouch.of_inbox(run.run_id, i.key, i.put_at, command, i.taken_seq))
-    for c in d.claims:
-        voucher = vouch.of_claim(c)
-        named = {"kind": c.kind, "scope": c.scope, "key": c.key, "run": c.run_id, "digest": c.digest, "until": c.expires_at}
-        writes.append((Q.claim_adopt, {**named, "id": voucher.id, "seal": voucher.seal}))
+    writes += besides.put_claims([*[c for c in d.claims if c.kind != apply.KEY], *apply.claim_keys(d.effects, all=True)])
     numbers = iter([number for (number,) in drawn])
     writes += [*besides.put_effects(d.effects, map(codec.encode_effect, d.effects)), *put_intents(d.intents), *besides.put_ledger(d.ledger, numbers), *besides.keep(vouchers)]
     writes += [statement for blob in d.blobs for statement in keep_blob(run.run_id, blob)]

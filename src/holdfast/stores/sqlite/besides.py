@@ -72,6 +72,16 @@ def put_effect(db: apsw.Connection, e: Effect, data: bytes) -> Voucher:
     return vouch.of_effect(e, data)
 
 
+def claim_keys(db: apsw.Connection, effects: Sequence[Effect], *, all: bool = False) -> list[Voucher]:
+    """Takes the keys of effects that runs share, as far as nobody has them."""
+    vouchers = []
+    for c in apply.claim_keys(effects, all=all):
+        db.execute(Q.claim_adopt, (c.kind, c.scope, c.key, c.run_id, c.digest, c.expires_at))
+        if db.changes():
+            vouchers.append(vouch.of_claim(c))
+    return vouchers
+
+
 def effects_of_run(db: apsw.Connection, run_id: str) -> list[Effect]:
     found = rows(db, Q.effects_of_run, (run_id,))
     vouch.verify(map(vouch.of_effect_row, found), list_vouchers(db, run_id, "effect"))
@@ -79,9 +89,11 @@ def effects_of_run(db: apsw.Connection, run_id: str) -> list[Effect]:
 
 
 def effects_of_key(db: apsw.Connection, key: str) -> list[Effect]:
-    """What was done under a key. A record that is lost, or that its index does not find, is no licence to do it again."""
+    """What was done under a key. A record that is lost, or that its index does not find, is no licence to do it again; nor where what vouches for it is lost too."""
     found = rows(db, Q.effects_of_key, (key,))
     vouch.verify(map(vouch.of_effect_row, found), under(db, key, "effect"))
+    if not found and (taken := row(db, Q.claim_row, (apply.KEY, "", key))) is not None:
+        raise RecordDamaged("effect", taken[3], key, missing=True)
     return [codec.decode_effect(r[-1]) for r in found]
 
 
@@ -143,8 +155,9 @@ def find_claim(db: apsw.Connection, kind: str, scope: str, key: str, now: int) -
 
 
 def claims_of(db: apsw.Connection, run_id: str) -> list[DedupClaim]:
+    """Those of a run's request. The keys of its effects follow from their records."""
     found = [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in rows(db, Q.claims_of_run, (run_id,))]
-    vouch.verify(map(vouch.of_claim, found), under(db, run_id, "claim"))
+    vouch.verify(map(vouch.of_claim, found), [v for v in under(db, run_id, "claim") if not apply.is_of_effect(v)])
     return found
 
 
@@ -325,6 +338,7 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
     runless = rows(db, Q.effects_runless)
     out += vouch.damage(vouch.by_id(map(vouch.of_effect_row, runless)), vouch.by_id(v for v in left if v.kind == "effect"))
     out += [RecordDamaged("blob_use", r[1], digest, missing=True) for r in runless for digest in _find_unnoted(db, r)]
+    out += [RecordDamaged("effect", run_id, key, missing=True) for run_id, key in rows(db, Q.keys_lost)]
     out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]
     return out
 
@@ -343,6 +357,7 @@ def vouch_anew(db: apsw.Connection) -> None:
     SQL does this; what a damaged page gives without a name stays named by the checker."""
     for placed in (Q.place_effects, Q.place_inbox, Q.place_intents, Q.place_schedules):
         db.execute(placed)
+    db.execute(Q.keys_free)
     db.execute(Q.vouch_forget)
     found = [voucher for records in _of_store(db).values() for voucher in records]
     found += [vouch.of_effect_row(r) for r in rows(db, Q.effects_all)]

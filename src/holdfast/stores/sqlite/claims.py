@@ -17,6 +17,7 @@ from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, choose, in_fo
 from holdfast.ports import NO_LIMITS, Claim, Claims, Loaded, News, Usage
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
+from holdfast.stores.evidence import behind_its_log
 from holdfast.stores.sqlite import besides, lanes, limits
 from holdfast.stores.sqlite.commits import Committer, lane_blocker
 from holdfast.stores.sqlite.connection import Q, map_errors, reading, row, rows, value_of
@@ -235,7 +236,9 @@ class Claiming(Leases, Reading):
         found = row(db, Q.claim_one, (run_id,))
         if found is None:
             raise besides.missing(db, run_id)
-        key, fence, owner, status, tenant, session, lane, holds, turn, queue = found
+        key, fence, owner, status, tenant, session, lane, holds, turn, queue, lags = found
+        if lags:
+            raise behind_its_log(run_id)
         live = owner is not None and self._owners.why_lost(self._owners.find(db, owner)) is None
         if not apply.takeable(Found(fence, owner, live, 0, b"", bool(holds), turn, status), claimer):
             return _Found()

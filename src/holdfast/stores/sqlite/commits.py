@@ -25,7 +25,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.vouch import Voucher
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
-from holdfast.stores.evidence import end_of
+from holdfast.stores.evidence import behind_its_log, end_of
 from holdfast.stores.sqlite import besides, limits, outbox
 from holdfast.stores.sqlite.connection import Q, Waits, abort, row, rows, writing
 from holdfast.stores.sqlite.owners import Owners
@@ -234,6 +234,7 @@ class Committer:
                 self._cursor.execute(Q.ends_run, end)
                 if self.db.changes() != 1:
                     raise Refused
+            self._cursor.executemany(Q.tail_put, [(end[7], end[-1]) for end in ended])
             self._log_id, self._log_hash = number, digest
 
     def _many(self, log: Sequence[tuple[Any, ...]], statement: str, runs: Sequence[tuple[Any, ...]]) -> None:
@@ -264,6 +265,9 @@ class Committer:
         c, execute, log = p.commit, self._cursor.execute, p.sealed.row
         run = c.run
         state = row(self.db, Q.run_state, (run.run_id,))
+        # Who drives a run has its state in hand; who comes to one at rest goes by what its row says, and that must be what its record says.
+        if state is not None and (state[9] or (isinstance(c.lease, Touch) and codec.decode_run(state[10]).status != state[6])):
+            raise behind_its_log(run.run_id)
         key, tip = (0, 0) if state is None else state[:2]
         sight = Sight(self.db, now, key, bool(state[8]) if state is not None else False)
         ruling = self._rule(p, None if state is None else state[1:], sight, now)
@@ -282,6 +286,7 @@ class Committer:
                 raise RecordDamaged("inbox", run.run_id, taken)
         if state is not None:
             execute(Q.run_update, (*hot, ruling.due, *cold, key, end_of(run)))
+            execute(Q.tail_put, (key, number))
         if p.whole is not None:
             execute(Q.whole_insert, (key, log.seq, number, p.whole))
         for predecessor in c.behind.runs if c.behind is not None else ():
@@ -297,7 +302,9 @@ class Committer:
         state = row(self.db, Q.run_state, (s.run_id,))
         if state is None:
             raise RunNotFound(f"there is no run {s.run_id}")
-        key, tip, fence, owner, holds, turn, status, digest, _ = state
+        key, tip, fence, owner, holds, turn, status, digest, _, lags, _ = state
+        if lags:
+            raise behind_its_log(s.run_id)
         if error := apply.step_refused(s, Found(fence, owner, False, tip, digest, bool(holds), turn, status)):
             raise error
         done: list[Outcome | None] = [None]
@@ -311,7 +318,7 @@ class Committer:
         taker = not isinstance(lease, Take) or self._knows(lease.owner)
         if state is None:
             return apply.admit(p, None, sight, incarnation=self._incarnation(), taker=taker, now=now)
-        tip, fence, owner, holds, turn, status, digest, _ = state
+        tip, fence, owner, holds, turn, status, digest, *_ = state
         live = owner is not None and isinstance(lease, Take | Touch) and self._owners.why_lost(self._owners.find(self.db, owner)) is None
         there = Found(fence, owner, live, tip, digest, bool(holds), turn, status)
         return apply.admit(p, there, sight, incarnation=0, taker=taker, now=now, limited=lambda: bool(row(self.db, Q.rule_any)[0]))
@@ -334,6 +341,7 @@ class Committer:
             execute(Q.claim_put, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
         vouchers: list[Voucher] = [vouch.of_claim(claim) for claim in c.claims]
         vouchers += [besides.put_effect(db, effect, data) for effect, data in zip(p.effects, p.encoded, strict=True)]
+        vouchers += besides.claim_keys(db, p.effects)
         vouchers += [outbox.put_intent(db, intent) for intent in c.intents]
         if c.ledger:
             vouchers += outbox.put_ledger(db, c.ledger)

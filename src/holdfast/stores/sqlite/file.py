@@ -80,6 +80,7 @@ class File:
         self._file: Identity | None = None
         self._log: dict[str, Identity] = {}  # the write-ahead log and its index, from the first commit on until the last connection here ends
         self._orphans: dict[str, tuple[int, int]] = {}
+        self._beyond: dict[str, int] = {}
         self._db: apsw.Connection | None = None
         self._writer: Writer | None = None
         self._committers: list[Committer] = []

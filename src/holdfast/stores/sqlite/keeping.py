@@ -22,15 +22,30 @@ from holdfast.core.pruned import Tombstone
 from holdfast.ports import Dossier, Evidence, Problem, Pruned
 from holdfast.stores import apply
 from holdfast.stores.batches import Batch, prune_in_batches
+from holdfast.stores.evidence import behind_its_log
 from holdfast.stores.files import on_disk
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, outbox, upkeep
 from holdfast.stores.sqlite.commits import Committer
-from holdfast.stores.sqlite.connection import Q, Waits, connect, map_errors, readable, reading, row, rows, schema, shutting, writing
+from holdfast.stores.sqlite.connection import (
+    Q,
+    Waits,
+    connect,
+    map_errors,
+    readable,
+    reading,
+    row,
+    rows,
+    schema,
+    shutting,
+    value_of,
+    writing,
+)
 from holdfast.stores.sqlite.reading import Reading, log_forward
 
 MAX_PROBLEMS = 100
 PAGE = 500  # rows that are read at once where all are
+SINCE = 20_000  # rows of a log that are looked through between two turns of others
 LINEAGES = 100  # found at once, and pruned in one transaction at most
 AHEAD = 32  # looked at before a transaction is begun, so that none is begun for what stays
 HELD = 0.002  # seconds after which a transaction of a prune takes no more lineages: a step that waits for it shall hardly be noticed
@@ -72,16 +87,18 @@ class Keeping(Reading):
 
     async def evidence(self, run_id: str) -> Evidence | None:
         db = self._read()
+        await self._look_beyond(db, run_id)
         with map_errors(self.path), reading(db):
             raw = upkeep.raw_row(db, run_id)
             if raw is not None:
-                found = upkeep.evidence_of(raw, self._lease(db, raw["fence"], raw["owner"], raw["due"]), row(db, Q.log_end, (raw["tip"],)))
+                tail = value_of(db, Q.tail_get, (raw["id"],))
+                found = upkeep.evidence_of(db, raw, self._lease(db, raw["fence"], raw["owner"], raw["due"]), self._beyond.get(run_id), tail)
                 found = msgspec.structs.replace(found, needs=upkeep.needs(db, run_id, raw["id"]))
                 many = bool(row(db, Q.vouch_many, (run_id,))[0])
                 beside = [] if many else self._beside(db, run_id, raw["id"])
             else:
                 place = self._orphan(db, run_id)
-                return None if place is None else upkeep.find_orphan(run_id, *place, row(db, Q.log_end, (place[1],)))
+                return None if place is None else upkeep.find_orphan(run_id, *place, row(db, Q.log_end, (place[1], place[0])))
         if many:  # others of the loop have their turn meanwhile (§12.6)
             beside = await asyncio.to_thread(self._beside_apart, run_id, raw["id"])
         return msgspec.structs.replace(found, problems=(*found.problems, *beside))
@@ -95,6 +112,32 @@ class Keeping(Reading):
         with map_errors(self.path), contextlib.closing(connect(self.path, waits=Waits(self.patience))) as db, reading(db):
             return self._beside(db, run_id, id)
 
+    async def _look_beyond(self, db: apsw.Connection, run_id: str) -> None:
+        """Finds where the log of a run ends whose row may lag behind it. Where much was written since, that is looked through in a thread."""
+        with map_errors(self.path):
+            doubted, since = row(db, Q.log_end_doubted, (run_id,)) or (False, 0)
+            if not doubted:
+                end = None
+            elif since <= SINCE:
+                end = value_of(db, Q.log_beyond, (run_id,))
+            else:
+                end = await asyncio.to_thread(self._look_beyond_apart, run_id)
+        self._beyond.pop(run_id, None)
+        if end is not None:
+            self._beyond[run_id] = end
+
+    def _look_beyond_apart(self, run_id: str) -> int | None:
+        with map_errors(self.path), contextlib.closing(connect(self.path, waits=Waits(self.patience))) as db:
+            end: int | None = value_of(db, Q.log_beyond, (run_id,))
+            return end
+
+    def _place(self, db: apsw.Connection, run_id: str) -> tuple[int, int] | None:
+        """A run's key and its newest log row, also where its row is gone or lags behind."""
+        found = row(db, Q.run_tip, (run_id,))
+        if found is None:
+            return self._orphan(db, run_id)
+        return found[0], max(found[1], self._beyond.get(run_id, 0))
+
     def _orphan(self, db: apsw.Connection, run_id: str) -> tuple[int, int] | None:
         if run_id not in self._orphans:
             self._orphans = upkeep.orphans(db)
@@ -103,13 +146,13 @@ class Keeping(Reading):
     async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
         db = self._read()
         with map_errors(self.path), reading(db):
-            place = row(db, Q.run_tip, (run_id,)) or self._orphan(db, run_id)
+            place = self._place(db, run_id)
             return [] if place is None else log_forward(db, place[0], place[1], after, limit)
 
     async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
         db = self._read()
         with map_errors(self.path), reading(db):
-            place = row(db, Q.run_tip, (run_id,)) or self._orphan(db, run_id)
+            place = self._place(db, run_id)
             found = None if place is None else row(db, Q.whole_next, (place[0], after))
         if found is None:
             return None
@@ -135,6 +178,7 @@ class Keeping(Reading):
             upkeep.drop_backup(self.path, backup)
             raise
         self._orphans = {}
+        self._beyond.pop(evidence.run_id, None)
         self._changes.tell()
         return backup
 
@@ -374,8 +418,13 @@ def _walk(db: apsw.Connection, each: Callable[[apsw.Connection], contextlib.Abst
         more = len(tips) == PAGE
         for key, run_id, tip, seq in tips:
             why = log.find_broken(key, tip, seq)
-            if why is not None and len(problems) < MAX_PROBLEMS:
+            if len(problems) >= MAX_PROBLEMS:
+                continue
+            if why is not None:
                 problems.append(Problem("event_chain_broken", "error", why, "restore a backup", run_id))
+            elif log.goes_on(key, tip):
+                error = behind_its_log(run_id)
+                problems.append(problem(error.code, error.message, error.hint, run_id))
     return problems
 
 
@@ -403,9 +452,13 @@ class _Log:
 
     def find_broken(self, run: int, tip: int, seq: int) -> str | None:
         """What is wrong with a run whose row says that the log ends there."""
-        if self._ends.get(run, (0, b""))[0] != tip:
+        if self._ends.get(run, (0, b""))[0] < tip:
             self._broken.setdefault(run, f"the run's row says that the log ends at event {seq}, but it does not")
         return self._broken.get(run)
+
+    def goes_on(self, run: int, tip: int) -> bool:
+        """Whether the log of a run goes on there."""
+        return self._ends.get(run, (0, b""))[0] > tip
 
 
 __all__ = ["Keeping", "check_backup", "check_file", "set_aside"]

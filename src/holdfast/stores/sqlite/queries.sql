@@ -35,6 +35,7 @@ BEGIN
   WHERE id = new.run AND fence = new.fence AND tip = new.prev AND (SELECT hash FROM log WHERE log.id = tip) = new.followed AND owner IS NOT NULL
     AND status <> 'completed' AND status <> 'failed' AND status <> 'canceled' AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = new.run AND taken IS NULL);
   SELECT raise(ABORT, 'refused') WHERE changes() <> 1;
+  INSERT OR REPLACE INTO tail (run, log) SELECT id, tip FROM run WHERE id = new.run;
 END;
 -- name: lone_step
 INSERT INTO lone_step VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
@@ -55,6 +56,13 @@ UPDATE run SET seq = ?1, since = ?2, version = ?3, step = ?4, head = ?5, owner =
                seal = standing(run_id, fence, NULL, NULL, 0, turn)
 WHERE id = ?8 AND fence = ?9 AND tip = ?10 AND (SELECT hash FROM log WHERE log.id = tip) = ?11 AND owner IS NOT NULL
   AND status <> 'completed' AND status <> 'failed' AND status <> 'canceled' AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
+-- name: tail_put
+-- Where a run's log ends now, apart from its row, which cannot vouch for that itself.
+INSERT OR REPLACE INTO tail (run, log) VALUES (?, ?);
+-- name: tail_drop
+DELETE FROM tail WHERE run = ?;
+-- name: tail_get
+SELECT log FROM tail WHERE run = ?;
 -- name: last_log
 SELECT ifnull(max(id), 0) FROM log;
 -- name: birth_look
@@ -72,8 +80,9 @@ FROM (SELECT 1) LEFT JOIN (
 -- Any other commit ----------------------------------------------------------------------------------
 
 -- name: run_state
-SELECT r.id, r.tip, r.fence, r.owner, r.holds, r.turn, r.status, l.hash, EXISTS (SELECT 1 FROM inbox WHERE run = r.id AND taken IS NULL)
-FROM run r LEFT JOIN log l ON l.id = r.tip WHERE r.run_id = ?;
+SELECT r.id, r.tip, r.fence, r.owner, r.holds, r.turn, r.status, l.hash, EXISTS (SELECT 1 FROM inbox WHERE run = r.id AND taken IS NULL),
+       EXISTS (SELECT 1 FROM tail WHERE run = r.id AND log > r.tip), r.doc
+FROM run r LEFT JOIN log l ON l.id = r.tip AND l.run = r.id WHERE r.run_id = ?;
 -- name: thread_end
 -- The newest ended run of a thread, by its turn.
 SELECT run_id, version, fence FROM run INDEXED BY run_thread_turn
@@ -116,6 +125,11 @@ ON CONFLICT DO UPDATE SET run_id = excluded.run_id, digest = excluded.digest, ex
 -- name: claim_any
 -- Also one that has expired: it is vouched for until it is taken again or its run is pruned. With the status of its run, if that is here.
 SELECT c.run_id, c.digest, c.expires_at, r.status FROM claim c LEFT JOIN run r ON r.run_id = c.run_id WHERE c.kind = ? AND c.scope = ? AND c.key = ?;
+-- name: keys_lost
+-- Keys under which an effect was attempted, and no record is left.
+SELECT c.run_id, c.key FROM claim c WHERE c.kind = 'effect' AND NOT EXISTS (SELECT 1 FROM effect e WHERE e.key = c.key) ORDER BY c.key LIMIT 100;
+-- name: keys_free
+DELETE FROM claim WHERE kind = 'effect' AND NOT EXISTS (SELECT 1 FROM effect e WHERE e.key = claim.key);
 -- name: claims_all
 SELECT kind, scope, key, run_id, digest, expires_at FROM claim ORDER BY kind, scope, key;
 -- name: effect_upsert
@@ -217,9 +231,11 @@ SELECT max(priority) FROM run WHERE due IS NOT NULL AND owner IS NULL AND behind
 SELECT CAST(min(tenant_id) AS BLOB) FROM run WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND queue = ? AND priority = ? AND tenant_id > CAST(? AS TEXT);
 -- name: claim_due
 -- One range of what is due (timers, or what is due at once and therefore stored below zero); within one, whoever waits longest goes first.
+-- A run whose row lags behind its log is left: nothing can be written to it before it is repaired.
 SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due, r.holds, r.turn, r.queue, r.tenant_id
 FROM run r
 WHERE r.queue = ?1 AND r.priority = ?2 AND r.tenant_id = ?7 AND r.due > ?8 AND r.due <= ?9 AND r.due IS NOT NULL AND r.owner IS NULL AND r.behind = 0
+  AND NOT EXISTS (SELECT 1 FROM tail a WHERE a.run = r.id AND a.log > r.tip)
   AND (?4 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?4)))
   AND (?6 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?6))
     OR '*' || CASE instr(r.fingerprint, '@') WHEN 0 THEN '' ELSE substr(r.fingerprint, instr(r.fingerprint, '@')) END IN (SELECT value FROM json_each(?6)))
@@ -235,12 +251,14 @@ ORDER BY r.due, r.turn LIMIT ?5;
 SELECT r.id, r.run_id, r.fence, r.owner, r.priority, ifnull(r.due, 0), NULL, r.turn, r.queue, r.tenant_id
 FROM run r
 WHERE r.owner = ?1 AND (?2 IS NULL OR r.queue IN (SELECT value FROM json_each(?2)))
+  AND NOT EXISTS (SELECT 1 FROM tail a WHERE a.run = r.id AND a.log > r.tip)
   AND (?3 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?3)))
   AND (?5 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?5))
     OR '*' || CASE instr(r.fingerprint, '@') WHEN 0 THEN '' ELSE substr(r.fingerprint, instr(r.fingerprint, '@')) END IN (SELECT value FROM json_each(?5)))
 ORDER BY r.priority DESC, r.due LIMIT ?4;
 -- name: claim_one
-SELECT r.id, r.fence, r.owner, r.status, r.tenant_id, r.session_key, r.lane, r.holds, r.turn, r.queue FROM run r WHERE r.run_id = ?;
+SELECT r.id, r.fence, r.owner, r.status, r.tenant_id, r.session_key, r.lane, r.holds, r.turn, r.queue, EXISTS (SELECT 1 FROM tail a WHERE a.run = r.id AND a.log > r.tip)
+FROM run r WHERE r.run_id = ?;
 -- name: lane_holder
 SELECT run_id FROM run WHERE tenant_id = ? AND session_key = ? AND lane = ? AND holds = 1 AND id <> ?;
 -- name: lane_blocker
@@ -389,15 +407,19 @@ GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 -- Reads ---------------------------------------------------------------------------------------------
 
 -- name: run_load
--- A run with its newest log row, and what else there is to read of it: most runs have no whole checkpoint, nothing in the inbox and no chunks.
+-- A run with its newest log row, and what else there is to read of it: most runs have no whole checkpoint, nothing in the inbox and no chunks. Last,
+-- whether its log goes on where its row says that it ends; of plain steps, which write no tail, those are found that are not far from there.
 SELECT r.run_id, r.doc, r.status, r.version, r.step, r.head, r.fence, r.owner, r.due, r.id, r.tip, r.since, r.whole, l.seq, l.hash, l.data, l.prev,
        EXISTS (SELECT 1 FROM whole w WHERE w.run = r.id),
        EXISTS (SELECT 1 FROM inbox i WHERE i.run = r.id AND i.taken IS NULL)
          OR EXISTS (SELECT 1 FROM vouch v INDEXED BY vouch_untaken WHERE v.run = r.run_id AND v.kind = 'inbox' AND v.mark IS NULL),
-       EXISTS (SELECT 1 FROM chunk c WHERE c.run = r.id AND c.gone IS NULL)
-FROM run r LEFT JOIN log l ON l.id = r.tip WHERE r.run_id = ?;
+       EXISTS (SELECT 1 FROM chunk c WHERE c.run = r.id AND c.gone IS NULL),
+       EXISTS (SELECT 1 FROM tail a WHERE a.run = r.id AND a.log > r.tip)
+         OR (r.status IN ('running', 'replaying') AND EXISTS (
+           SELECT 1 FROM (SELECT n.run FROM log n WHERE n.id > r.tip ORDER BY n.id LIMIT 1000) WHERE run = r.id))
+FROM run r LEFT JOIN log l ON l.id = r.tip AND l.run = r.id WHERE r.run_id = ?;
 -- name: run_get
-SELECT run_id, doc, status, version, step, head, fence, owner, due FROM run WHERE run_id = ?;
+SELECT run_id, doc, status, version, step, head, fence, owner, due, EXISTS (SELECT 1 FROM tail WHERE tail.run = run.id AND log > tip) FROM run WHERE run_id = ?;
 -- name: whole_newest
 SELECT seq, log, data FROM whole WHERE run = ? ORDER BY seq DESC LIMIT 1;
 -- name: whole_after
@@ -554,7 +576,13 @@ SELECT id, seq, tip, since, version, step, head, fence, owner, due, holds, turn,
   thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc, seal, ended
 FROM run WHERE run_id = ?;
 -- name: log_end
-SELECT seq, hash FROM log WHERE id = ?;
+SELECT seq, hash FROM log WHERE id = ? AND run = ?;
+-- name: log_end_doubted
+-- Whether a run's log may go on where its row says that it ends, where its tail says that it ended, and how much was written since.
+SELECT t.log > r.tip OR r.status IN ('running', 'replaying'), (SELECT ifnull(max(id), 0) FROM log) - r.tip FROM run r LEFT JOIN tail t ON t.run = r.id WHERE r.run_id = ?;
+-- name: log_beyond
+-- The newest row of a run's log behind the one that its row names: a look through all that was written since.
+SELECT (SELECT max(l.id) FROM log l WHERE l.id > r.tip AND l.run = r.id) FROM run r WHERE r.run_id = ?;
 -- name: log_orphans
 -- Runs that only the log knows; key 0 is nobody's (a pruned run's last row).
 SELECT run, max(id) FROM log WHERE run <> 0 AND run NOT IN (SELECT id FROM run) GROUP BY run;
@@ -587,7 +615,7 @@ INSERT INTO inbox (run, key, put_at, taken, command, placed) VALUES (?, ?, ?, ?,
 -- A key that somebody has here already stays theirs.
 INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 -- name: claims_of_run
-SELECT kind, scope, key, digest, expires_at FROM claim WHERE run_id = ? ORDER BY kind, scope, key;
+SELECT kind, scope, key, digest, expires_at FROM claim WHERE run_id = ? AND kind <> 'effect' ORDER BY kind, scope, key;
 -- name: claim_row
 SELECT kind, scope, key, run_id, digest, expires_at FROM claim WHERE kind = ? AND scope = ? AND key = ?;
 -- name: ended_before

@@ -20,6 +20,7 @@ from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, Status
 from holdfast.ports import Head, Loaded, News, RunFilter, Tally
 from holdfast.stores import apply
+from holdfast.stores.evidence import behind_its_log
 from holdfast.stores.sqlite import besides, outbox
 from holdfast.stores.sqlite.commits import Committer
 from holdfast.stores.sqlite.connection import Q, map_errors, reading, row, rows, value_of, writing
@@ -38,7 +39,7 @@ _FILTERS = {
     "before": "run_id < ?",
 }
 _OPEN = "status <> 'completed' AND status <> 'failed' AND status <> 'canceled'"  # in the words of an index
-_LIST = "SELECT run_id, doc, status, version, step, head, fence, owner, due FROM run"
+_LIST = "SELECT run_id, doc, status, version, step, head, fence, owner, due, EXISTS (SELECT 1 FROM tail WHERE tail.run = run.id AND log > tip) FROM run"
 _DUE = f"holds = 0 AND due IS NOT NULL AND due <= ? AND turn <= ifnull((SELECT turn FROM run WHERE run_id = ?), {apply.LAST_TURN})"
 
 
@@ -46,13 +47,16 @@ class Reading(File):
     """The verbs of ``ports.Runs`` that write nothing, with records that runs leave: effects, ledger, blobs and chunks."""
 
     def _run(self, row: Sequence[Any]) -> Run:
-        """The run of a row.
+        """The run of a row, whose last column says whether its log goes on.
 
         Raises:
             UnknownStatus: a stored status outside the eight (§2.6).
+            StoreCorrupt: it does not fit its log (§1.4).
             EventUnreadable: the cold part is damaged.
         """
         run_id, doc, status, version, step, head = row[:6]
+        if row[-1]:
+            raise behind_its_log(run_id)
         try:
             known = Status(status)
         except ValueError:
@@ -71,7 +75,7 @@ class Reading(File):
         db = self._read()
         with map_errors(self.path):
             found = row(db, Q.run_get, (run_id,))
-            return None if found is None else (self._run(found), self._lease(db, *found[6:]))
+            return None if found is None else (self._run(found), self._lease(db, *found[6:9]))
 
     async def load(self, run_id: str) -> Loaded | None:
         db = self._read()
@@ -83,7 +87,7 @@ class Reading(File):
         found = row(db, Q.run_load, (run_id,))
         if found is None:
             return None
-        run, lease, (key, tip, since, size, seq, digest, data, prev, saved, told, emitted) = self._run(found), self._lease(db, *found[6:9]), found[9:]
+        run, lease, (key, tip, since, size, seq, digest, data, prev, saved, told, emitted) = self._run(found), self._lease(db, *found[6:9]), found[9:-1]
         if digest is None:
             raise StoreCorrupt(f"the newest commit of {run_id} is missing from the log", hint="restore a backup", code="checkpoint_head_missing")
         newest = row(db, Q.whole_newest, (key,)) if saved else None
@@ -103,7 +107,7 @@ class Reading(File):
                     found = rows(db, sql + " LIMIT ? OFFSET ?", [*values, limit, seen])
                     for kept in found:
                         with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
-                            out.append((self._run(kept), self._lease(db, *kept[6:])))
+                            out.append((self._run(kept), self._lease(db, *kept[6:9])))
                     seen += len(found)
                     if len(found) < limit:
                         break

@@ -17,13 +17,14 @@ import apsw
 from holdfast.core import codec, vouch
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, Tip
-from holdfast.core.errors import HoldfastError, LeaseLost, StoreError, VersionConflict
+from holdfast.core.consistency import problem
+from holdfast.core.errors import HoldfastError, LeaseLost, LogRolledBack, StoreError, VersionConflict
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Dossier, Evidence, Needs, Pruned
 from holdfast.stores import apply
-from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
+from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands, order_effects
 from holdfast.stores.evidence import COPIED, STANDING, as_loaded, copy_of, end_of, end_problems, plain, row_problems, stands
 from holdfast.stores.files import on_disk
 from holdfast.stores.sqlite import besides, limits, outbox
@@ -64,11 +65,18 @@ def raw_row(db: apsw.Connection, run_id: str) -> dict[str, Any] | None:
     return None if found is None else {n: plain(v) for n, v in zip(COLUMNS, found, strict=True)}
 
 
-def evidence_of(raw: dict[str, Any], lease: Any, last: tuple[int, bytes] | None) -> Evidence:
-    """The evidence of a run whose row is there. ``last``: number and hash of the log row it names as its newest."""
+def evidence_of(db: apsw.Connection, raw: dict[str, Any], lease: Any, beyond: int | None, tail: int | None) -> Evidence:
+    """The evidence of a run whose row is there. ``beyond``: the newest row of its log, where that goes on behind the one that the run's row names;
+    ``tail``: where it ended when it was last left."""
     run = as_loaded(raw)
-    tip = None if last is None else Tip(last[0], last[1], raw["tip"], raw["since"], raw["whole"])
+    end = raw["tip"] if beyond is None or beyond < raw["tip"] else beyond
+    last = row(db, Q.log_end, (end, raw["id"]))
+    since, size = (raw["since"], raw["whole"]) if end == raw["tip"] else (WHOLE_FLOOR + 1, 0)
+    tip = None if last is None else Tip(last[0], last[1], end, since, size)
     found = row_problems(raw, run, None if last is None else last[0])
+    if tail is not None and tail > end:
+        about = f"the log of {raw['run_id']} ends before its commit {tail}, which was there when the run was last written"
+        found.append(problem(LogRolledBack.code, about, "restore a backup", raw["run_id"]))
     if raw["ended"] is not None:  # a release that knew no such column may have written the end
         found += end_problems(raw, run)
     return Evidence(run_id=raw["run_id"], run=run, lease=lease, tip=tip, raw=raw, problems=tuple(found))
@@ -135,6 +143,8 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
         db.execute(Q.step_log, (key, sealed.seq, number, sealed.hash, sealed.data))
         number, digest = db.last_insert_rowid(), sealed.hash
         since += len(sealed.data)
+        besides.vouch_for(db, [besides.put_effect(db, effect, codec.encode_effect(effect)) for effect in order_effects(commit.effects)])
+        besides.vouch_for(db, besides.claim_keys(db, commit.effects, all=True))
     held: dict[str, Any] = raw if raw is not None and stands(raw) else {"owner": None, "due": None, "holds": apply.would_hold(run), "turn": number, "status": ""}
     stood, moved = Stands(held["owner"], held["due"], bool(held["holds"])), held["status"] != run.status.value
     taken = row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, key)) is not None
@@ -147,6 +157,7 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
     if evidence.needs is not None:
         db.executemany(Q.carry_again, [(key, predecessor) for predecessor in evidence.needs.predecessors])
         db.executemany(Q.blob_use, [(run.run_id, bytes.fromhex(name)) for name in evidence.needs.blobs])
+    db.execute(Q.tail_put, (key, number))
     return number, digest
 
 
@@ -179,10 +190,13 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
         db.execute(Q.inbox_adopt, (key, item.key, item.put_at, item.taken_seq, command))
         vouchers.append(vouch.of_inbox(run.run_id, item.key, item.put_at, command, item.taken_seq))
     for claim in d.claims:
+        if claim.kind == apply.KEY:  # it follows from an effect, or somebody made it up
+            continue
         db.execute(Q.claim_adopt, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
         if db.changes():
             vouchers.append(vouch.of_claim(claim))
     vouchers += [besides.put_effect(db, effect, codec.encode_effect(effect)) for effect in d.effects]
+    vouchers += besides.claim_keys(db, d.effects, all=True)
     vouchers += [outbox.put_intent(db, intent) for intent in d.intents]
     vouchers += outbox.put_ledger(db, d.ledger)
     besides.vouch_for(db, vouchers)
@@ -191,6 +205,7 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
     if d.origin is not None:
         db.execute(Q.origin_insert, (d.origin, run.run_id))
     db.execute(Q.run_adopted, (number, stands.since, stands.whole, stands.due, key))
+    db.execute(Q.tail_put, (key, number))
     return number, digest
 
 
@@ -259,7 +274,7 @@ def _forget(db: apsw.Connection, runs: Mapping[str, int]) -> None:
             db.execute(Q.vouch_drop, (OWN, "claim", vouch.claim_id(claim.kind, claim.scope, claim.key)))
     _forget_log(db, list(runs.values()))
     for run_id, key in runs.items():
-        for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_chunk, Q.prune_token, Q.run_delete):
+        for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_chunk, Q.prune_token, Q.tail_drop, Q.run_delete):
             db.execute(statement, (key,))
         gone, large = apply.tombstones(besides.effects_of_run(db, run_id))
         db.executemany(Q.prune_effect, [(effect_id,) for effect_id in gone])
