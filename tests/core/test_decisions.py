@@ -465,8 +465,8 @@ def test_a_cancel_keeps_what_was_answered() -> None:
     """§5.4: it was accepted; only what is still open is asked anew. A halt for good keeps nothing."""
     told = folded(ev.RunStarted(), ev.WaitRequested(wait(wait_id=W)), ev.RunWaitingForHuman(), ev.WaitDecided(decided("approve", W)))
     canceled = decisions.decide(told, cmd.Cancel("ada"), NOW)
-    assert [r.path for r in decisions.kept_answers(told, canceled)] == [decisions.place(W)[1]]
-    assert decisions.kept_answers(told, decisions.mark_run_halted(told)) == [] == decisions.kept_answers(told, (ev.NoteAdded("x"),))
+    assert [r.path for r in decisions.keep_answers(told, canceled)] == [decisions.place(W)[1]]
+    assert decisions.keep_answers(told, decisions.mark_run_halted(told)) == [] == decisions.keep_answers(told, (ev.NoteAdded("x"),))
 
 
 def test_a_child_nobody_waits_for_changes_nothing() -> None:

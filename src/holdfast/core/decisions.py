@@ -262,7 +262,7 @@ def answers(run: Run) -> tuple[StepRecord, ...]:
     return tuple(answer(d) for d in run.decisions)
 
 
-def kept_answers(run: Run, facts: Facts) -> list[StepRecord]:
+def keep_answers(run: Run, facts: Facts) -> list[StepRecord]:
     """What a run that is canceled at rest had been told and not yet gone on with: it is on record for the steps that asked, should somebody resume it."""
     return list(answers(run)) if any(isinstance(f, ev.RunCanceled) and not f.settled for f in facts) else []
 

@@ -25,7 +25,7 @@ from holdfast.core import bounds, canon, ids
 from holdfast.core.called import Called
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
 from holdfast.core.chunks import RING_BYTES, Place
-from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.effects import Effect
 from holdfast.core.errors import ConcurrentScope, InvalidInput, RecordMismatch, SuspensionSwallowed
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import OK
@@ -371,16 +371,6 @@ class Attempt:
     def rearmed(self) -> frozenset[str]:
         """Open questions that an operator has had asked again: somebody is there now (§5.17)."""
         return frozenset(w.wait_id for w in self.journal.run.waits if w.round > 0)
-
-    async def is_retry_allowed(self, path: str) -> bool:
-        """Whether a person has allowed another attempt of this step after the newest failure of the effect at a place."""
-        asked = f"{self.prefix}{RETRY}/"
-        failed = next((e.effect_id for e in reversed(await self.effects()) if e.path == path and e.status is EffectStatus.FAILED), None)
-        for (task, at), wait in self.journal.progress.questions.items():
-            allowed = task == self.key and at.startswith(asked) and (task, at) in self.journal.progress.records
-            if allowed and wait.show is not None and failed in canon.decode(wait.show)["effects"]:
-                return True
-        return False
 
     async def effects(self) -> list[Effect]:
         """The effects attempted in this step so far, in all its attempts and rounds, oldest first."""

@@ -501,7 +501,7 @@ class Performance:
 
     async def _again(self, number: int) -> None:
         """Whether a failed effect may be tried again: by itself only where idempotency is defined, else a person says (§10.9)."""
-        if not self.options.idempotent and not await self.attempt.is_retry_allowed(self.path):
+        if not self.options.idempotent and not await retries.is_allowed(self.attempt, self.path):
             prompt = f"{self.name} failed and is not declared idempotent. Try it again?"
             await request(self.attempt, Ask(kind=WaitKind.RETRY, prompt=prompt, name=self.name, path=f"{self.path}?r{number}"))
 

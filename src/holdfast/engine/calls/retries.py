@@ -6,6 +6,7 @@ dedupes by the key, a person says whether it is tried again, once for each failu
 
 from __future__ import annotations
 
+from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.called import Called
 from holdfast.core.effects import LEDGERED, Effect, EffectStatus
@@ -43,6 +44,17 @@ async def ask_consent(attempt: Attempt) -> None:
     await request(attempt, Ask(kind=WaitKind.RETRY, prompt=prompt, name=node, show=which, path=f"{attempt.prefix}{RETRY}/{failures}"))
 
 
+async def is_allowed(attempt: Attempt, path: str) -> bool:
+    """Whether a person has allowed another attempt of this step after the newest failure of the effect at a place."""
+    progress, asked = attempt.journal.progress, f"{attempt.prefix}{RETRY}/"
+    failed = next((e.effect_id for e in reversed(await attempt.effects()) if e.path == path and e.status is EffectStatus.FAILED), None)
+    for (task, at), wait in progress.questions.items():
+        allowed = task == attempt.key and at.startswith(asked) and (task, at) in progress.records
+        if allowed and wait.show is not None and failed in canon.decode(wait.show)["effects"]:
+            return True
+    return False
+
+
 def find_unsafe(effects: list[Effect]) -> list[Effect]:
     """The failures of effects that another attempt would repeat: at each place that ended in one, all of them."""
     last = {e.path: e for e in effects}
@@ -53,4 +65,4 @@ def _unsafe(effect: Effect) -> bool:
     return effect.status is EffectStatus.FAILED and effect.effect_class in LEDGERED and not effect.idempotent
 
 
-__all__ = ["FRESH", "ONCE", "again", "ask_consent", "find_unsafe"]
+__all__ = ["FRESH", "ONCE", "again", "ask_consent", "find_unsafe", "is_allowed"]

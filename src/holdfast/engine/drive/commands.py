@@ -308,7 +308,7 @@ class Desk:
                     await self._children(loaded.run)
                 continue
             goes_on = any(isinstance(f, ev.WaitDecided | ev.WaitTimedOut) and f.decision.resume for f in found.facts)
-            results = decisions.answer_records(found.facts) if held else decisions.kept_answers(loaded.run, found.facts)
+            results = decisions.keep_answers(loaded.run, found.facts) if found.ends else decisions.answer_records(found.facts) if held else []
             draft = Draft(facts=list(found.facts), took=list(found.keys), results=list(results))
             due = AT_ONCE if goes_on and not found.ends and not held else None
             source = cps.Source.CANCEL if found.ends else None
@@ -379,7 +379,7 @@ class Desk:
                     return
                 continue
             late = decisions.take(decisions.fold_facts(run, facts, self._store.now()), [(i.key, i.command) for i in loaded.inbox], self._store.now())
-            draft = Draft(facts=[*facts, *late.facts], took=list(late.keys), results=list(decisions.kept_answers(run, facts))).join(lost)
+            draft = Draft(facts=[*facts, *late.facts], took=list(late.keys), results=list(decisions.keep_answers(run, facts))).join(lost)
             if await self.at_rest(loaded, draft, actor=actor, source=cps.Source.CANCEL):
                 await self._children(run)
                 return
