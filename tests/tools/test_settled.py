@@ -130,7 +130,7 @@ async def test_given_up_the_call_fails_and_says_who_and_why(pair: Pair) -> None:
         assert settled.state == "abandoned"
         done = await driven(rt, run.run_id)
         assert done.status == Status.FAILED and done.error is not None
-        assert (done.error.type.rpartition(".")[2], done.error.code) == ("EffectFailed", "effect_abandoned")
+        assert (done.error.type.rpartition(".")[2], done.error.code) == ("EffectAbandoned", "effect_abandoned")
         assert done.error.message == "tool:sh was given up by ada (the machine is scrapped)"
         assert [(e.status, e.closed) for e in await rt.store.effects(run.run_id)] == [("abandoned", True)]
         assert (await rt.check(run.run_id)).ok
