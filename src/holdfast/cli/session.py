@@ -29,6 +29,7 @@ from holdfast.authoring import Skill, Tool
 from holdfast.cli import output as o
 from holdfast.cli.targets import names_skills, setting, workspace
 from holdfast.core import canon
+from holdfast.core.addresses import mask
 from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
 from holdfast.core.jsons import json_of
 from holdfast.core.limits import Limit
@@ -69,7 +70,7 @@ class Call:
 
     def line(self, *words: str) -> str:
         """The command to type next, over the same store."""
-        return shlex.join([*program(), *words, *(["--store", self.store] if self.named else [])])
+        return shlex.join([*program(), *words, *(["--store", self.shown] if self.named else [])])
 
     def code(self, target: str | None) -> list[str]:
         """The TARGET of a run as a command names it: as it was submitted, else the skills of this project, else a word to replace."""
@@ -101,7 +102,7 @@ class Call:
         if "--store" in text:
             return text
         known = click.get_current_context().find_root().command
-        start = shlex.join([*program(), *(["--store", self.store] if self.named else [])])
+        start = shlex.join([*program(), *(["--store", self.shown] if self.named else [])])
         commands = known.commands if isinstance(known, click.Group) else {}
         said = _COMMAND.sub(lambda m: f"{start} {m[1]}" if m[1] in commands else m[0], text)
         return said.replace(f" {YOUR_FILE}", "") if names_skills() else said
@@ -109,6 +110,11 @@ class Call:
     def schema(self) -> int | None:
         """The schema of the store as it stands."""
         return schema_version(self.store)
+
+    @property
+    def shown(self) -> str:
+        """The store's URL without its password, as it may be printed."""
+        return mask(self.store)
 
     @property
     def file(self) -> Path | None:
@@ -257,7 +263,7 @@ def whole_id(call: Call, text: str) -> str:
     if len(found) > 1:
         raise AmbiguousRun(f"several runs' ids begin with {text}: {', '.join(found[:2])}{', …' if len(found) > 2 else ''}", hint="give more of the id")
     if not found and text == LAST:
-        raise RunNotFound(f"there is no run yet in {call.store}", hint=f"{call.line('run', *call.code(None))}; --store names another store")
+        raise RunNotFound(f"there is no run yet in {call.shown}", hint=f"{call.line('run', *call.code(None))}; --store names another store")
     if not found:
         return text
     click.echo(f"run {found[0]}", err=True)

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 import psycopg
@@ -23,6 +22,7 @@ from psycopg import errors as sql
 from psycopg.pq import ConnStatus
 from psycopg.rows import tuple_row
 
+from holdfast.core import addresses
 from holdfast.core.errors import (
     Conflict,
     EffectInProgress,
@@ -73,31 +73,29 @@ def place(url: str) -> Place:
     Raises:
         UsageError: one of them is not understood.
     """
-    base, _, query = url.partition("?")
+    found, shown = addresses.parse(url), addresses.mask(url)
+    if found is None or not found.clear:
+        raise UsageError(f"the URL of the store is not understood: {shown}", hint=f"postgresql://user@host/database; {addresses.ENCODED}")
     ours: dict[str, str] = {}
     theirs = []
-    for name, value in parse_qsl(query, keep_blank_values=True):
+    for pair, name, value in found.parameters():
         if name in ("pooler", "listen", "partitions"):
             ours[name] = value
         else:
-            theirs.append((name, value))
+            theirs.append(pair)
     pooler, partitions = ours.get("pooler", ""), ours.get("partitions", "0")
     if pooler not in ("", "session", "transaction"):
         raise UsageError(f"pooler={pooler!r} in the URL of the store is not understood", hint="transaction, or session")
     if not partitions.isascii() or not partitions.isdigit() or int(partitions) > SPREAD:
         raise UsageError(f"partitions={partitions!r} in the URL of the store is not a number up to {SPREAD}", hint="leave it out")
-    conninfo = base + ("?" + urlencode(theirs) if theirs else "")
+    conninfo = found.start + ("" if found.user is None else f"{found.user}@") + found.place + ("?" + "&".join(theirs) if theirs else "")
     try:
         psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as e:
-        raise UsageError(f"the URL of the store is not understood: {_text(e)}", hint="postgresql://user@host/database") from e
+        said = addresses.scrub(_text(e), url)
+        raise UsageError(f"the URL of the store is not understood: {said}", hint=f"postgresql://user@host/database; {addresses.ENCODED}") from None  # libpq repeats what it was given
     listen = ours.get("listen", "" if pooler == "transaction" else conninfo)
-    return Place(_show(url), conninfo, pooler == "transaction", listen or None, int(partitions))
-
-
-def _show(url: str) -> str:
-    """The URL without its password, as it may stand in an error or a page."""
-    return re.sub(r"(://[^/:@]*):[^@/]*@", r"\1:***@", url)
+    return Place(shown, conninfo, pooler == "transaction", listen or None, int(partitions))
 
 
 def schema_of(place: Place, script: str) -> str:
