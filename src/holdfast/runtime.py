@@ -334,6 +334,7 @@ class Runtime:
         for driving in self._following:
             driving.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
+        await self._services.leftovers.close()
         await self._services.streams.close()
 
     async def _end_threads(self) -> None:

@@ -49,7 +49,7 @@ class Blocked(msgspec.Struct, frozen=True):
     the run before it; ``dead`` says that the process which holds its lease is proven dead. ``effects`` are the records
     of its effects, ``now`` is the store's time in microseconds. ``limit`` is the limit or the pause that holds it back; ``nobody`` says that
     no worker of its queue is up; ``due`` is since when, or from when, it may be executed; ``requests`` says how the
-    requests stand that tool runners have of it.
+    requests stand that tool runners have of it; ``idle`` says that the process which holds its lease does not execute it.
     """
 
     no_worker: str = ""
@@ -62,6 +62,7 @@ class Blocked(msgspec.Struct, frozen=True):
     nobody: bool = False
     due: int | None = None
     requests: tuple[str, ...] = ()
+    idle: bool = False
 
 
 NOTHING = Blocked()
@@ -321,6 +322,9 @@ def _clock(us: int) -> str:
 
 
 def _running(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+    if blocked.idle:
+        back = "This process holds it and does not execute it, because the store failed. It is released as soon as the store answers; then any worker can continue it."
+        return _Why(back, (Advice("Or continue it here.", _resume(run)),))
     return _Why("A worker is executing it.", (Advice("Watch it.", f"holdfast events {run.run_id} --follow"), Advice("Cancel it.", f"holdfast cancel {run.run_id}")))
 
 
