@@ -262,7 +262,7 @@ class Worker:
         watch = asyncio.ensure_future(self._watch())
         watch.add_done_callback(lambda _: self._news.set())
         try:
-            with self._services.leftovers.taken_by(self._note_doubt):
+            with self._services.leftovers.attend(self._note_doubt):
                 await self._work(watch)
         except asyncio.CancelledError:
             self._stop()  # what is under way is left as its last commit made it; the close hands it back

@@ -448,7 +448,7 @@ class Leftovers:
         self._more = False
 
     @contextmanager
-    def taken_by(self, look: Callable[[], None]) -> Iterator[None]:
+    def attend(self, look: Callable[[], None]) -> Iterator[None]:
         """While a worker is at work it is told to ``look`` for such runs."""
         self._workers.append(look)
         try:
