@@ -17,7 +17,7 @@ from holdfast.core import events as ev
 from holdfast.core.effects import BY_DECISION, ELSEWHERE, Effect, EffectStatus
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
-from holdfast.core.status import LIVE, Condition, Status
+from holdfast.core.status import LIVE, WAITING, Condition, Status
 from holdfast.core.toolcalls import place_of
 from holdfast.core.waits import APPROVE, Wait, WaitKind
 from holdfast.core.wording import EDIT, answering, describe_action, phrase, target_of
@@ -83,7 +83,16 @@ def explain(run: Run, condition: Condition, events: Sequence[ev.Event], blocked:
         blocked: what keeps it from being driven, if it is due.
     """
     why, advice = _REASONS[condition](run, events, blocked)
+    if run.interrupted_at is not None and run.status in WAITING and blocked.due is None and condition is not Condition.INTERRUPTED:
+        why = f"{why} {_tell_held(events)}"
+        advice = (*advice, Advice("Resume it once its time is over, or what it waits for is there: no worker does.", _resume(run)))
     return Explanation(run.run_id, _tell_happened(run, condition, events, blocked), why, advice)
+
+
+def _tell_held(events: Sequence[ev.Event]) -> str:
+    """Why no worker continues a run."""
+    cause = next((f" ({e.fact.cause})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
+    return f"It was interrupted{cause}. No worker continues it until a person resumes it."
 
 
 def _tell_happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocked: Blocked) -> tuple[str, ...]:
@@ -407,8 +416,7 @@ def _explain_torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Wh
     start = Advice("Or start a worker: it takes the run over.", f"holdfast worker {target_of(run.target)}")
     check = Advice("Check its stored data for problems.", f"holdfast check {run.run_id}")
     if run.interrupted_at is not None or run.recovery == "hold":
-        cause = next((f" ({e.fact.cause})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
-        return _Why(f"It was interrupted{cause}. No worker continues it until a person resumes it.", (Advice("Resume it.", _resume(run)), check))
+        return _Why(_tell_held(events), (Advice("Resume it.", _resume(run)), check))
     ended = "has died without recording why: it was killed, or it could not write (for example, the disk was full)" if blocked.dead else "has not renewed its lease"
     why = f"The process that executed the run {ended}. No recorded result is lost; a step that was running is run again."
     if _open_effects(events):
