@@ -557,6 +557,11 @@ class Copies(Protocol):
     async def restore(self, path: str) -> None:
         """Puts a backup in the place of what is there, under a new incarnation."""
 
+
+@runtime_checkable
+class Watchful(Protocol):
+    """A store that notices where its log has gone backwards (§1.9)."""
+
     async def acknowledge(self) -> None:
         """An operator accepts the log as it is: a new incarnation, every fence given out before is void."""
 
@@ -839,6 +844,11 @@ def offers_copies(store: object) -> TypeGuard[Copies]:
     return _offers(store, Copies)
 
 
+def offers_acknowledging(store: object) -> TypeGuard[Watchful]:
+    """Whether a store has this verb, its own or that of one that it stands before."""
+    return _offers(store, Watchful)
+
+
 def offers_reindexing(store: object) -> TypeGuard[Indexed]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Indexed)
@@ -984,6 +994,6 @@ class Resolver(Protocol):
 
 __all__ = [
     "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "Gathering", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Seat", "Served",
-    "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_gathering", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
+    "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Watchful", "Worker", "as_kept", "offers_acknowledging", "offers_copies", "offers_gathering", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
     "offers_steps", "offers_threads", "offers_upkeep", "outcome_told", "takes_statements",
 ]

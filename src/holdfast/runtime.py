@@ -55,7 +55,7 @@ from holdfast.engine.desk.schedules import Rule, Scheduler, birth_of
 from holdfast.engine.drive.commands import Desk
 from holdfast.engine.drive.conductor import Conductor
 from holdfast.engine.keep import transfer
-from holdfast.engine.keep.check import Checker, Findings, keeper
+from holdfast.engine.keep.check import Checker, Findings, keeper, watchful
 from holdfast.engine.keep.pruning import prune
 from holdfast.engine.keep.repair import Repair, Repairer
 from holdfast.engine.look.following import MODES, Cursor, Follower, modes_of, next_or_failed
@@ -342,6 +342,7 @@ class Runtime:
         for driving in self._following:
             driving.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
+        await self._services.leftovers.close()
         await self._services.streams.close()
 
     @property
@@ -1302,13 +1303,13 @@ class Runtime:
     @verb
     async def acknowledge(self) -> None:
         """Accepts a log whose end was lost (§1.9). Call it only after an operator has decided so."""
-        await self._copies().acknowledge()
+        await watchful(self._store).acknowledge()
         await self._start_over()
 
     def _copies(self) -> Copies:
         if offers_copies(self._store):
             return self._store
-        raise UsageError(f"{self._store.url} is not a store in one file", hint="copy a workspace's directory, or export its runs")
+        raise UsageError(f"{self._store.url} is not a store in one file", hint="use the database's own tools, copy a workspace's directory, or export its runs")
 
     @verb
     async def result(self, run_id: str, timeout: dt.timedelta | float | None = None) -> Any:

@@ -107,6 +107,27 @@ def test_slots_do_not_depend_on_when_somebody_looks(line: str, zone: str, begin:
             assert sch.next_slot(s, at, CALENDAR) == next(t for t in whole if t > at)
 
 
+CHANGES = [
+    ("Asia/Pyongyang", "2018-05-04T15:00"), ("Asia/Pyongyang", "2015-08-14T15:00"), ("America/Caracas", "2016-05-01T07:00"), ("America/Caracas", "2007-12-09T07:00"),
+    (LORD_HOWE, "2026-04-04T15:00"), (LORD_HOWE, "2026-10-03T15:30"), (BERLIN, "2026-03-29T01:00"), (BERLIN, "2026-10-25T01:00"), ("America/Sao_Paulo", "2018-11-04T03:00"),
+    ("America/Havana", "2026-11-01T05:00"), ("Pacific/Apia", "2011-12-30T10:00"), ("Asia/Kathmandu", "1985-12-31T18:30"),
+]
+
+
+@pytest.mark.parametrize(("zone", "change"), CHANGES)
+@pytest.mark.parametrize("minutes", ["0", "30", "45", "7", "0,30", "*/20", "5-5"])
+@pytest.mark.parametrize("days", ["* * *", "1-31 * *", "* * 0-6"])
+def test_every_hour_is_every_hour_that_passes(zone: str, change: str, minutes: str, days: str) -> None:
+    """Whatever the clock is set by: each minute of the time that passes is looked at, and named or not by what the clock shows then."""
+    named = {"0,30": {0, 30}, "*/20": {0, 20, 40}, "5-5": {5}}.get(minutes) or {int(minutes)}
+    moment, local = dt.datetime.fromisoformat(f"{change}+00:00"), ZoneInfo(zone)
+    for minute in range(-185, 0, 37):
+        after = moment + dt.timedelta(minutes=minute)
+        passing = [after + dt.timedelta(minutes=n) for n in range(1, 600)]
+        slots = [int(t.timestamp()) * 1_000_000 for t in passing if t.astimezone(local).minute in named]
+        assert sch.preview(cron(f"{minutes} * {days}", zone), int(after.timestamp()) * 1_000_000, len(slots), CALENDAR) == slots
+
+
 def test_a_year_of_a_night_in_berlin() -> None:
     """§10.15: 02:30 is one slot a day; the skipped one at 03:00, the doubled one once."""
     at = sch.preview(cron("30 2 * * *", BERLIN), us("2026-01-01", BERLIN), 365, CALENDAR)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, append, flow
-from holdfast.core import codec
+from holdfast.core import codec, ids
 from holdfast.core.consistency import diagnose, ok
 from holdfast.core.environments import PRODUCTION, Environment
 from holdfast.core.errors import (
@@ -506,3 +506,51 @@ async def test_request_keys_of_forks_and_replays(house: House) -> None:
     assert one.run_id == two.run_id and two.deduplicated
     with pytest.raises(RequestConflict):
         await rt.fork(source.run_id, set={"draft": "y"}, key="k")
+
+
+# -- what forks are called --------------------------------------------------------------------------
+
+
+def test_a_name_is_shortened_where_too_little_room_is_left() -> None:
+    for name in ("a" * 485, "é" * 242, "a"):
+        assert ids.shorten(name) == name
+    for name in ("a" * 486, "é" * 243, "é" * 256, "~" * 512):
+        short = ids.shorten(name)
+        assert len(short.encode()) <= 485 and ids.shorten(short) == short and short != ids.shorten(name + "b")
+        assert ids.is_wellformed(f"{short}~{'0' * 26}")
+
+
+def plain() -> Graph[Notes]:
+    graph = Graph("plain", Notes, version="1")
+
+    @graph.node(start=True)
+    async def write(state: Notes) -> dict[str, Any]:
+        return {"draft": state.topic}
+
+    return graph
+
+
+@pytest.mark.parametrize("thread", [None, "talk", "a~b", "é" * 256, "~", "talk~01m8fvtbvyfqhpkygfdc7xr1qb"])
+async def test_forks_of_forks_have_threads_that_can_be_named(house: House, thread: str | None) -> None:
+    """§7.8: each lies beside the first thread, not beside the one before it, so that no generation makes the name longer."""
+    graph = plain()
+    rt = await house.process(graph)
+    run = first = await rt.invoke(graph, {"topic": "tides"}, thread_id=thread, session_key="mine~s")
+    for generation in range(4):
+        run = await (rt.fork if generation % 2 else rt.replay)(run.run_id)
+        own = f"{ids.shorten(first.thread_id)}~{run.run_id}"
+        assert run.thread_id == own
+        assert run.record.session_key == (own if generation else f"mine~s~{run.run_id}"), "later turns have their thread as their session"
+        assert await rt.history(run.thread_id)
+        run = await rt.invoke(graph, {"topic": "moons"}, thread_id=run.thread_id)
+        assert run.thread_id == own, "a later turn of the fork's thread; what is forked from it lies beside the first thread too"
+    assert await rt.check() == []
+
+
+async def test_a_thread_that_a_user_named_after_a_run_stays_whole(house: House) -> None:
+    graph = plain()
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {"topic": "tides"})
+    about = await rt.invoke(graph, {"topic": "tides"}, thread_id=f"about~{run.run_id}")
+    fork = await rt.fork(about.run_id)
+    assert fork.thread_id == f"about~{run.run_id}~{fork.run_id}"

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Graph, Runtime, State
-from holdfast.core.errors import RunNotFound
-from tests.engine.outside import Crash, House, World
+from holdfast.core.errors import RequestConflict, RunNotFound, RunPruned
+from holdfast.stores import open_url
+from tests.engine.outside import Clock, Crash, House, World
+from tests.postgres.server import shared
 
 DAY = 86_400.0
 
@@ -187,3 +189,29 @@ async def test_whoever_was_about_to_go_on_is_told(house: House) -> None:
         rt.store.load = real  # type: ignore[method-assign]
     assert await rt.runs() == []
     assert office.world.done == ["a"]
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite:///{folder}/runs.db", "workspace:{folder}/runs", "postgres"])
+async def test_a_request_under_the_key_of_a_pruned_run_is_told_so(url: str, tmp_path: Path) -> None:
+    """§3.5, §9.8: a key is kept for seven days, whether its run is or not; what it asked for is not done again."""
+    clock = Clock()
+    where = shared().fresh("pruned_keys") if url == "postgres" else url.format(folder=tmp_path)
+    office = Office()
+    office.broken = False
+    graph = office.graph()
+    async with Runtime(open_url(where, now=clock.now), skills=[graph], clock=clock) as rt:
+        run = await rt.invoke(graph, {"text": "a"}, key="webhook-17")
+        fork = await rt.fork(run.run_id, key="again")
+        clock.forward(1)
+        assert set(await pruned(rt, 0)) == {run.run_id, fork.run_id}
+        for ask in (rt.submit, rt.invoke):
+            with pytest.raises(RunPruned) as told:
+                await ask(graph, {"text": "a"}, key="webhook-17")
+            assert told.value.run_id == run.run_id
+        with pytest.raises(RequestConflict):
+            await rt.submit(graph, {"text": "b"}, key="webhook-17")
+        assert office.world.done == ["a"] and await rt.check() == []
+        clock.forward(7 * DAY)
+        assert await pruned(rt, 0) == ()
+        again = await rt.invoke(graph, {"text": "b"}, key="webhook-17")
+        assert (again.status, again.deduplicated) == ("completed", False) and await rt.check() == []

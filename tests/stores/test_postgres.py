@@ -31,6 +31,8 @@ from holdfast.core.errors import (
     LeaseLost,
     RecordDamaged,
     StoreError,
+    StoreReadOnly,
+    StoreRefused,
     StoreUnavailable,
     UnsupportedFormat,
     UsageError,
@@ -377,6 +379,64 @@ async def test_a_server_that_is_not_there_is_said_so_without_the_password() -> N
     with pytest.raises(StoreError) as caught:
         await store.open()
     assert "secret" not in caught.value.line()
+
+
+WRONG = {
+    "database": (lambda url: url.replace("/refused?", "/nowhere?"), "CREATE DATABASE"), "role": (lambda url: url.replace("user=holdfast", "user=nobody_here"), "CREATE ROLE"),
+    "login": (lambda url: url.replace("user=holdfast", "user=no_login"), "LOGIN"), "rights": (lambda url: url.replace("user=holdfast", "user=no_rights"), "GRANT CONNECT"),
+    "setting": (lambda url: f"{url}&options=-c%20nonsense%3D1", "options="),
+    "each of two": (lambda url: url.replace("/refused?", "/nowhere?").replace("&user", f",{shared().folder}&user"), "CREATE DATABASE"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_a_server_that_refuses_us_is_told_at_once_with_the_way_out(wrong: str) -> None:
+    """No waiting helps, so none is advised; a worker ends with it."""
+    url = shared().fresh("refused")
+    with shared().admin() as db:
+        for role, may in (("no_login", "NOLOGIN"), ("no_rights", "LOGIN")):
+            if not db.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone():
+                db.execute(f"CREATE ROLE {role} {may}".encode())
+        db.execute("REVOKE CONNECT ON DATABASE refused FROM PUBLIC")
+    change, way_out = WRONG[wrong]
+    store = PostgresStore(change(url), patience=600.0)
+    with pytest.raises(StoreRefused) as told:
+        async with asyncio.timeout(4):  # it is tried for five seconds where waiting may help
+            await store.open()
+    assert way_out in told.value.hint and not told.value.passing
+
+
+async def test_of_several_servers_one_that_is_away_may_come_back() -> None:
+    url = shared().fresh("refused").replace("/refused?", "/nowhere?").replace("&user", ",/nowhere&user")
+    with pytest.raises(StoreUnavailable):
+        await PostgresStore(url, patience=0.2).open()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ('FATAL:  password authentication failed for user "u"', True), ('FATAL:  no pg_hba.conf entry for host "h", user "u", database "d", no encryption', True),
+        ("fe_sendauth: no password supplied", True), ("server does not support SSL, but SSL was required", True), ("FATAL:  SASL authentication failed", True),
+        ("FATAL:  the database system is starting up", False), ("Connection refused", False), ("FATAL:  sorry, too many clients already", False), ("timeout expired", False),
+    ],
+)
+def test_what_a_server_says_while_a_connection_is_made(said: str, told: bool) -> None:
+    error = psycopg.OperationalError(f'connection failed: connection to server at "h", port 5432 failed: {said}')
+    assert connection.refuses(error) is told and connection.passing(error) is not told
+    assert isinstance(translate(error, "postgresql://h/d"), StoreRefused if told else StoreUnavailable)
+
+
+async def test_a_database_that_takes_no_writes_is_said_to_be_read_only() -> None:
+    url = shared().fresh("only_read")
+    with shared().admin() as db:
+        db.execute("ALTER DATABASE only_read SET default_transaction_read_only = on")
+    try:
+        with pytest.raises(StoreReadOnly) as told:
+            await PostgresStore(url, patience=0.2).open()
+    finally:
+        with shared().admin() as db:
+            db.execute("ALTER DATABASE only_read RESET default_transaction_read_only")
+    assert "default_transaction_read_only" in told.value.hint
 
 
 @pytest.mark.parametrize("asked", ["latin1", "sql_ascii", "euc_jp"])

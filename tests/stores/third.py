@@ -476,19 +476,19 @@ class ThirdStore(Small):
         return self._books.tombstones.get(run_id)
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        carries = () if dry else await self.list_carries()
+        carries, now = () if dry else await self.list_carries(), self.now()
         with self._writing() as books:
-            unsettled = {k.run.lineage_root for k in books.runs.where("run_id IN (SELECT run_id FROM intent WHERE open)")}
-            unsettled |= {e.lineage_root for e in books.effects.where("open")}
+            sending = [k.run for k in books.runs.where("run_id IN (SELECT run_id FROM intent WHERE open)")]
+            unsettled = {x.lineage_root for x in (*sending, *books.effects.where("open"))}
             found = apply.prunable([Aged.of(k.run) for k in books.runs.where()], before, unsettled, carries)
             for run_id in () if dry else found.run_ids:
                 gone, large = apply.tombstones(books.effects.where("run_id = ?", run_id))
                 books.effects.drop("effect_id IN (SELECT value FROM json_each(?))", json.dumps(gone))
-                books.claims.drop("run_id = ? AND kind <> 'effect'", run_id)
+                books.claims.drop("run_id = ? AND key NOT IN (SELECT value FROM json_each(?))", run_id, json.dumps([c.key for c in books.claims.where("run_id = ?", run_id) if apply.outlasts(c, now)]))
                 books.users.drop("run_id = ? AND digest NOT IN (SELECT value FROM json_each(?))", run_id, json.dumps(sorted(large)))
                 for table in ("run", "log", "whole", "carry", "inbox", "token", "intent", "ledger", "call", "ring"):
                     books.db.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
-                books.tombstones.put(pruned.Tombstone(run_id, self.now(), actor))
+                books.tombstones.put(pruned.Tombstone(run_id, now, actor))
             books.blobs.drop("digest NOT IN (SELECT digest FROM user)")
             return found
 

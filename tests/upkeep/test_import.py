@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,59 @@ async def test_a_folder_without_a_run_is_said_so(tmp_path: Path) -> None:
             with pytest.raises(NotFound, match="there is no run in the folder"):
                 await rt.import_runs(tmp_path / name)
     assert [p.name for p in (tmp_path / "other").iterdir()] == ["letter.txt"], "nothing is written there"
+
+
+class Way(State):
+    way: str = "begin"
+
+
+def ways() -> Graph[Way]:
+    made = Graph("ways", Way, version="1")
+
+    @made.node(start=True)
+    async def first(state: Way, ctx: Context) -> None:
+        if state.way == "sleep":
+            await ctx.sleep(60)
+        if state.way == "ask":
+            await ctx.approve("go on?")
+        if state.way == "signal":
+            await ctx.wait("go")
+
+    @made.node(after="first")
+    async def then(state: Way, ctx: Context) -> None:
+        await ctx.approve("again?")
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("way", "condition"), [("begin", "interrupted"), ("sleep", "awaiting_signal"), ("ask", "awaiting_gate_decision"), ("signal", "awaiting_signal"), ("answered", "interrupted")]
+)
+async def test_what_nobody_will_move_is_said_so(way: str, condition: str, tmp_path: Path) -> None:
+    """§2.9: a run that is held is neither due nor asleep: each surface says that a person has to resume it, and how."""
+    async with Runtime("memory:", skills=[ways()]) as rt:
+        run = await (rt.submit if way == "begin" else partial(rt.invoke, detach=True))("ways", {"way": "ask" if way == "answered" else way})
+        if way == "answered":
+            await rt.decide(run.run_id, "approve", actor="ada")
+        await rt.export(run.run_id, tmp_path / "out")
+    async with Runtime("memory:", skills=[ways()]) as rt:
+        await rt.import_runs(tmp_path / "out")
+        await rt.worker(until_idle=True)
+        seen, told = await rt.get(run.run_id), await rt.explain(run.run_id)
+        assert seen.condition == condition
+        assert [r.run_id for r in await rt.runs(condition=condition)] == [run.run_id] and await rt.runs(condition="queued") == []
+        assert "No worker continues it until a person resumes it" in told["why"]
+        assert any(a["command"].startswith(f"holdfast resume {run.run_id}") for a in told["next"])
+
+
+async def test_a_run_that_a_person_has_begun_is_held_no_more(tmp_path: Path) -> None:
+    async with Runtime("memory:", skills=[ways()]) as rt:
+        run = await rt.submit("ways", {})
+        await rt.export(run.run_id, tmp_path / "out")
+    async with Runtime("memory:", skills=[ways()]) as rt:
+        await rt.import_runs(tmp_path / "out")
+        assert (await rt.resume(run.run_id, actor="ada")).status == "waiting_for_human"
+        await rt.decide(run.run_id, "approve", actor="ada")
+        await rt.worker(until_idle=True)
+        assert (await rt.get(run.run_id)).status == "completed" and await rt.check() == []
+        assert "run.recovered" in [e["event_type"] for e in await rt.events(run.run_id)]

@@ -15,7 +15,7 @@ from holdfast import logs, machine
 from holdfast.cli import output as o
 from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watch
-from holdfast.cli.session import Call, actor_option, handling, options, over, parse, run_argument
+from holdfast.cli.session import END_SECONDS, ENDING, Call, actor_option, either, handling, options, over, parse, run_argument
 from holdfast.cli.times import lasting, moment
 from holdfast.core.errors import (
     AcknowledgeRequired,
@@ -156,21 +156,45 @@ def worker(
             rt.worker(queues=queues or ("default",), concurrency=concurrency, until_idle=until_idle, upgrade=upgrade, on_report=lambda report: report_rest(report, call), stop=stop)
         )
 
+        ending, leaving = ENDING.get(), asyncio.Event()
+
+        def release() -> None:
+            ending.begin()
+            work.cancel()
+            leaving.set()
+
+        async def end_idle() -> None:
+            """What is told to end and drives nothing waits for the store alone, which may be away."""
+            await stop.wait()
+            while not work.done():
+                await asyncio.wait({work}, timeout=END_SECONDS)
+                if not rt.driving:
+                    release()
+                    return
+
         def hear(number: int) -> None:
             if stop.is_set():
-                work.cancel()
+                release()
                 return
             again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
             click.echo(f"draining: no new runs are taken; the current ones continue until they wait or end ({again}: release them now)", err=True)
             stop.set()
 
-        with handling(asyncio.get_running_loop(), hear):
-            try:
-                await work
-            except asyncio.CancelledError:
-                if not work.cancelled():
-                    raise
-                click.echo("released the runs that were in progress", err=True)
+        idle = asyncio.ensure_future(end_idle())
+        idle.add_done_callback(machine.note_error)
+        try:
+            with handling(asyncio.get_running_loop(), hear):
+                await either(work, leaving)
+                await asyncio.wait({work}, timeout=ending.left)
+        finally:
+            idle.cancel()
+            work.cancel()
+        if not work.done():
+            return  # the store does not answer: the leases end by themselves
+        if not work.cancelled():
+            work.result()
+        else:
+            click.echo("released the runs that were in progress", err=True)
 
     over(call, act, chosen, make=True, transports=transports)
     return 0

@@ -59,15 +59,15 @@ def migrate(call: Call) -> int:
     over(call, act, make=True, long="migrating")
     after = call.schema()
     if call.as_json:
-        o.emit({"store": call.store, "before": before, "after": after, "changed": before != after})
+        o.emit({"store": call.shown, "before": before, "after": after, "changed": before != after})
     elif after is None:
-        click.echo(f"{call.store} has no schema of its own: nothing to do")
+        click.echo(f"{call.shown} has no schema of its own: nothing to do")
     elif before == after:
-        click.echo(f"{call.store} has schema {after}: nothing to do")
+        click.echo(f"{call.shown} has schema {after}: nothing to do")
     elif before is None:
-        click.echo(f"{call.store} is created with schema {after}")
+        click.echo(f"{call.shown} is created with schema {after}")
     else:
-        click.echo(f"{call.store}: schema {before} is now {after}")
+        click.echo(f"{call.shown}: schema {before} is now {after}")
     return 0
 
 

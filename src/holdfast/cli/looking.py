@@ -157,7 +157,7 @@ def _page(call: Call, run_id: str, file: str) -> int:
         return seen, await rt.look.lineage(seen.run)
 
     seen, family = over(call, act)
-    text = alone(seen, family, call.store)
+    text = alone(seen, family, call.shown)
     Path(file).write_text(text, "utf-8")
     if call.as_json:
         o.emit({"run_id": run_id, "file": file, "bytes": len(text.encode())})

@@ -29,7 +29,6 @@ from holdfast.stores.sqlite.keeping import check_file, set_aside
 class File(Protocol):
     """A store that is a file of its own."""
 
-    async def acknowledge(self) -> None: ...
     async def backup(self, path: str) -> None: ...
     async def restore(self, path: str) -> None: ...
 
@@ -95,7 +94,7 @@ _OF_INDEXES = ("index_damaged", StoreCorrupt.code)
 async def mend(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = False, actor: str = "operator") -> tuple[list[Repair], Findings, list[Run]]:
     """What ``doctor`` does: the repairs, what is wrong in the end, and the runs that are due while no worker is up."""
     if acknowledge:
-        await _file(rt.store, "acknowledge").acknowledge()
+        await rt.acknowledge()
     done = []
     if rebuild:
         found = await rt.check()

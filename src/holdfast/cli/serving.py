@@ -82,7 +82,7 @@ def serve(
     def began(url: str) -> None:
         machine.settle()
         names = f", executes {', '.join(dict.fromkeys(s.id for s in chosen))}" if chosen else ""
-        click.echo(f"serving {call.store} at {url}{names}" + (", without tokens" if no_auth else ""), err=True)
+        click.echo(f"serving {call.shown} at {url}{names}" + (", without tokens" if no_auth else ""), err=True)
 
     asyncio.run(server.run(made, host, port, began))
     return 0
@@ -118,7 +118,7 @@ def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str
         stop = asyncio.Event()
         machine.settle()
         driving = asyncio.ensure_future(rt.worker(stop=stop)) if chosen else None
-        click.echo(f"serving {call.store} to an MCP client on standard input and output", err=True)
+        click.echo(f"serving {call.shown} to an MCP client on standard input and output", err=True)
         end = _relay()
         try:
             with handling(asyncio.get_running_loop(), lambda _: end()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import getpass
@@ -15,7 +16,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 from urllib.parse import unquote
@@ -29,7 +30,8 @@ from holdfast.cli import extras
 from holdfast.cli import output as o
 from holdfast.cli.targets import names_skills, setting, workspace
 from holdfast.core import canon
-from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
+from holdfast.core.addresses import mask
+from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, StoreUnavailable, UsageError
 from holdfast.core.jsons import json_of
 from holdfast.core.limits import Limit
 from holdfast.core.status import LIVE
@@ -44,6 +46,10 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 DEBUG = "holdfast.debug"
 GRACE_SECONDS = 10.0
+PATIENT = 2  # so many signals ask a command to end
+END_SECONDS = 5.0
+"""So long a command that was told to end takes for it at most, whatever the store says: to release its runs, to close, to say what goes on. What it has not
+released by then is free when its lease ends."""
 
 
 class Stopped(HoldfastError):
@@ -55,6 +61,42 @@ class Stopped(HoldfastError):
         text = "; its runs are released, and a worker resumes them" if go_on else ""
         super().__init__(f"by {signal.Signals(number).name}{text}", hint="or: " + "; ".join(go_on) if go_on else "")
         self.exit_code = 128 + number
+
+
+class Ending:
+    """By when a command that was told to end has ended, by the clock of its loop; None before. All that is done until then shares one deadline."""
+
+    def __init__(self) -> None:
+        self.until: float | None = None
+
+    def begin(self) -> None:
+        if self.until is None:
+            self.until = asyncio.get_running_loop().time() + END_SECONDS
+
+    @property
+    def left(self) -> float | None:
+        """The seconds until then."""
+        return None if self.until is None else max(0.0, self.until - asyncio.get_running_loop().time())
+
+    @contextlib.asynccontextmanager
+    async def close(self, rt: Runtime) -> AsyncIterator[Runtime]:
+        """Opens a runtime, and closes it in the time that is left."""
+        await rt.__aenter__()
+        try:
+            yield rt
+        finally:
+            closing = asyncio.ensure_future(rt.__aexit__(None, None, None))
+            if self.until is None:
+                await closing
+            else:
+                await asyncio.wait({closing}, timeout=self.left)
+                if not closing.done() or isinstance(closing.exception(), StoreUnavailable):
+                    click.echo("the store did not answer in time: what was not released is free when its lease ends", err=True)
+                else:
+                    closing.result()
+
+
+ENDING: contextvars.ContextVar[Ending] = contextvars.ContextVar("holdfast_ending")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +111,7 @@ class Call:
 
     def line(self, *words: str) -> str:
         """The command to type next, over the same store."""
-        return shlex.join([*program(), *words, *(["--store", self.store] if self.named else [])])
+        return shlex.join([*program(), *words, *(["--store", self.shown] if self.named else [])])
 
     def code(self, target: str | None) -> list[str]:
         """The TARGET of a run as a command names it: as it was submitted, else the skills of this project, else a word to replace."""
@@ -105,7 +147,7 @@ class Call:
         if "--store" in text:
             return text
         known = click.get_current_context().find_root().command
-        start = shlex.join([*program(), *(["--store", self.store] if self.named else [])])
+        start = shlex.join([*program(), *(["--store", self.shown] if self.named else [])])
         commands = known.commands if isinstance(known, click.Group) else {}
         said = _COMMAND.sub(lambda m: f"{start} {m[1]}" if m[1] in commands else m[0], text)
         return said.replace(f" {YOUR_FILE}", "") if names_skills() else said
@@ -123,6 +165,11 @@ class Call:
     def is_kept(self) -> bool:
         """Whether anything is left of the store when the command has ended."""
         return self.store not in ("memory:", "memory://")
+
+    @property
+    def shown(self) -> str:
+        """The store's URL without its password, as it may be printed."""
+        return mask(self.store)
 
     @property
     def file(self) -> Path | None:
@@ -271,7 +318,7 @@ def whole_id(call: Call, text: str) -> str:
     if len(found) > 1:
         raise AmbiguousRun(f"several runs' ids begin with {text}: {', '.join(found[:2])}{', …' if len(found) > 2 else ''}", hint="give more of the id")
     if not found and text == LAST:
-        raise RunNotFound(f"there is no run yet in {call.store}", hint=f"{call.line('run', *call.code(None))}; --store names another store")
+        raise RunNotFound(f"there is no run yet in {call.shown}", hint=f"{call.line('run', *call.code(None))}; --store names another store")
     if not found:
         return text
     click.echo(f"run {found[0]}", err=True)
@@ -434,10 +481,12 @@ def over(
         over(dataclasses.replace(call.looking, store="memory:"), tried, skills, make=True)
 
     async def whole() -> T:
-        async with Runtime(
+        ENDING.set(ending := Ending())
+        made = Runtime(
             call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy,
             limits=project.limits, workspace=project.workspace,
-        ) as rt, export(rt) if call.drives else contextlib.nullcontext(), Patience(long):
+        )
+        async with ending.close(made) as rt, export(rt) if call.drives else contextlib.nullcontext(), Patience(long):
             return await stoppable(act(rt), call, rt)
 
     try:
@@ -469,7 +518,7 @@ async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
     Raises:
         Stopped: it came to no end of its own.
     """
-    loop = asyncio.get_running_loop()
+    loop, ending = asyncio.get_running_loop(), ENDING.get()
     told: list[int] = []
     news = asyncio.Event()
 
@@ -479,25 +528,35 @@ async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
 
     task: asyncio.Future[T] = asyncio.ensure_future(act)
     with handling(loop, tell):
-        await _either(task, news)
+        await either(task, news)
         if not task.done() and call.drives:
             click.echo(f"stopping when the current step or recorded call has ended, in {GRACE_SECONDS:g} s at the latest (Ctrl-C again: at once)", err=True)
             rt.drain()
             news.clear()
-            await _either(task, news, GRACE_SECONDS)
-    left = rt.driving
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    elif not rt.left:
-        return task.result()
-    if not task.cancelled():
+            await either(task, news, GRACE_SECONDS)
+        left = rt.driving
+        if not task.done():
+            ending.begin()
+            task.cancel()
+            await asyncio.wait({task}, timeout=ending.left)
+        elif not rt.left:
+            return task.result()
+    if task.done() and not task.cancelled():
         task.exception()  # whatever it made of being stopped: the signal is what is told
-    runs = [await rt.get(run_id) for run_id in dict.fromkeys([*rt.left, *left])]
-    raise Stopped(told[0], [call.line("resume", r.run_id, *call.code(r.target)) for r in runs if r.status in LIVE])
+    raise Stopped(told[0], await _tell_how_to_go_on(call, rt, dict.fromkeys([*rt.left, *left]), ending))
 
 
-async def _either(task: asyncio.Future[Any], news: asyncio.Event, seconds: float | None = None) -> None:
+async def _tell_how_to_go_on(call: Call, rt: Runtime, run_ids: Iterable[str], ending: Ending) -> list[str]:
+    """The commands that go on with those of these runs that have not come to a rest; with all of them where the store does not say."""
+    try:
+        async with asyncio.timeout_at(ending.until):
+            runs = [await rt.get(run_id) for run_id in run_ids]
+    except (TimeoutError, StoreUnavailable):
+        return [call.line("resume", run_id, *call.code(None)) for run_id in run_ids]
+    return [call.line("resume", r.run_id, *call.code(r.target)) for r in runs if r.status in LIVE]
+
+
+async def either(task: asyncio.Future[Any], news: asyncio.Event, seconds: float | None = None) -> None:
     """Until the task is done or there is news, for so long at most."""
     waiting = asyncio.ensure_future(news.wait())
     try:
@@ -508,11 +567,22 @@ async def _either(task: asyncio.Future[Any], news: asyncio.Event, seconds: float
 
 @contextlib.contextmanager
 def handling(loop: asyncio.AbstractEventLoop, act: Callable[[int], None]) -> Any:
-    """Calls ``act`` with the signal's number instead of dying of SIGINT or SIGTERM."""
-    held = []
+    """Calls ``act`` with the signal's number instead of dying of SIGINT or SIGTERM; the third is died of."""
+    held: list[signal.Signals] = []
+    heard: list[int] = []
+
+    def hear(number: int) -> None:
+        heard.append(number)
+        if len(heard) <= PATIENT:
+            act(number)
+            return
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, or not on this system
-            loop.add_signal_handler(number, act, number)
+            loop.add_signal_handler(number, hear, number)
             held.append(number)
     try:
         yield

@@ -93,7 +93,7 @@ def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> in
     story = Story(call, points=random.randint(2, BOUNDARIES))
     count = repository.commits(source)
     story.say(f"{o.paint('Release notes', bold=True)} for {o.inline(source.name)}: {min(count, 30)} of {count} commits{', a sample' if sampled else ''} in {o.inline(source)}")
-    story.say(o.paint(f"The run is kept in {call.store}", dim=True))
+    story.say(o.paint(f"The run is kept in {call.shown}", dim=True))
     with contextlib.nullcontext() if ask else story.receiver:  # where the question stays open, nobody would be there any more
         return _show(story, source, place, crash, ask, yes)
 

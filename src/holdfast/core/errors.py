@@ -673,6 +673,13 @@ class StoreUnavailable(StoreError):
     code = "store_unavailable"
 
 
+class StoreRefused(StoreError):
+    """The database server does not let this process in: there is no such database or role, the password is wrong, or an access rule refuses it."""
+
+    code = "store_refused"
+    passing = False
+
+
 class OutcomeUnknown(StoreUnavailable):
     """The connection was lost during a write and could not be re-established. It is not known whether the data was written."""
 

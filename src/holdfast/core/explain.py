@@ -18,7 +18,7 @@ from holdfast.core.effects import BY_DECISION, ELSEWHERE, Effect, EffectStatus
 from holdfast.core.envelopes import legible
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
-from holdfast.core.status import LIVE, Condition, Status
+from holdfast.core.status import LIVE, WAITING, Condition, Status
 from holdfast.core.toolcalls import place_of
 from holdfast.core.waits import APPROVE, Wait, WaitKind
 from holdfast.core.wording import EDIT, answering, describe_action, phrase, target_of
@@ -50,7 +50,7 @@ class Blocked(msgspec.Struct, frozen=True):
     the run before it; ``dead`` says that the process which holds its lease is proven dead. ``effects`` are the records
     of its effects, ``now`` is the store's time in microseconds. ``limit`` is the limit or the pause that holds it back; ``nobody`` says that
     no worker of its queue is up; ``due`` is since when, or from when, it may be executed; ``requests`` says how the
-    requests stand that tool runners have of it.
+    requests stand that tool runners have of it; ``idle`` says that the process which holds its lease does not execute it.
     """
 
     no_worker: str = ""
@@ -63,6 +63,7 @@ class Blocked(msgspec.Struct, frozen=True):
     nobody: bool = False
     due: int | None = None
     requests: tuple[str, ...] = ()
+    idle: bool = False
 
 
 NOTHING = Blocked()
@@ -83,7 +84,16 @@ def explain(run: Run, condition: Condition, events: Sequence[ev.Event], blocked:
         blocked: what keeps it from being driven, if it is due.
     """
     why, advice = _REASONS[condition](run, events, blocked)
+    if run.interrupted_at is not None and run.status in WAITING and blocked.due is None and condition is not Condition.INTERRUPTED:
+        why = f"{why} {_tell_held(events)}"
+        advice = (*advice, Advice("Resume it once its time is over, or what it waits for is there: no worker does.", _resume(run)))
     return Explanation(run.run_id, _tell_happened(run, condition, events, blocked), why, advice)
+
+
+def _tell_held(events: Sequence[ev.Event]) -> str:
+    """Why no worker continues a run."""
+    cause = next((f" ({legible(e.fact.cause)})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
+    return f"It was interrupted{cause}. No worker continues it until a person resumes it."
 
 
 def _tell_happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocked: Blocked) -> tuple[str, ...]:
@@ -322,6 +332,9 @@ def _clock(us: int) -> str:
 
 
 def _running(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+    if blocked.idle:
+        back = "This process holds it and does not execute it, because the store failed. It is released as soon as the store answers; then any worker can continue it."
+        return _Why(back, (Advice("Or continue it here.", _resume(run)),))
     return _Why("A worker is executing it.", (Advice("Watch it.", f"holdfast events {run.run_id} --follow"), Advice("Cancel it.", f"holdfast cancel {run.run_id}")))
 
 
@@ -405,8 +418,7 @@ def _explain_torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Wh
     start = Advice("Or start a worker: it takes the run over.", f"holdfast worker {target_of(run.target)}")
     check = Advice("Check its stored data for problems.", f"holdfast check {run.run_id}")
     if run.interrupted_at is not None or run.recovery == "hold":
-        cause = next((f" ({legible(e.fact.cause)})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
-        return _Why(f"It was interrupted{cause}. No worker continues it until a person resumes it.", (Advice("Resume it.", _resume(run)), check))
+        return _Why(_tell_held(events), (Advice("Resume it.", _resume(run)), check))
     ended = "has died without recording why: it was killed, or it could not write (for example, the disk was full)" if blocked.dead else "has not renewed its lease"
     why = f"The process that executed the run {ended}. No recorded result is lost; a step that was running is run again."
     if _open_effects(events):

@@ -68,6 +68,21 @@ def _make_own(head: str, beside: str = "") -> str:
     return f"{beside}~{head}00" if beside else f"{head}00"
 
 
+def shorten(name: str, room: int = 27) -> str:
+    """A name behind which there is ``room`` for more bytes; one that is too long ends with a digest of itself."""
+    given = name.encode("utf-8", "surrogatepass")
+    if len(given) + room <= LONGEST:
+        return name
+    digest = hashlib.sha256(given).hexdigest()[:16]
+    return given[: LONGEST - room - 17].decode("utf-8", "ignore") + f"~{digest}"
+
+
+def split_own(name: str) -> tuple[str, str] | None:
+    """What such a name of a run's own is made of: the name that it stands beside, and the run's id."""
+    beside, mark, run = name.rpartition("~")
+    return (beside, run) if mark and beside and _RUN.fullmatch(run) else None
+
+
 def event_id(run: str, seq: int) -> str:
     return f"{run}.e{seq}"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ NICKNAMES = {
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _MINUTE = dt.timedelta(minutes=1)
+_DAY = dt.timedelta(days=1)
 
 
 class Missed(StrEnum):
@@ -147,10 +148,18 @@ def next_slot(s: Schedule, after: int, times: Times) -> int | None:
     if line[1] != "*":
         start = start.replace(tzinfo=None)
     for found in times.cron(" ".join(line), start):
-        at = _instant(found, zone)
+        at = _instant(found if found.tzinfo is None else _look_between(line, start, found, times), zone)
         if at > after:
             return at
     return None
+
+
+def _look_between(line: Sequence[str], start: dt.datetime, found: dt.datetime, times: Times) -> dt.datetime:
+    """The first slot by elapsed time. Who computes them goes from an hour to the next by sixty minutes: where the clock is set by another time
+    than whole hours meanwhile, that may pass over a slot, so every minute is looked at there."""
+    if start.utcoffset() == found.utcoffset() and found - start <= _DAY:
+        return found
+    return next((t for t in times.cron(" ".join(["*", *line[1:]]), start) if t.minute == found.minute), found)
 
 
 def _instant(found: dt.datetime, zone: dt.tzinfo) -> int:

@@ -53,6 +53,12 @@ def condition(run: Run | None, lease: Lease | None, now: int) -> Condition:
     """
     if run is None:
         return Condition.UNKNOWN
+    found = _of_status(run, lease, now)
+    held = run.interrupted_at is not None and (lease is None or lease.due is None)  # an answer that a person gave since then has made it due
+    return Condition.INTERRUPTED if found is Condition.QUEUED and held else found
+
+
+def _of_status(run: Run, lease: Lease | None, now: int) -> Condition:
     status = run.status
     if status in _AT_ONCE:
         return _AT_ONCE[status]
@@ -72,7 +78,7 @@ STATUSES: Mapping[Condition, tuple[Status, ...]] = {
     Condition.QUEUED: (Status.PENDING, *_MOVING, Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL),
     Condition.RUNNING: _MOVING,
     Condition.REPLAYING: _MOVING,
-    Condition.INTERRUPTED: _MOVING,
+    Condition.INTERRUPTED: (Status.PENDING, *_MOVING, Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL),
     Condition.AWAITING_PHASE_HANDOFF: (Status.WAITING_FOR_HUMAN,),
     Condition.AWAITING_GATE_DECISION: (Status.WAITING_FOR_HUMAN,),
     Condition.AWAITING_HUMAN_REVIEW: (Status.WAITING_FOR_HUMAN,),

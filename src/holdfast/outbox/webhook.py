@@ -22,6 +22,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from holdfast.core.addresses import mask, scrub
 from holdfast.core.bounds import NOTE_BYTES, amount, check_arguments, text, texts, wrong
 from holdfast.core.errors import MaybeSent, PermanentError, RetryAfter
 from holdfast.outbox.lookups import Lookups, Place
@@ -225,9 +226,9 @@ def _place(url: str) -> tuple[bool, str, int, str, str]:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as e:
-        raise PermanentError(f"{url[:200]!r} is not a valid URL: {e}") from None
+        raise PermanentError(f"{mask(url)[:200]!r} is not a valid URL: {scrub(str(e), url)}") from None
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-        raise PermanentError(f"{url[:200]!r} is not an address for a webhook", hint="http://host/path or https://host/path, without a name and a password")
+        raise PermanentError(f"{mask(url)[:200]!r} is not an address for a webhook", hint="http://host/path or https://host/path, without a name and a password")
     secure = parts.scheme == "https"
     number = port or (443 if secure else 80)
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._") + (f"?{quote(parts.query, safe='/%:@!$&()*+,;=~-._?')}" if parts.query else "")

@@ -775,6 +775,12 @@ def still_taken(claim: DedupClaim, status: str | None, now: int) -> bool:
     return claim.expires_at is None or claim.expires_at > now or (status is not None and status not in TERMINAL)
 
 
+def outlasts(claim: DedupClaim, now: int) -> bool:
+    """Whether a claim stays where its run is pruned: an effect's key, and any key whose time is not over (§3.5, §6.10). Whoever comes under it is told
+    that the run was pruned."""
+    return claim.kind == "effect" or (claim.expires_at is not None and claim.expires_at > now)
+
+
 def predecessor_gone(run_id: str, predecessor: str) -> VersionConflict:
     return VersionConflict(f"{run_id} continues the thread of {predecessor}, which was pruned in the meantime", hint="load it again")
 
@@ -822,6 +828,7 @@ __all__ = [
     "lane_busy",
     "mendable",
     "next_in_line",
+    "outlasts",
     "predecessor_gone",
     "prepare",
     "prunable",

@@ -1084,8 +1084,7 @@ class MemoryStore(Small):
         found = self._prunable(before, () if dry else await self.list_carries())
         if not dry:
             with self._atomic():
-                self._forget(set(found.run_ids))
-                self._pruned |= {run_id: Tombstone(run_id, self.now(), actor) for run_id in found.run_ids}
+                self._bury([Tombstone(run_id, self.now(), actor) for run_id in found.run_ids])
             self.changes.tell()
         return found
 
@@ -1094,6 +1093,15 @@ class MemoryStore(Small):
         unsettled = {root_of[i.run_id] for i in self._intents.values() if i.open and i.run_id in root_of}
         unsettled |= {e.lineage_root for e, _ in self._effects.values() if e.open}
         return apply.prunable((Aged.of(r.run) for r in self._runs.values()), before, unsettled, carries)
+
+    def _bury(self, graves: Sequence[Tombstone]) -> None:
+        """Deletes pruned runs, and the claims that do not outlast them, also of those that were pruned earlier."""
+        lasting = {name: c for name, c in self._claims.items() if apply.outlasts(c, self.now())}
+        self._forget({grave.run_id for grave in graves})
+        self._pruned |= {grave.run_id: grave for grave in graves}
+        for name in [name for name, c in self._claims.items() if c.run_id in self._pruned and name not in lasting]:
+            del self._claims[name]
+        self._claims |= lasting
 
     def _forget(self, gone: set[str]) -> None:
         """Deletes runs and what hangs on them; effects under keys that other runs share stay."""

@@ -9,6 +9,7 @@ from typing import cast
 from urllib.parse import unquote
 
 from holdfast import stores
+from holdfast.core import addresses
 from holdfast.core.errors import UsageError
 from holdfast.encryption import Encryption
 from holdfast.ports import Store
@@ -39,7 +40,7 @@ def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
             raise UsageError("a postgresql:// store needs psycopg", hint="pip install 'holdfast[postgres]'")
         return stores.PostgresStore(url, now=now)
     meant = f"did you mean sqlite:///{url}? " if ":" not in url and url.endswith((".db", ".sqlite", ".sqlite3")) else ""
-    raise UsageError(f"{url!r} is not the URL of a store", hint=f"{meant}supported: {SUPPORTED}")
+    raise UsageError(f"{addresses.mask(url)!r} is not the URL of a store", hint=f"{meant}supported: {SUPPORTED}")
 
 
 def seal(store: Store, encryption: Encryption | None) -> Store:

@@ -291,6 +291,15 @@ class WorkspaceStore(MemoryStore):
             left = read_beside(_read(os.path.join(self.folder, PRUNED)) or b"", None)
             house += [problem("pruned_record_altered", f"{where} of {PRUNED} is damaged: its checksum does not match", _LOOK) for where in left.altered]
             self._pruned = {f["run_id"]: Tombstone(f["run_id"], f["at"], f["by"]) for f in left.lines if _is_tombstone(f)}
+            for fields in left.lines:
+                try:
+                    kept_claims = [_ASIDE["claims"][1](fields["run_id"], f) for f in fields.get("claims", ())]
+                except (*_MALFORMED, HoldfastError) as e:
+                    house.append(problem("pruned_record_altered", f"a line of {PRUNED} cannot be read: {e}", _LOOK))
+                    continue
+                for c in kept_claims:
+                    if apply.outlasts(c, self.now()):
+                        self._claims.setdefault((c.kind, c.scope, c.key), c)
         damaged = {name: error for name in _OF_HOUSE if (error := self._differs(name)) is not None}
         house += [record_problem(error) for error in damaged.values()]
         self._unscheduled = damaged.get(SCHEDULES)
@@ -1126,16 +1135,16 @@ class WorkspaceStore(MemoryStore):
             if shared:
                 self._add_to_file(TOMBSTONES, b"".join(line(_dump_effect(e)) for e in shared))
             graves = [Tombstone(run_id, self.now(), actor) for run_id in found.run_ids]
-            self._add_to_file(PRUNED, b"".join(line({**msgspec.structs.asdict(t), "when": views.iso(t.at)}) for t in graves))
+            keys = {run_id: [_ASIDE["claims"][0](c) for c in self._claims.values() if c.run_id == run_id and c.kind != "effect" and apply.outlasts(c, self.now())] for run_id in gone}
+            self._add_to_file(PRUNED, b"".join(line({**msgspec.structs.asdict(t), "when": views.iso(t.at), "claims": keys[t.run_id]}) for t in graves))
             for run_id in found.run_ids:
                 away = self._at(f".{run_id}.gone")
                 os.rename(self._at(run_id), away)
                 shutil.rmtree(away)
         self._note_users(TOP, left)
-        self._forget(gone)
+        self._bury(graves)
         for run_id in gone:
             self._looked.pop(run_id, None)
-        self._pruned |= {t.run_id: t for t in graves}
         self.changes.tell()
         return found
 

@@ -1368,6 +1368,29 @@ async def case_whoever_is_late_for_a_pruned_run_is_told(h: Harness) -> None:
     assert await h.store.verify() == []
 
 
+@case
+async def case_a_key_outlasts_its_pruned_run(h: Harness) -> None:
+    """§3.5, §9.8: a key is kept for its time, whether its run is or not; after that the next prune forgets it."""
+    await h.store.register("w", 100 * TTL)
+    until = h.store.now() + 10 * SECOND
+    claims = {key: DedupClaim("request", "default/notes", key, "r1", "d", at) for key, at in (("timed", until), ("over", h.store.now()), ("bound", None))}
+    script = await Script(h.store, "r1").begin("w")
+    await script.write(script.commit(ev.NoteAdded("asked for"), claims=tuple(claims.values())))
+    await script.complete()
+    h.clock.forward(SECOND)
+    await _keeper(h).prune(h.store.now())
+    assert [await h.store.find_claim("request", "default/notes", key) for key in claims] == [claims["timed"], None, None]
+    again = DedupClaim("request", "default/notes", "timed", "r2", "d", until + SECOND)
+    await refused(Conflict, h.store.commit(Script(h.store, "r2").first(claims=(again,))), "claim_taken")
+    assert await h.store.verify() == []
+    h.clock.forward(20 * SECOND)
+    assert await h.store.find_claim("request", "default/notes", "timed") is None
+    assert (await _keeper(h).prune(h.store.now())).run_ids == ()
+    assert await h.store.verify() == []
+    await h.store.commit(Script(h.store, "r3").first(claims=(DedupClaim("request", "default/notes", "timed", "r3", "d", h.store.now() + SECOND),)))
+    assert await h.store.verify() == []
+
+
 async def _script(h: Harness, run_id: str) -> Script:
     loaded = await h.store.load(run_id)
     assert loaded is not None

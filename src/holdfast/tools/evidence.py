@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from holdfast.core.addresses import mask
 from holdfast.core.errors import HoldfastError, PathOutsideWorkspace, TooLarge
 from holdfast.core.evidence import (
     Artifact,
@@ -76,7 +77,7 @@ def _status(url: str) -> int:
     """The status of one GET; redirects are not followed."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is not an address")
+        raise ValueError(f"{mask(url)!r} is not an address")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=LOOK_SECONDS)
     try:

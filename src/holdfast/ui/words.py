@@ -52,7 +52,7 @@ def finding(run: RunView, effects: Sequence[EffectView] = ()) -> Finding:
             why = run.error.message if run.error is not None else run.stop_reason or ""
             return Finding(sign, tone, f"It failed: {why}", "See why, then resume it with an acknowledgement, or fork it.")
         case "interrupted":
-            return Finding(sign, tone, "Its process is gone, and nobody has taken it over yet.", "A running worker that has the skill takes it over; or resume it.")
+            return Finding(sign, tone, "Its process is gone, or a person has to resume it.", "If its process is gone, a running worker that has the skill takes it over; otherwise resume it.")
         case "awaiting_signal":
             what = ", ".join(f"{w.kind} {w.name}".strip() for w in run.waits)
             return Finding(sign, tone, f"It waits for {what}.", "It resumes automatically when this arrives.")

@@ -22,7 +22,7 @@ from holdfast.engine.base import failures
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.obstacles import Sight, lacking
 from holdfast.engine.base.services import Services, may_be_held_still
-from holdfast.engine.drive.conductor import drive_to_rest, let_go
+from holdfast.engine.drive.conductor import drive_to_rest, leave_over, let_go
 from holdfast.engine.drive.driver import Driver, load_driver
 from holdfast.engine.drive.lost_commits import surface
 from holdfast.outbox.dispatcher import Dispatcher
@@ -262,23 +262,8 @@ class Worker:
         watch = asyncio.ensure_future(self._watch())
         watch.add_done_callback(lambda _: self._news.set())
         try:
-            while not self._draining.is_set():
-                try:
-                    await self._offer()
-                    found = await self._turn()
-                except StoreError as e:
-                    self._fail(e)
-                else:
-                    if found is None:
-                        return
-                    self._trouble.work(driving=not self._running and not self._services.stalled)
-                    await self._pause(found)
-                if watch.done():
-                    watch.result()  # the store fails for good: it says so here, and the worker ends (X-14)
-                if self._trouble.error is not None:
-                    await self._back_off(self._trouble)
-            while self._running and not self._closing.is_set():
-                await self._pause(False)
+            with self._services.leftovers.attend(self._note_doubt):
+                await self._work(watch)
         except asyncio.CancelledError:
             self._stop()  # what is under way is left as its last commit made it; the close hands it back
             raise
@@ -290,7 +275,29 @@ class Worker:
             if self._running:
                 await asyncio.wait(self._running)
             self._ended.set()
+            if self._doubt or self._services.stalled:
+                leave_over(self._services)  # it takes nothing up again
             await self._reap()
+
+    async def _work(self, watch: asyncio.Future[None]) -> None:
+        """Claims and drives until it is drained, then waits for what runs."""
+        while not self._draining.is_set():
+            try:
+                await self._offer()
+                found = await self._turn()
+            except StoreError as e:
+                self._fail(e)
+            else:
+                if found is None:
+                    return
+                self._trouble.work(driving=not self._running and not self._services.stalled)
+                await self._pause(found)
+            if watch.done():
+                watch.result()  # the store fails for good: it says so here, and the worker ends (X-14)
+            if self._trouble.error is not None:
+                await self._back_off(self._trouble)
+        while self._running and not self._closing.is_set():
+            await self._pause(False)
 
     def _stop(self) -> None:
         for task in self._running:
@@ -365,6 +372,11 @@ class Worker:
             raise error
         self._trouble.fail(error, driving=False)
         self._doubt = self._looks = True
+
+    def _note_doubt(self) -> None:
+        """This owner may hold runs that nobody here drives."""
+        self._doubt = True
+        self._look()
 
     async def _note_undriven(self) -> None:
         """Notes the runs that this owner holds and nobody here drives, so that they are reclaimed."""

@@ -45,7 +45,8 @@ async def explain_run(services: Services, run: Run, lease: Lease, hidden: Mask) 
     limit = await obstacles.find_limit(services, run) if condition(run, lease, now) is Condition.QUEUED else None
     nobody = not any(o.works and (not o.queues or run.queue in o.queues) for o in await living(store, now))
     due = min(due_time(lease.due), now) if lease.due is not None and lease.due < 0 else lease.due
-    blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO, effects, now, "" if limit is None else limit.why, nobody, due, await _requests(store, run))
+    idle = lease.owner == services.owner and run.run_id not in services.driving
+    blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO, effects, now, "" if limit is None else limit.why, nobody, due, await _requests(store, run), idle)
     made = explain(run, condition(run, lease, store.now()), events, blocked)
     shown: dict[str, Any] = hidden.record(msgspec.json.decode(msgspec.json.encode(made)))
     return shown

@@ -45,6 +45,7 @@ from holdfast.core.errors import (
     FingerprintMismatch,
     HoldfastError,
     LeaseLost,
+    ProcessForked,
     SkillUnknown,
     StoreClosed,
     StoreError,
@@ -507,6 +508,62 @@ class Quarantine:
                     await self._moved.wait()
 
 
+# -- the runs that are driven no more ----------------------------------------------------------------
+
+
+GIVE_BACK_SECONDS, MOST_GIVE_BACK_SECONDS = 1.0, 5.0  # after an error of the store, and after each try that failed
+
+
+class Leftovers:
+    """Has the runs seen to that an error of the store left with this process while nobody in it drives them (§2.9). A worker of the process takes them up
+    again; where none is at work, each is given back as soon as the store answers, for its lease is renewed and nobody else could go on with it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._workers: list[Callable[[], None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._more = False
+
+    @contextmanager
+    def attend(self, look: Callable[[], None]) -> Iterator[None]:
+        """While a worker is at work it is told to ``look`` for such runs."""
+        self._workers.append(look)
+        try:
+            yield
+        finally:
+            self._workers.remove(look)
+
+    def see_to(self, give_back: Callable[[], Awaitable[None]]) -> None:
+        """There may be such runs, now or in a moment; ``give_back`` does so with all there are."""
+        self._more = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._go_on(give_back))
+            self._task.add_done_callback(note_error)
+
+    async def _go_on(self, give_back: Callable[[], Awaitable[None]]) -> None:
+        pause = GIVE_BACK_SECONDS
+        while self._more:
+            await self._clock.sleep(pause)
+            self._more = False
+            if self._workers:
+                for look in self._workers:
+                    look()
+                continue
+            try:
+                await give_back()
+            except (StoreClosed, ProcessForked):
+                return
+            except HoldfastError:  # it is asked again; whatever else is done with the store meets the error too
+                self._more, pause = True, min(2 * pause, MOST_GIVE_BACK_SECONDS)
+
+    async def close(self) -> None:
+        """Leaves what is left to whoever ends this process's leases."""
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
 # -- the lease -------------------------------------------------------------------------------------
 
 
@@ -704,6 +761,7 @@ class Services:
     quarantine: Quarantine = dataclasses.field(default_factory=Quarantine)
     streams: Streams = dataclasses.field(init=False)
     drivers: Drivers = dataclasses.field(init=False)
+    leftovers: Leftovers = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)
     stepping: Steps | None = dataclasses.field(init=False)
     crowd: Gathering | None = dataclasses.field(init=False)
@@ -713,6 +771,7 @@ class Services:
     def __post_init__(self) -> None:
         self.streams = Streams(self.store, self.clock)
         self.drivers = Drivers(self.store, self.clock, lambda: self.owner)
+        self.leftovers = Leftovers(self.clock)
         self.threads = Threads(self.store)
         self.stepping = self.store if offers_steps(self.store) else None
         self.crowd = self.store if offers_gathering(self.store) else None
@@ -781,6 +840,7 @@ class Services:
         self.leaving.clear()
         self.sends = ()
         self.quarantine = Quarantine()
+        self.leftovers = Leftovers(self.clock)
         self.drivers = Drivers(self.store, self.clock, lambda: self.owner)
 
     @property

@@ -31,7 +31,7 @@ from holdfast.engine.base.echo import Echo
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.desk.door import REPLAY, Wish
-from holdfast.ports import Loaded, Store
+from holdfast.ports import Loaded, Store, offers_upkeep
 
 MANY = 1_000_000
 _OF_PEOPLE = frozenset(f"{kind.value}:" for kind in HUMAN)
@@ -196,7 +196,8 @@ async def create(services: Services, source: Loaded, wish: Wish) -> str:
     if unknown:
         raise InvalidInput(f"{run.skill_id} has no channel {', '.join(unknown)}", hint="channels: " + ", ".join(found.values))
     now = services.store.now()
-    run_id = ids.run_id(now, services.entropy(), run.tenant_id, beside=run.session_key)
+    thread, session = [ids.shorten(await _root(services, run, name)) for name in (run.thread_id, run.session_key)]
+    run_id = ids.run_id(now, services.entropy(), run.tenant_id, beside=session)
     program = services.skills.find(run.skill_id, run.skill_version) if run.skill_id in services.skills.ids else None
     if program is not None:
         edits = superstep.check_values(program, edits, "set", program.values)
@@ -209,8 +210,8 @@ async def create(services: Services, source: Loaded, wish: Wish) -> str:
         run_id=run_id,
         input=given,
         fingerprint=program.fingerprint if program is not None and wish.upgrade else run.fingerprint,
-        thread_id=f"{run.thread_id}~{run_id}",
-        session_key=f"{run.session_key}~{run_id}",
+        thread_id=f"{thread}~{run_id}",
+        session_key=f"{session}~{run_id}",
         not_before=wish.not_before,
         parent_run_id=None,
         parent_wait_id=None,
@@ -243,6 +244,25 @@ async def create(services: Services, source: Loaded, wish: Wish) -> str:
     draft = Draft(facts=facts, claims=claims)
     await journal.checkpoint(draft, delta, checkpoint, lease=TOUCH, actor=wish.actor)
     return run_id
+
+
+async def _root(services: Services, run: Run, name: str) -> str:
+    """The thread, or the session, beside which a run's was made first: without what forks and replays have put behind it. What a user has called so stays."""
+    while (found := ids.split_own(name)) is not None and await _is_made_for(services, run, name, found[1]):
+        name = found[0]
+    return name
+
+
+async def _is_made_for(services: Services, run: Run, name: str, owner: str) -> bool:
+    """Whether that name was made for this run when it was forked or replayed; later turns of its thread have it too."""
+    if owner != run.run_id:
+        found = await services.store.get(owner)
+        if found is None:  # it cannot be asked any more, if it was pruned
+            return offers_upkeep(services.store) and await services.store.find_pruned(owner) is not None
+        if found[0].tenant_id != run.tenant_id:
+            return False
+        run = found[0]
+    return run.source_run_id is not None and name in (run.thread_id, run.session_key)
 
 
 def request_scope(run: Run, kind: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
@@ -78,6 +79,7 @@ from holdfast.ports import Claim, RunFilter, Store, offers_upkeep
 
 LOOK_SECONDS = 5.0
 PATIENCE = 20
+MOST_LEFT = 500  # so many runs that nobody drives are given back by one look
 NEXT = 3  # so many of those before a run are tried at a time, for others may be first with one of them
 
 
@@ -231,6 +233,9 @@ class Conductor:
                 self._services.driving.take(run_id)
                 try:
                     got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id, limits=self._services.limits)
+                except StoreError:
+                    leave_over(self._services)  # it may be claimed all the same
+                    raise
                 finally:
                     if not got:
                         self._services.driving.discard(run_id)
@@ -644,6 +649,8 @@ async def drive_to_rest(services: Services, driver: Driver, claim: Claim | None,
             await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e, cut=driver.fresh))
         with contextlib.suppress(HoldfastError):  # told of by whoever comes next
             await surface(services)
+        if may_be_held_still(e):
+            leave_over(services)  # said once more, for by now nobody drives it
         raise
 
 
@@ -651,17 +658,46 @@ async def let_go(services: Services, run_id: str, fence: int, error: BaseExcepti
     """Gives back the run whose driving ``error`` stopped, if it is still ours: due again at once, or at ``due``. ``cut``: it had only just
     begun; where it was cancelled, that counts as an owner that died of it, for a step can cancel whatever is in its loop.
 
-    After an error of the store, or of the lease, nothing more is written (§1.12): its owner takes the run up again under a new
-    fence, which also says what became of the effects in flight. The error itself is the caller's to raise or report.
+    After an error of the store, or of the lease, nothing more is written now (§1.12): a worker of this process takes the run up again under a new
+    fence, which also says what became of the effects in flight, or it is given back later. The error itself is the caller's to raise or report.
     """
     damaged = isinstance(error, DAMAGED) or (isinstance(error, StoreCorrupt) and error.code in DAMAGED_CODES)
     if may_be_held_still(error) and not damaged:
+        leave_over(services)
         return
     again = due is not None or (isinstance(error, PASSING) and not damaged)
     why = error.line() if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
     fact: ev.Fact = ev.RunHandedBack(services.owner, cut=cut and isinstance(error, asyncio.CancelledError)) if again else ev.RunInterrupted(why[:1000])
-    with contextlib.suppress(HoldfastError):  # a store that cannot say even this: its owner takes the run up again, or ends
+    try:
         await hand_back(services, run_id, fence, fact, due=due)
+    except HoldfastError:  # a store that cannot say even this
+        leave_over(services)
+
+
+def leave_over(services: Services) -> None:
+    """This process may hold runs that nobody in it drives: they are seen to once the store answers."""
+    services.leftovers.see_to(functools.partial(_give_back, services))
+
+
+async def _give_back(services: Services) -> None:
+    """Gives back every run that this owner holds and nobody here drives.
+
+    Raises:
+        HoldfastError: one of them could not be given back; the others are.
+    """
+    async with services.claiming:  # what is claimed meanwhile is being driven by then
+        held = await services.store.runs(RunFilter(owner=services.owner, limit=MOST_LEFT))
+        left = [(run, lease) for run, lease in held if run.run_id not in services.driving and not run.terminal]
+    failed: HoldfastError | None = None
+    for run, lease in left:
+        try:
+            await hand_back(services, run.run_id, lease.fence, ev.RunHandedBack(services.owner))
+        except HoldfastError as e:  # what is wrong with this run need not be wrong with the others
+            failed = e
+    if failed is not None:
+        raise failed
+    if len(held) == MOST_LEFT and left:
+        leave_over(services)
 
 
 async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, *, due: int | None = None) -> bool:
@@ -696,4 +732,4 @@ async def _find_held(store: Store, run_id: str) -> tuple[records.Run, Lease, Tip
     return None if loaded is None else (loaded.run, loaded.lease, loaded.tip)
 
 
-__all__ = ["Conductor", "drive_to_rest", "hand_back", "let_go"]
+__all__ = ["Conductor", "drive_to_rest", "hand_back", "leave_over", "let_go"]

@@ -374,7 +374,7 @@ class Driver:
                 ev.RunRecovered(claim.previous_owner, claim.cause),
                 *facts,
             ]
-        elif run.interrupted_at is not None and run.status in LIVE:
+        elif run.interrupted_at is not None and (run.status in LIVE or run.status is Status.PENDING):
             facts = [ev.RunRecovered("", "a person resumed it"), *facts]
         return facts
 

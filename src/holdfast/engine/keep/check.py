@@ -18,7 +18,7 @@ from holdfast.core.status import NOT_ENDED
 from holdfast.engine.base import obstacles
 from holdfast.engine.look.living import find_sent_types, living
 from holdfast.engine.look.snapshot import missing
-from holdfast.ports import Evidence, Needs, RunFilter, Store, Upkeep, as_kept, offers_upkeep
+from holdfast.ports import Evidence, Needs, RunFilter, Store, Upkeep, Watchful, as_kept, offers_acknowledging, offers_upkeep
 
 PAGE = 500
 SLICE_ROWS, SLICE_BYTES = 32, 256 * 1024
@@ -55,6 +55,17 @@ def keeper(store: Store) -> Upkeep:
     if offers_upkeep(store):
         return store
     raise UsageError(f"{store.url} cannot be checked or repaired by this command", hint="export its runs, or use the database's own tools")
+
+
+def watchful(store: Store) -> Watchful:
+    """The store as one whose log an operator can accept as it is.
+
+    Raises:
+        UsageError: this kind of store does not notice that its log has gone backwards.
+    """
+    if offers_acknowledging(store):
+        return store
+    raise UsageError(f"{store.url} has nothing to acknowledge: it does not record where its log ended", hint="holdfast check names what is damaged")
 
 
 class Checker:

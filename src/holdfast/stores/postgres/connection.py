@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 import psycopg
@@ -23,6 +22,7 @@ from psycopg import errors as sql
 from psycopg.pq import ConnStatus
 from psycopg.rows import tuple_row
 
+from holdfast.core import addresses
 from holdfast.core.errors import (
     Conflict,
     EffectInProgress,
@@ -32,6 +32,7 @@ from holdfast.core.errors import (
     StoreError,
     StoreFull,
     StoreReadOnly,
+    StoreRefused,
     StoreUnavailable,
     UsageError,
     VersionConflict,
@@ -73,31 +74,29 @@ def place(url: str) -> Place:
     Raises:
         UsageError: one of them is not understood.
     """
-    base, _, query = url.partition("?")
+    found, shown = addresses.parse(url), addresses.mask(url)
+    if found is None or not found.clear:
+        raise UsageError(f"the URL of the store is not understood: {shown}", hint=f"postgresql://user@host/database; {addresses.ENCODED}")
     ours: dict[str, str] = {}
     theirs = []
-    for name, value in parse_qsl(query, keep_blank_values=True):
+    for pair, name, value in found.parameters():
         if name in ("pooler", "listen", "partitions"):
             ours[name] = value
         else:
-            theirs.append((name, value))
+            theirs.append(pair)
     pooler, partitions = ours.get("pooler", ""), ours.get("partitions", "0")
     if pooler not in ("", "session", "transaction"):
         raise UsageError(f"pooler={pooler!r} in the URL of the store is not understood", hint="transaction, or session")
     if not partitions.isascii() or not partitions.isdigit() or int(partitions) > SPREAD:
         raise UsageError(f"partitions={partitions!r} in the URL of the store is not a number up to {SPREAD}", hint="leave it out")
-    conninfo = base + ("?" + urlencode(theirs) if theirs else "")
+    conninfo = found.start + ("" if found.user is None else f"{found.user}@") + found.place + ("?" + "&".join(theirs) if theirs else "")
     try:
         psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as e:
-        raise UsageError(f"the URL of the store is not understood: {_text(e)}", hint="postgresql://user@host/database") from e
+        said = addresses.scrub(_text(e), url)
+        raise UsageError(f"the URL of the store is not understood: {said}", hint=f"postgresql://user@host/database; {addresses.ENCODED}") from None  # libpq repeats what it was given
     listen = ours.get("listen", "" if pooler == "transaction" else conninfo)
-    return Place(_show(url), conninfo, pooler == "transaction", listen or None, int(partitions))
-
-
-def _show(url: str) -> str:
-    """The URL without its password, as it may stand in an error or a page."""
-    return re.sub(r"(://[^/:@]*):[^@/]*@", r"\1:***@", url)
+    return Place(shown, conninfo, pooler == "transaction", listen or None, int(partitions))
 
 
 def schema_of(place: Place, script: str) -> str:
@@ -141,6 +140,12 @@ _TUNED = {
 _PASSING = ("08", "57P", "53300", "25006", "40001", "40P01", "40003", "55P03", "57014", "55006", "25P03")
 _LEFT = ("08", "57P", "25006")  # whoever meets one of these leaves the server at once, its other connections too
 _FULL = ("too many clients", "too many connections", "remaining connection slots")
+_REFUSED = re.compile(
+    r'(?:database|role|user) "[^"]*" does not exist|no such (?:database|user)|is not permitted to log in|authentication failed|no password supplied|password is required'
+    r"|pg_hba\.conf|permission denied for database|unrecognized configuration parameter|invalid value for parameter|SSL was required|certificate verify failed"
+    r"|does not match host name|certificate file .* does not exist"
+)
+_REFUSED_STATES = ("28", "3D000")
 UNPREPARED = (sql.InvalidSqlStatementName, sql.DuplicatePreparedStatement)
 
 
@@ -153,7 +158,17 @@ def passing(error: BaseException) -> bool:
     if error.sqlstate is not None:
         return error.sqlstate.startswith(_PASSING)
     # An error without a state is the client's own: the connection could not be made, or is gone.
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not refuses(error)
+
+
+def refuses(error: BaseException) -> bool:
+    """Whether the server does not let this process in, which only a person can change. Of several servers each has to say so."""
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    if error.sqlstate is not None:
+        return error.sqlstate.startswith(_REFUSED_STATES)
+    each = str(error).split("\n- host: ")
+    return all(_REFUSED.search(said) for said in each[1:] or each)
 
 
 def too_many(error: BaseException | None) -> bool:
@@ -175,6 +190,11 @@ def translate(error: BaseException, url: str) -> HoldfastError:
     text = _text(error)
     if isinstance(error, sql.UniqueViolation):
         return _translate_violation(error)
+    if refuses(error):
+        return unreachable(error, url)
+    if isinstance(error, sql.ReadOnlySqlTransaction) and error.diag.message_primary is not None:  # a standby is told otherwise, and may be promoted
+        way_out = "set default_transaction_read_only = off for the database, the role and the server, or name the primary server in the URL"
+        return StoreReadOnly(f"{url} may not be written: {text}", hint=way_out)
     if passing(error):
         return StoreUnavailable(f"{url}: {text}", hint="a worker retries automatically; otherwise check the database")
     if isinstance(error, sql.DiskFull):
@@ -186,9 +206,21 @@ def translate(error: BaseException, url: str) -> HoldfastError:
     return StoreError(f"{url}: {type(error).__name__}: {text}")
 
 
-def unreachable(error: BaseException, url: str) -> HoldfastError:
+def unreachable(error: BaseException, url: str) -> StoreRefused:
     """Why a connection cannot be made, for good as far as can be told."""
-    return StoreError(f"{url} cannot be opened: {_text(error)}", hint="look at the URL, the server and its access rules", code="store_unreachable")
+    said = _text(error)
+    way_out = next((hint for words, hint in _WAYS_IN if re.search(words, said)), "check the URL, the server and its access rules (pg_hba.conf)")
+    return StoreRefused(f"{url} cannot be opened: {said}", hint=way_out)
+
+
+_WAYS_IN = (
+    (r'database "[^"]*" does not exist|no such database', "create the database (CREATE DATABASE), or correct its name in the URL"),
+    (r'(?:role|user) "[^"]*" does not exist|no such user|not permitted to log in', "create the role with LOGIN (CREATE ROLE), or correct the user in the URL"),
+    (r"password|authentication failed", "correct the user and the password: in the URL, in $PGPASSWORD or in ~/.pgpass"),
+    (r"permission denied for database", "GRANT CONNECT ON DATABASE to the role"),
+    (r"configuration parameter|for parameter", "correct options= in the URL"),
+    (r"SSL|certificate", "correct the sslmode and the certificates in the URL"),
+)
 
 
 def _text(error: BaseException) -> str:
@@ -633,5 +665,5 @@ async def one_of(db: Connection, text: str, values: Any = None) -> tuple[Any, ..
 
 __all__ = [
     "LAST_ANSWER", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "connect", "first_of", "is_leaving", "many", "one_of", "outlasting", "passing",
-    "place", "rows_of", "schema_of", "too_many", "translate", "unreachable",
+    "place", "refuses", "rows_of", "schema_of", "too_many", "translate", "unreachable",
 ]

@@ -200,7 +200,12 @@ class Keeping(Reading):
             pruned = await self._do(work)
             return Batch(pruned, len(roots), time.monotonic() - began)
 
+        async def forget_expired(db: Connection, sent: int) -> None:
+            await many(db, [(Q.prune_expired, {"now": self.now()})])
+
         done = await prune_in_batches("", find, take, rest=0 if dry else _REST)
+        if not dry:
+            await self._do(forget_expired)
         if done.run_ids and not dry:
             self._news.tell()
         return done

@@ -1293,11 +1293,20 @@ WITH calls AS (DELETE FROM holdfast.call WHERE run_id = ANY(%(runs)s::text[])),
   called AS (DELETE FROM holdfast.vouch WHERE under = ANY(%(runs)s::text[]) AND under <> '' AND kind = 'call'), tokens AS (DELETE FROM holdfast.token WHERE run_id = ANY(%(runs)s::text[])),
   intents AS (DELETE FROM holdfast.intent WHERE run_id = ANY(%(runs)s::text[])),
   rows AS (DELETE FROM holdfast.ledger WHERE run_id = ANY(%(runs)s::text[])),
-  claims AS (DELETE FROM holdfast.claim WHERE run_id = ANY(%(runs)s::text[]) AND kind <> 'effect'),
+  lasting AS (SELECT kind || chr(31) || scope || chr(31) || key AS id FROM holdfast.claim WHERE run_id = ANY(%(runs)s::text[]) AND kind <> 'effect' AND expires_at > %(now)s),
+  claims AS (DELETE FROM holdfast.claim WHERE run_id = ANY(%(runs)s::text[]) AND kind <> 'effect' AND (expires_at IS NULL OR expires_at <= %(now)s)),
   chunks AS (DELETE FROM holdfast.chunk WHERE run_id = ANY(%(runs)s::text[])),
   vouched AS (DELETE FROM holdfast.vouch WHERE run = ANY(%(runs)s::text[]) AND kind <> 'effect'),
-  vouched_claims AS (DELETE FROM holdfast.vouch WHERE under = ANY(%(runs)s::text[]) AND kind = 'claim' AND under <> '' AND NOT starts_with(id, 'effect' || chr(31)))
+  vouched_claims AS (DELETE FROM holdfast.vouch WHERE under = ANY(%(runs)s::text[]) AND kind = 'claim' AND under <> '' AND NOT starts_with(id, 'effect' || chr(31))
+    AND id NOT IN (SELECT id FROM lasting))
 DELETE FROM holdfast.carry WHERE source = ANY(%(runs)s::text[]) OR run = ANY(%(runs)s::text[]);
+
+-- name: prune_expired
+-- Keys that have outlasted their pruned runs, and whose time is over, with what vouches for them.
+WITH gone AS (
+  DELETE FROM holdfast.claim c USING holdfast.pruned p WHERE p.run_id = c.run_id AND c.kind <> 'effect' AND c.expires_at <= %(now)s RETURNING c.kind, c.scope, c.key
+)
+DELETE FROM holdfast.vouch v USING gone WHERE v.run = '' AND v.kind = 'claim' AND v.id = gone.kind || chr(31) || gone.scope || chr(31) || gone.key;
 
 -- Chunks --------------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ class Server:
         """Opens the store, or makes its schema in the database.
 
         Raises:
-            StoreUnavailable, StoreReadOnly, UnsupportedFormat, StoreError: by what stands in the way.
+            StoreUnavailable, StoreRefused, StoreReadOnly, UnsupportedFormat, StoreError: by what stands in the way.
         """
         if self._pool is not None:
             return

@@ -210,13 +210,13 @@ async def prune(db: Connection, roots: Sequence[str], before: int, *, dry: bool,
     runs += [Aged(successor, successor, None, None) for successor in {b for b, _ in carries} - known]
     found = apply.prunable(runs, before, {r for (r,) in unsettled}, carries)
     if found.run_ids and not dry:
-        await _forget(db, list(found.run_ids))
+        await _forget(db, list(found.run_ids), at)
         await many(db, [*besides.bury(found.run_ids, at, by)])
     return found
 
 
-async def _forget(db: Connection, runs: list[str]) -> None:
-    """Deletes runs with all that hangs on them; effects under keys that other runs share stay, as tombstones."""
+async def _forget(db: Connection, runs: list[str], now: int) -> None:
+    """Deletes runs with all that hangs on them; effects under keys that other runs share stay, as tombstones, and claims by the rule of ``apply.outlasts``."""
     effects, _ = await many(db, [(Q.effects_among, {"runs": runs}), (Q.lock_blobs, {"runs": runs})])
     gone: list[str] = []
     kept: list[str] = []
@@ -226,7 +226,7 @@ async def _forget(db: Connection, runs: list[str]) -> None:
         kept += [f"{run_id} {digest}" for digest in large]
     (uses,) = await many(db, [(Q.prune_uses, {"runs": runs, "kept": kept})])
     shas = sorted({sha for (sha,) in uses})
-    await many(db, [(Q.prune_blobs, {"shas": shas}), (Q.prune_effects, {"runs": runs, "effects": gone}), (Q.prune_beside, {"runs": runs}), (Q.prune_runs, {"runs": runs})])
+    await many(db, [(Q.prune_blobs, {"shas": shas}), (Q.prune_effects, {"runs": runs, "effects": gone}), (Q.prune_beside, {"runs": runs, "now": now}), (Q.prune_runs, {"runs": runs})])
 
 
 __all__ = ["adopt", "evidence_of", "health", "orphans", "prune", "rebuild"]

@@ -47,6 +47,7 @@ MAX_PROBLEMS = 100
 PAGE = 500  # rows that are read at once where all are
 SINCE = 20_000  # rows of a log that are looked through between two turns of others
 LINEAGES = 100  # found at once, and pruned in one transaction at most
+KEYS = 200  # deleted in one transaction
 AHEAD = 32  # looked at before a transaction is begun, so that none is begun for what stays
 HELD = 0.002  # seconds after which a transaction of a prune takes no more lineages: a step that waits for it shall hardly be noticed
 REST = 8  # seconds of rest for each second of such a transaction
@@ -246,9 +247,25 @@ class Keeping(Reading):
         if dry:
             return await prune_in_batches(upkeep.START, find, look, rest=0)
         done = await prune_in_batches(upkeep.START, find, take, rest=REST)
+        await self._forget_expired()
         if done.run_ids:
             self._changes.tell()
         return done
+
+    async def _forget_expired(self) -> None:
+        """Deletes the keys that have outlasted their pruned runs, and whose time is over now, a few in each transaction."""
+        while True:
+            with map_errors(self.path):
+                found = upkeep.list_expired(self._read(), now := self._now(), KEYS)
+
+            def work(committer: Committer, found: Sequence[DedupClaim] = found, now: int = now) -> None:
+                with committer.writing():
+                    upkeep.forget_claims(committer.db, found, now)
+
+            if found:
+                await self._write().run(work)
+            if len(found) < KEYS:
+                return
 
     async def reindex(self) -> None:
         """Makes all indexes anew from their tables: what an index does not find is found again."""

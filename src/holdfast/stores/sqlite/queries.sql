@@ -689,7 +689,11 @@ DELETE FROM call WHERE run_id = ? RETURNING place, name;
 -- name: prune_ledger
 DELETE FROM ledger WHERE run_id = ?;
 -- name: prune_claim
-DELETE FROM claim WHERE kind = ? AND scope = ? AND key = ?;
+DELETE FROM claim WHERE kind = ? AND scope = ? AND key = ? AND run_id = ? RETURNING run_id;
+-- name: claims_expired
+-- Keys of runs that were pruned, whose time is over.
+SELECT kind, scope, key, run_id, digest, expires_at FROM claim
+WHERE expires_at <= ? AND kind <> 'effect' AND EXISTS (SELECT 1 FROM pruned WHERE pruned.run_id = claim.run_id) LIMIT ?;
 
 -- People --------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +16,7 @@ import apsw
 
 from holdfast.core import codec, vouch
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, Tip
+from holdfast.core.commit import Commit, DedupClaim, Tip
 from holdfast.core.consistency import problem
 from holdfast.core.errors import HoldfastError, LeaseLost, LogRolledBack, StoreError, VersionConflict
 from holdfast.core.run import Run
@@ -256,7 +256,7 @@ def prune(db: apsw.Connection, roots: Sequence[str], before: int, *, at: int, by
     done = 0
     while done < len(roots) and not (done and over()):
         found, keys = judge(db, roots[done : done + AT_ONCE], before, dry=False)
-        _forget(db, {run_id: keys[run_id] for run_id in found.run_ids})
+        _forget(db, {run_id: keys[run_id] for run_id in found.run_ids}, at)
         gone += found.run_ids
         kept |= found.kept
         done += AT_ONCE
@@ -264,14 +264,24 @@ def prune(db: apsw.Connection, roots: Sequence[str], before: int, *, at: int, by
     return Pruned(tuple(gone), kept), done
 
 
-def _forget(db: apsw.Connection, runs: Mapping[str, int]) -> None:
+def list_expired(db: apsw.Connection, now: int, limit: int) -> list[DedupClaim]:
+    """Keys that have outlasted their pruned runs, and whose time is over."""
+    return [DedupClaim(*found) for found in rows(db, Q.claims_expired, (now, limit))]
+
+
+def forget_claims(db: apsw.Connection, claims: Iterable[DedupClaim], now: int) -> None:
+    """Deletes claims, but for those that outlast their run and those that another run has taken meanwhile."""
+    for claim in claims:
+        named = (claim.kind, claim.scope, claim.key)
+        if not apply.outlasts(claim, now) and rows(db, Q.prune_claim, (*named, claim.run_id)):
+            db.execute(Q.vouch_drop, (OWN, "claim", vouch.claim_id(*named)))
+
+
+def _forget(db: apsw.Connection, runs: Mapping[str, int], now: int) -> None:
     """Deletes runs, each given with its key, with all that hangs on them; effects under keys that other runs share stay, as tombstones."""
     if not runs:
         return
-    for claim in besides.claims_among(db, list(runs)):
-        if claim.kind != "effect":
-            db.execute(Q.prune_claim, (claim.kind, claim.scope, claim.key))
-            db.execute(Q.vouch_drop, (OWN, "claim", vouch.claim_id(claim.kind, claim.scope, claim.key)))
+    forget_claims(db, besides.claims_among(db, list(runs)), now)
     _forget_log(db, list(runs.values()))
     for run_id, key in runs.items():
         for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_chunk, Q.prune_token, Q.tail_drop, Q.run_delete):
@@ -307,6 +317,6 @@ def _forget_log(db: apsw.Connection, keys: Sequence[int]) -> None:
 
 
 __all__ = [
-    "START", "Place", "adopt", "drop_backup", "evidence_of", "find_orphan", "in_hex", "judge", "keep_backup", "list_old", "needs", "orphans", "prune",
+    "START", "Place", "adopt", "drop_backup", "evidence_of", "find_orphan", "forget_claims", "in_hex", "judge", "keep_backup", "list_expired", "list_old", "needs", "orphans", "prune",
     "raw_row", "rebuild",
 ]
