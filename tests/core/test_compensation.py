@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.core import compensation as comp
 from holdfast.core import effects as fx
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import StepRecord, TaskResult
+from holdfast.core.checkpoint import Checkpoint, StepRecord, Task, TaskResult, empty
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import ErrorValue
 from holdfast.core.progress import Progress
@@ -121,27 +121,78 @@ def test_what_rests_is_woken_for_it() -> None:
 
 def test_what_is_missing_is_what_was_not_done_again() -> None:
     gone, again = effect("0", undone="x"), effect("0", 2)
-    assert comp.missing([gone], RUN) == [gone] and comp.first_missing([gone], RUN) == 1
-    assert comp.missing([gone, again], RUN) == [] and comp.first_missing([gone, again], RUN) is None
+    assert comp.missing([gone], RUN) == [gone] and comp.missing([gone, again], RUN) == []
     assert comp.missing([gone, replace(again, status=EffectStatus.FAILED)], RUN) == [gone]
     assert comp.missing([replace(gone, run_id="other")], RUN) == []
     later = effect("0", step=3, undone="y")
-    assert comp.missing([later, gone], RUN) == [later, gone] and comp.first_missing([later, gone], RUN) == 1
+    assert comp.missing([later, gone], RUN) == [later, gone]
 
 
-@pytest.mark.parametrize(("current", "named"), [(None, 0), (f"{RUN}.1.a", 0), (f"{RUN}.2.b", 1), (f"{RUN}.9.z", 1)])
-def test_a_resume_lacks_what_earlier_steps_did(current: str | None, named: int) -> None:
-    """§6.11, §7.3: what the current step had taken back is done again by itself; what an earlier one had is not."""
+def standing_at(step: int, *pending: Task) -> Checkpoint:
+    """A checkpoint after so many super-steps; the values that waiting tasks see are no matter here."""
+    return replace(empty(RUN), step=step, pending=pending, held={t.began: {} for t in pending if t.began})
+
+
+@pytest.mark.parametrize(
+    ("head", "named"),
+    [
+        (standing_at(0, Task("pay")), False),
+        (standing_at(0, Task("ship")), False),
+        (standing_at(1, Task("pay")), True),
+        (standing_at(4, Task("pay", began=1), Task("ship")), False),
+        (standing_at(4, Task("pay", began=2), Task("ship", began=1)), True),
+        (standing_at(1), True),
+    ],
+    ids=["its step is the next", "it is not come to yet", "done in an earlier turn", "it waits while the run goes on", "another turn waits", "at the end"],
+)
+def test_a_resume_lacks_what_completed_steps_did(head: Checkpoint, named: bool) -> None:
+    """§6.11, §7.3, §5.11: what a step did that has not come to its end is done again by itself; what a completed one did is not."""
     gone = effect("0", undone="x")
-    assert gone.step == 1
-    assert len(comp.find_taken_back([gone], RUN, current)) == named
+    assert comp.find_taken_back([gone], RUN, head) == [gone] * named
+    assert comp.redoes(head, [gone]) is not named and comp.redoes(head, [])
+    assert not comp.redoes(head, [gone, effect("0", step=1, task="another", undone="x")]) or head.step == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "path", "made"),
+    [
+        ("0", "effect", "0", True),
+        ("1", "scope", "1/0/0", True),
+        ("1/0", "step", "1/0/0", True),
+        ("1/1", "step", "1/0/0", False),
+        ("10", "step", "1", False),
+        ("1", "step", "10", False),
+        ("@check", "task", "0", True),
+        ("@check/0", "wait", "@node", True),
+        ("@1/@check", "task", "@1/=k", True),
+        ("@1/@check", "task", "0", False),
+        ("=@check", "step", "0", False),
+        ("2.ask/@check", "task", "2.ask/0", True),
+        ("1.ask/@check", "task", "1.book/0", False),
+        ("1.book", "task", "1.book/@node", True),
+        ("1.ask", "task", "1.book/0", False),
+        ("2.ask", "task", "1.book/0", True),
+        ("10.ask", "task", "9.book/0", True),
+        ("2.ask/0", "step", "1.book/0", False),
+        ("2.sub/1.ask", "task", "1.book/0", True),
+        ("1.sub/2.ask", "task", "1.sub/1.book/0", True),
+        ("1.sub/1.ask", "task", "1.sub/2.book/0", False),
+        ("=2.x", "task", "=1.y/0", False),
+        ("0/1", "step", "0", False),
+    ],
+)
+def test_what_was_made_of_an_effect(place: str, kind: str, path: str, made: bool) -> None:
+    """What was around it, a result that a person is asked about, and what later super-steps of its sub-flow came to; no call beside it."""
+    assert comp.is_made_of(StepRecord("pay", place, "f", kind=kind), path) is made
 
 
 def test_an_undone_effect_has_no_record_any_more() -> None:
     """When an operator goes on: neither it, nor what it was part of, nor the task's result; failed undos took nothing back."""
     p = Progress(RUN)
     p.checkpoint = replace(p.checkpoint, step=0)
-    for task, path, kind in [("pay", "0", "effect"), ("pay", "1/0", "effect"), ("pay", "1", "scope"), ("pay", "2", "step"), ("ship", "0", "effect")]:
+    for task, path, kind in [
+        ("pay", "0", "effect"), ("pay", "1/0", "effect"), ("pay", "1", "scope"), ("pay", "2", "step"), ("pay", "@check", "task"), ("ship", "0", "effect"),
+    ]:
         p.records[task, path] = StepRecord(task, path, "f", kind=kind)
     for task in ("pay", "ship"):
         p.results[task] = TaskResult(task)

@@ -16,7 +16,7 @@ from holdfast.core import waits as ws
 from holdfast.core.compensation import TASK as UNDO_TASK
 from holdfast.core.compensation import find_taken_back
 from holdfast.core.describe import EffectView
-from holdfast.core.effects import MAY_LIVE, Effect
+from holdfast.core.effects import MAY_LIVE
 from holdfast.core.explain import Advice
 from holdfast.core.status import TERMINAL, Condition, Status
 from holdfast.core.toolcalls import place_of
@@ -100,10 +100,10 @@ def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
             click.echo(f"{indent}    {one.command}" if one.text else f"{indent}{one.command}")
 
 
-def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -> list[Advice]:
+def advice(call: Call, run: Mapping[str, Any], seen: Snapshot | None = None) -> list[Advice]:
     """The commands that continue from here."""
     target = call.code(run["target"])
-    if run["condition"] in ("failed", "cancelled") and find_taken_back(effects, run["run_id"], run["current_step_id"]):
+    if run["condition"] in ("failed", "cancelled") and seen is not None and find_taken_back(seen.effect_records, run["run_id"], seen.head):
         return [Advice("Start a fork that carries out again what was undone (a resume is refused):", call.line("fork", run["run_id"], *target))]
     match run["condition"]:
         case "queued":
@@ -273,7 +273,7 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, beside: Beside, *, 
         o.head("values")
         limit = max(20, o.width() - 24)
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in run["values"].items())
-    steps = beside.next or advice(call, run, seen.effect_records)
+    steps = beside.next or advice(call, run, seen)
     if steps:
         o.head("next")
         advise(steps)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.core import decisions
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import StepRecord
+from holdfast.core.checkpoint import CHECK, Checkpoint, StepRecord
 from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE
@@ -82,11 +82,6 @@ def wake_facts(run: Run, facts: Iterable[ev.Fact], record: StepRecord) -> list[e
     return [ev.RunResumed(cause=CANCEL if record.error is None else TIMEOUT), *kept]
 
 
-def first_missing(effects: Iterable[Effect], run_id: str) -> int | None:
-    """The first super-step whose effects were taken back and not done again; None if all stand."""
-    return min((e.step for e in missing(effects, run_id)), default=None)
-
-
 def missing(effects: Iterable[Effect], run_id: str) -> list[Effect]:
     """What was taken back and not done again: a run that went on after its step would go on without it."""
     latest: dict[tuple[int, str, str], Effect] = {}
@@ -96,7 +91,30 @@ def missing(effects: Iterable[Effect], run_id: str) -> list[Effect]:
     return [e for e in latest.values() if e.undone]
 
 
-def find_taken_back(effects: Iterable[Effect], run_id: str, current_step_id: str | None) -> list[Effect]:
-    """What the steps before the current one did and is taken back: a resume would go on as if it stood, a fork does it again."""
-    step = 0 if current_step_id is None else int(current_step_id.split(".")[1])
-    return [e for e in missing(effects, run_id) if e.step < step]
+def redoes(checkpoint: Checkpoint, gone: Iterable[Effect]) -> bool:
+    """Whether a run that goes on at this checkpoint does these effects again: there, their tasks have not begun or have not come to a barrier."""
+    pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
+    return all(e.step > checkpoint.step or (e.step, e.task) in pending for e in gone)
+
+
+def find_taken_back(effects: Iterable[Effect], run_id: str, head: Checkpoint) -> list[Effect]:
+    """What completed steps did and is taken back: a resume would go on as if it stood, a fork does it again."""
+    return [e for e in missing(effects, run_id) if not redoes(head, [e])]
+
+
+def is_made_of(record: StepRecord, path: str) -> bool:
+    """Whether a record of a task is that of the effect at ``path`` in it, or was made of what that gave: by a scope or a step around it, by a
+    later super-step of a sub-flow that it is in, or as a result that a person was asked about."""
+    there, here = path.split("/"), record.path.split("/")
+    shared = 0
+    while shared < min(len(there), len(here)) and there[shared] == here[shared]:
+        shared += 1
+    if shared == len(here) or here[shared] == CHECK:
+        return True
+    return record.kind == "task" and shared < len(there) and 0 < _round(there[shared]) < _round(here[shared])
+
+
+def _round(place: str) -> int:
+    """The super-step of a sub-flow that a place is of; 0 if it is of none."""
+    step, dot, _ = place.partition(".")
+    return int(step) if dot and step.isdecimal() else 0

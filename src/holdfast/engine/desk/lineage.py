@@ -11,7 +11,7 @@ consent to the very same question, shown the same under the same policy, is take
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -70,8 +70,8 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
             found.scope, scoped = source, True
         source = forebear.source_run_id
     if run.origin != REPLAY and run.source_checkpoint_id is not None and not await _is_edited(store, run):
-        results, records = await find_unfinished(services, of, run.source_checkpoint_id)
-        found.records, found.results, found.exact = records, results, True
+        unfinished = await find_unfinished(services, of, run.source_checkpoint_id)
+        found.records, found.results, found.exact = unfinished.records, tuple(unfinished.results.values()), True
     found.effects = [e for r in reversed(found.forebears) for e in await store.effects(r)]
     return found
 
@@ -102,23 +102,46 @@ async def _is_edited(store: Store, run: Run) -> bool:
     return any(isinstance(e.fact, ev.StatePatched) for row in first for e in open_row(row).events)
 
 
-Unfinished = tuple[tuple[TaskResult, ...], dict[tuple[int, str, str], StepRecord]]
+class Unfinished(NamedTuple):
+    """What was finished and recorded of the tasks that a checkpoint stands in the middle of. ``stood``: the effect at each place, as the log had it there."""
+
+    results: dict[str, TaskResult]
+    records: dict[tuple[int, str, str], StepRecord]
+    stood: dict[tuple[int, str, str], str]
 
 
 async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
-    """What was finished and recorded of the step that a checkpoint stands in the middle of. Failures, effects and people's answers are left
-    out: these are met anew. A fork of a fork finds what the first one began with too."""
+    """What a fork finds that begins at a checkpoint in the middle of a step: what was finished and recorded of that, but for what was made of
+    effects that no longer stand, whichever run of the lineage they were taken back in."""
+    found = await _read_unfinished(services, run_id, checkpoint_id)
+    effects = [e for owner in {act.partition(".")[0] for act in found.stood.values()} for e in await services.store.effects(owner)]
+    gone = {e.effect_id for e in effects if e.undone}
+    for (step, task, path), act in found.stood.items():
+        if act in gone:
+            found.results.pop(task, None)
+            for place in [p for p, r in found.records.items() if p[:2] == (step, task) and compensation.is_made_of(r, path)]:
+                del found.records[place]
+    return found
+
+
+async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
+    """What the log says of the tasks that a checkpoint stands in the middle of. Failures, effects and people's answers are left out: these are met
+    anew. A fork of a fork finds what the first one began with too."""
     loaded = await services.store.get(run_id)
     if loaded is None:
-        return (), {}
+        return Unfinished({}, {}, {})
     rows = await services.store.rows(run_id)
     progress = Progress(run_id, await services.threads.origin(run_id, rows))
+    stood: dict[tuple[int, str, str], str] = {}
     for row in rows:
-        progress.step(open_row(row, progress.hash))
+        record = open_row(row, progress.hash)
+        stood |= {(f.step, f.task, f.path): f.effect_id for e in record.events if isinstance(f := e.fact, ev.SideEffectRecorded | ev.SideEffectReused)}
+        progress.step(record)
         if progress.checkpoint.checkpoint_id == checkpoint_id:
             break
     checkpoint, forebear = progress.checkpoint, loaded[0]
     pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
+    stood = {p: act for p, act in stood.items() if p[:2] in pending}
     progress.forgive()
     records = {
         (checkpoint.step_of(task), task, path): record
@@ -128,11 +151,13 @@ async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -
     results = {r.task: r for r in progress.results.values() if r.task[0] != "@"}
     source, at = forebear.source_run_id, forebear.source_checkpoint_id
     if source is not None and at is not None and forebear.origin != REPLAY and not await _is_edited(services.store, forebear):
-        theirs, earlier = await find_unfinished(services, source, at)
-        records = {p: r for p, r in earlier.items() if p[:2] in pending} | records
-        if any(p[:2] in pending for p in earlier) or forebear.current_step_id is None:
-            results = {r.task: r for r in theirs} | results
-    return tuple(results.values()), records
+        theirs = await _read_unfinished(services, source, at)
+        earlier = {p: r for p, r in theirs.records.items() if p[:2] in pending}
+        if earlier or forebear.current_step_id is None:
+            results = theirs.results | results
+        records = earlier | records
+        stood = {p: act for p, act in theirs.stood.items() if p[:2] in pending} | stood
+    return Unfinished(results, records, stood)
 
 
 async def find_child(store: Store, echo: Echo, place: tuple[int, str, str]) -> str | None:
@@ -304,10 +329,10 @@ def _choose(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
         raise CheckpointNotFound(f"{run.run_id} never reached the step {wish.step}", hint=f"holdfast checkpoints {run.run_id} shows its steps")
     if wish.kind == REPLAY or wish.inputs:
         return found[0]
-    able = [cp for cp in found if cp.pending and (wish.missing is None or cp.step < wish.missing)]
+    able = [cp for cp in found if cp.pending and compensation.redoes(cp, wish.missing)]
     if wish.edits:
         written = max((found[-1].versions.get(name, 0) for name in wish.edits), default=0)
-        return next((cp for cp in able if cp.step >= written), able[-1] if wish.missing is not None else found[-1])
+        return next((cp for cp in able if cp.step >= written), able[-1] if wish.missing else found[-1])
     return able[-1] if able else found[-1]
 
 

@@ -465,7 +465,7 @@ class Conductor:
         source = await self._reader.load(run_id)
         if source.run.skill_id in self._skills.ids:
             self._skills.for_run(source.run, upgrade=wish.upgrade)
-        wish = msgspec.structs.replace(wish, missing=undone.first_missing(await self._store.effects(run_id), run_id))
+        wish = msgspec.structs.replace(wish, missing=tuple(undone.missing(await self._store.effects(run_id), run_id)))
         try:
             made = await lineage.create(self._services, source, wish)
         except Conflict as e:
@@ -535,7 +535,7 @@ class Conductor:
         if run.status not in LIVE and run.status is not Status.PENDING and not await self._desk.due_by_a_signal(run):
             decisions.refuse_resume(run, acknowledge)
         if run.status in TERMINAL:
-            compensation.refuse_to_go_on(run, await self._store.effects(run_id))
+            await self._refuse_without(run)
         judged = await self._ask_policy(run, program, actor, force)
         if run.status in TERMINAL:
             command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
@@ -551,6 +551,17 @@ class Conductor:
         if isinstance(left, Blocked):
             raise _lane_blocked(run_id, left)
         return left or await self._reader.get(run_id)
+
+    async def _refuse_without(self, run: records.Run) -> None:
+        """Refuses to go on with a run after what its completed steps did was taken back.
+
+        Raises:
+            EffectsUndone: naming it, and the way out.
+        """
+        effects = await self._store.effects(run.run_id)
+        if undone.missing(effects, run.run_id):
+            loaded = await self._reader.load(run.run_id)
+            compensation.refuse_to_go_on(run, effects, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint)
 
     async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> tuple[records.Run, Lease]:
         """A live owner keeps its run; an owner nobody can see is waited for until its lease is over (§7.1). Gives the run as it is then."""

@@ -1,0 +1,356 @@
+"""What goes on after an undo does again what was undone, and everything that was made of it (§6.11, §7.3, §7.7)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from holdfast import Context, Graph, Runtime, State, append
+from holdfast.core.errors import EffectsUndone
+from tests.engine.outside import House
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
+    h = House(request.param, tmp_path)
+    yield h
+    await h.close()
+
+
+class Desk:
+    """Books under a number of its own each time, so that everybody can tell a booking that was cancelled."""
+
+    def __init__(self) -> None:
+        self.booked = 0
+        self.standing: set[str] = set()
+        self.fails = True
+        self.notes: list[str] = []
+
+    async def book(self, what: str = "") -> str:
+        self.booked += 1
+        self.standing.add(f"R{self.booked}")
+        return f"R{self.booked}"
+
+    async def cancel(self, receipt: str) -> None:
+        self.standing.remove(receipt)
+
+    async def note(self, text: str) -> str:
+        self.notes.append(text)
+        return text
+
+    def fail_once(self) -> None:
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("sold out")
+
+
+class Trip(State):
+    got: Annotated[list[str], append]
+    paid: Annotated[list[str], append]
+
+
+def in_a_map(desk: Desk) -> Graph[Trip]:
+    graph = Graph("mapped", Trip)
+
+    @graph.node(start=True)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        async def one(what: str) -> str:
+            return str(await ctx.effect(desk.book, what, undo=desk.cancel))
+
+        got = await ctx.map(one, ["flight", "hotel"])
+        await ctx.approve("Go?")
+        return {"got": got}
+
+    return graph
+
+
+def in_nested_scopes(desk: Desk) -> Graph[Trip]:
+    graph = Graph("nested", Trip)
+
+    @graph.node(start=True)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        async def inner(what: str) -> str:
+            return str(await ctx.effect(desk.book, what, undo=desk.cancel))
+
+        async def outer(whats: list[str]) -> list[str]:
+            return await ctx.map(inner, whats)
+
+        got = [r for rs in await ctx.map(outer, [["flight"], ["hotel", "car"]]) for r in rs]
+        await ctx.approve("Go?")
+        return {"got": got}
+
+    return graph
+
+
+def in_a_race(desk: Desk) -> Graph[Trip]:
+    graph = Graph("raced", Trip)
+
+    @graph.node(start=True)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        _, got = await ctx.first_of(ctx.effect(desk.book, "flight", undo=desk.cancel), ctx.wait("never"))
+        await ctx.approve("Go?")
+        return {"got": [got]}
+
+    return graph
+
+
+def in_a_sibling(desk: Desk) -> Graph[Trip]:
+    graph = Graph("siblings", Trip)
+
+    @graph.node(start=True)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"got": [await ctx.effect(desk.book, "flight", undo=desk.cancel)]}
+
+    @graph.node(start=True)
+    async def ask(state: Trip, ctx: Context) -> None:
+        await ctx.approve("Go?")
+
+    return graph
+
+
+def in_a_declared_sibling(desk: Desk) -> Graph[Trip]:
+    graph = Graph("declared", Trip)
+
+    async def unbook(writes: Any) -> None:
+        await desk.cancel(writes["got"][0])
+
+    @graph.node(start=True, side_effects="external_action", undo=unbook)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"got": [await desk.book("flight")]}
+
+    @graph.node(start=True)
+    async def ask(state: Trip, ctx: Context) -> None:
+        await ctx.approve("Go?")
+
+    return graph
+
+
+def in_a_subgraph(desk: Desk) -> Graph[Trip]:
+    child = Graph("child", Trip)
+
+    @child.node(start=True)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"got": [await ctx.effect(desk.book, "flight", undo=desk.cancel)]}
+
+    @child.node(after="book")
+    async def copy(state: Trip) -> dict[str, Any]:
+        return {"paid": list(state.got)}
+
+    @child.node(after="copy")
+    async def ask(state: Trip, ctx: Context) -> None:
+        await ctx.approve("Go?")
+
+    graph = Graph("parent", Trip)
+    graph.subgraph("trip", child, start=True)
+    return graph
+
+
+def under_a_check(desk: Desk) -> Graph[Trip]:
+    graph = Graph("checked", Trip)
+
+    @graph.node(start=True, check=lambda result: "Look", on_fail="require_human")
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"got": [await ctx.effect(desk.book, "flight", undo=desk.cancel)]}
+
+    return graph
+
+
+def declared_under_a_check(desk: Desk) -> Graph[Trip]:
+    graph = Graph("both", Trip)
+
+    async def unbook(writes: Any) -> None:
+        await desk.cancel(writes["got"][0])
+
+    @graph.node(start=True, side_effects="external_action", undo=unbook, check=lambda result: "Look", on_fail="require_human")
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"got": [await desk.book("flight")]}
+
+    return graph
+
+
+def checked_in_a_subgraph(desk: Desk) -> Graph[Trip]:
+    graph = Graph("deep", Trip)
+    graph.subgraph("inner", under_a_check(desk), start=True)
+    return graph
+
+
+PLACES = [
+    in_a_map, in_nested_scopes, in_a_race, in_a_sibling, in_a_declared_sibling, in_a_subgraph, under_a_check, declared_under_a_check, checked_in_a_subgraph,
+]
+
+
+def then_fails(graph: Graph[Trip], desk: Desk) -> Graph[Trip]:
+    """A step after those of the graph that fails once."""
+    before = list(graph.program.nodes)
+
+    @graph.node(after=before)
+    async def pay(state: Trip) -> dict[str, Any]:
+        desk.fail_once()
+        return {"paid": list(state.got)}
+
+    return graph
+
+
+async def answer(rt: Runtime, run: Any) -> Any:
+    while run.status == "waiting_for_human":
+        run = await rt.approve(run.run_id, actor="ada")
+    return run
+
+
+def stands(desk: Desk, run: Any) -> None:
+    """The run is built on what stands outside, and on nothing that was cancelled."""
+    got = list(run.state.got)
+    assert run.status == "completed" and got and set(got) == desk.standing and set(run.state.paid) <= desk.standing
+
+
+@pytest.mark.parametrize("make", PLACES)
+async def test_a_fork_does_again_what_a_later_step_had_undone(house: House, make: Callable[[Desk], Graph[Trip]]) -> None:
+    """§7.7: though it begins in the middle of the step that did it, after whatever that had recorded of it."""
+    desk = Desk()
+    graph = then_fails(make(desk), desk)
+    rt = await house.process(graph)
+    run = await answer(rt, await rt.invoke(graph))
+    assert (run.status, desk.standing) == ("failed", set())
+    with pytest.raises(EffectsUndone):
+        await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    fork = await answer(rt, await rt.fork(run.run_id))
+    stands(desk, fork)
+    assert list(fork.state.paid)[-1:] == list(fork.state.got)[-1:]
+
+
+@pytest.mark.parametrize("make", PLACES)
+async def test_a_fork_of_a_fork_does_it_again_too(house: House, make: Callable[[Desk], Graph[Trip]]) -> None:
+    """What the first fork carried over from its source is no more than what the source still has."""
+    desk = Desk()
+    graph = then_fails(make(desk), desk)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    first = await rt.fork(run.run_id)
+    assert run.status == first.status == "waiting_for_human"
+    desk.fails = False
+    await rt.cancel(run.run_id)
+    assert desk.standing == set()
+    await rt.cancel(first.run_id)
+    stands(desk, await answer(rt, await rt.fork(first.run_id)))
+
+
+@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("how", ["resume", "fork"])
+async def test_a_cancelled_run_goes_on_with_what_stands(house: House, make: Callable[[Desk], Graph[Trip]], how: str) -> None:
+    """A result that a person is asked about, or was, goes with the effect that it came of."""
+    desk = Desk()
+    graph = make(desk)
+    rt = await house.process(graph)
+    run = await rt.cancel((await rt.invoke(graph)).run_id)
+    assert (run.status, desk.standing) == ("canceled", set())
+    again = await answer(rt, await (rt.resume(run.run_id) if how == "resume" else rt.fork(run.run_id)))
+    stands(desk, again)
+
+
+async def test_what_a_check_was_answered_goes_too(house: House) -> None:
+    """Approved beside a step that then failed: the answer was given to a result that is cancelled, so it is asked for anew."""
+    desk = Desk()
+    graph = under_a_check(desk)
+
+    @graph.node(start=True)
+    async def other(state: Trip, ctx: Context) -> None:
+        await ctx.approve("Also?")
+        desk.fail_once()
+
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    assert len(run.waits) == 2
+    for wait in sorted(run.waits, key=lambda w: w.kind != "gate"):
+        run = await rt.approve(run.run_id, wait_id=wait.wait_id, actor="ada")
+    assert (run.status, desk.standing) == ("failed", set())
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    [wait] = run.waits
+    assert (wait.kind, wait.show["got"], desk.standing) == ("gate", ["R2"], {"R2"})
+    stands(desk, await answer(rt, run))
+
+
+async def test_a_result_in_hand_stays_where_nothing_of_it_was_undone(house: House) -> None:
+    """A sibling without an undo, and calls before and after: they are carried over and not done again."""
+    desk = Desk()
+    graph = in_a_map(desk)
+
+    @graph.node(start=True)
+    async def mail(state: Trip, ctx: Context) -> None:
+        await desk.note("plain code")
+        await ctx.effect(desk.note, "an effect")
+
+    graph = then_fails(graph, desk)
+    rt = await house.process(graph)
+    run = await answer(rt, await rt.invoke(graph))
+    assert desk.notes == ["plain code", "an effect"]
+    stands(desk, await answer(rt, await rt.fork(run.run_id)))
+    assert desk.notes == ["plain code", "an effect"]
+
+
+# -- beside signals -----------------------------------------------------------------------------------
+
+
+class Prices(State):
+    price: Annotated[list[int], append]
+    seen: Annotated[list[int], append]
+    got: str = ""
+
+
+def beside_signals(desk: Desk, *, act: bool) -> Graph[Prices]:
+    """A step that waits while signals run steps of their own, and then fails; ``act``: these book something too."""
+    graph = Graph("beside", Prices)
+
+    @graph.node(start=True)
+    async def watch(state: Prices, ctx: Context) -> dict[str, Any]:
+        receipt = await ctx.effect(desk.book, "flight", undo=desk.cancel)
+        await ctx.approve("Go?", show="the same")
+        desk.fail_once()
+        return {"got": receipt}
+
+    @graph.node(on=["price"])
+    async def note(state: Prices, ctx: Context) -> dict[str, Any]:
+        if act:
+            await ctx.effect(desk.book, f"at {len(state.price)}", undo=desk.cancel)
+        return {"seen": [len(state.price)]}
+
+    return graph
+
+
+async def failed_beside_signals(house: House, desk: Desk, *, act: bool) -> tuple[Runtime, Any]:
+    graph = beside_signals(desk, act=act)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    for price in (7, 8):
+        await rt.signal(run.run_id, "price", [price], key=str(price))
+        await rt.resume(run.run_id)
+    run = await rt.approve(run.run_id, actor="ada")
+    assert (run.status, list(run.state.seen), desk.standing) == ("failed", [1, 2], set())
+    return rt, run
+
+
+async def test_a_step_that_waited_beside_signals_is_the_one_that_failed(house: House) -> None:
+    """§5.11: its super-step is an earlier one than that of the head, and it has not come to its end: a resume does it again."""
+    desk = Desk()
+    rt, run = await failed_beside_signals(house, desk, act=False)
+    run = await answer(rt, await rt.resume(run.run_id, acknowledge=run.stop_reason))
+    assert (run.status, list(run.state.price), list(run.state.seen), {run.state.got}) == ("completed", [7, 8], [1, 2], desk.standing)
+
+
+async def test_a_fork_of_it_keeps_the_signals(house: House) -> None:
+    desk = Desk()
+    rt, run = await failed_beside_signals(house, desk, act=False)
+    run = await answer(rt, await rt.fork(run.run_id))
+    assert (run.status, list(run.state.price), list(run.state.seen), {run.state.got}) == ("completed", [7, 8], [1, 2], desk.standing)
+
+
+async def test_what_a_signal_led_to_is_of_an_earlier_step(house: House) -> None:
+    """Its super-step has come to its end: a resume is refused, naming it alone, and a fork begins before it."""
+    desk = Desk()
+    rt, run = await failed_beside_signals(house, desk, act=True)
+    with pytest.raises(EffectsUndone, match=r"undone: book \(step 2\), book \(step 4\); a resume"):
+        await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    run = await answer(rt, await rt.fork(run.run_id))
+    assert (run.status, list(run.state.price), list(run.state.seen), len(desk.standing)) == ("completed", [7], [1], 2)
