@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, State, append
+from holdfast import Context, Goto, Graph, Runtime, State, append
 from holdfast.core.errors import EffectsUndone
 from tests.engine.outside import House
 
@@ -354,3 +354,60 @@ async def test_what_a_signal_led_to_is_of_an_earlier_step(house: House) -> None:
         await rt.resume(run.run_id, acknowledge=run.stop_reason)
     run = await answer(rt, await rt.fork(run.run_id))
     assert (run.status, list(run.state.price), list(run.state.seen), len(desk.standing)) == ("completed", [7], [1], 2)
+
+
+# -- a limit is no failure ------------------------------------------------------------------------------
+
+
+class Round(State):
+    n: int = 0
+    got: Annotated[list[str], append]
+
+
+def going_round(desk: Desk, rounds: int, **options: Any) -> Graph[Round]:
+    graph = Graph("round", Round, **options)
+
+    @graph.node(start=True)
+    async def go(state: Round, ctx: Context) -> Any:
+        got = [await ctx.effect(desk.book, "flight", undo=desk.cancel)] if state.n in (0, 5) else []
+        if state.n == rounds:
+            desk.fail_once()
+            return {"got": got}
+        return Goto("go", {"n": state.n + 1, "got": got})
+
+    return graph
+
+
+async def test_a_step_limit_takes_nothing_back(house: House) -> None:
+    """§4.9, T-66: the state is kept, and with it what the run did; resumed with a higher limit it goes on from there."""
+    desk = Desk()
+    desk.fails = False
+    graph = going_round(desk, 8)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {}, step_limit=4)
+    assert (run.status, run.stop_reason, desk.standing) == ("failed", "step_limit", {"R1"})
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason, step_limit=100)
+    assert (run.status, list(run.state.got), desk.standing) == ("completed", ["R1", "R2"], {"R1", "R2"})
+
+
+async def test_the_limit_of_a_sub_graph_takes_nothing_back_either(house: House) -> None:
+    desk = Desk()
+    desk.fails = False
+    graph = Graph("around", Round)
+    graph.subgraph("inner", going_round(desk, 8, step_limit=4), start=True)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {})
+    assert (run.status, run.stop_reason, desk.standing) == ("failed", "step_limit", {"R1"})
+    while run.status == "failed":
+        assert run.stop_reason == "step_limit"
+        run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    assert (run.status, list(run.state.got), desk.booked) == ("completed", ["R1", "R2"], 2)
+
+
+async def test_what_stood_at_a_limit_is_taken_back_when_the_run_fails_after_all(house: House) -> None:
+    desk = Desk()
+    graph = going_round(desk, 8)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {}, step_limit=4)
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason, step_limit=100)
+    assert (run.status, run.stop_reason, desk.standing) == ("failed", "step_failed", set())

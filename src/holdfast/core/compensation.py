@@ -12,6 +12,7 @@ from holdfast.core import decisions
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import CHECK, Checkpoint, StepRecord
 from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.errors import StepLimit
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE
 from holdfast.core.waits import TIMEOUT
@@ -49,10 +50,13 @@ def undone_at(path: str) -> tuple[int, str, str]:
 def ending(facts: Iterable[ev.Fact]) -> StepRecord | None:
     """How a run is to end by these facts, to be written down first; None if such an end takes nothing back.
 
-    A failure does, and a cancel on request. A halt, a denial or a policy says that nothing more is to be done.
+    A failure does, and a cancel on request. A halt, a denial or a policy says that nothing more is to be done; a limit on super-steps, that
+    the run goes on where it stands once it is higher (§4.9).
     """
     for fact in facts:
         match fact:
+            case ev.RunFailed(stop_reason=StepLimit.code):
+                return None
             case ev.RunFailed(stop_reason=reason, error=error):
                 return StepRecord(TASK, END, reason, error=error, kind=ENDING)
             case ev.RunCanceled(stop_reason="canceled", settled=False):
