@@ -13,6 +13,7 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, StepRecord, Task, TaskResult, empty
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import ErrorValue
+from holdfast.core.lease import Alive
 from holdfast.core.progress import Progress
 from holdfast.core.run import fold_all
 from holdfast.core.status import Status
@@ -128,6 +129,35 @@ def test_what_is_missing_is_what_was_not_done_again() -> None:
     assert comp.missing([later, gone], RUN) == [later, gone]
 
 
+def undo_of(e: Effect, status: EffectStatus) -> Effect:
+    return replace(e, effect_id=f"{RUN}.2.@undo.{comp.place(e)}#1", step=2, task=comp.TASK, path=comp.place(e), status=status, source_effect_id=e.effect_id, undo="")
+
+
+@pytest.mark.parametrize("status", list(EffectStatus))
+def test_an_undo_without_an_outcome_leaves_its_effect_in_doubt(status: EffectStatus) -> None:
+    """§6.5: what may have been taken back is missing as what was; one that failed, or was given up, took nothing back."""
+    done, other = effect("0"), effect("1")
+    records = [done, other, undo_of(done, status)]
+    doubtful = status in fx.OPEN
+    assert comp.in_doubt(records) == frozenset({done.effect_id} if doubtful else ())
+    assert comp.missing(records, RUN) == [done] * doubtful
+    noted = comp.note_doubts([*records, effect("2", undone="x")], RUN)
+    assert [(r.task, r.path, r.kind) for r in noted] == [("@undo", comp.place(done), "doubt")] * doubtful
+    assert comp.in_doubt([replace(records[-1], source_effect_id=None), effect("3", status=EffectStatus.UNKNOWN)]) == frozenset()
+
+
+def test_what_a_call_does_whose_effect_is_being_taken_back() -> None:
+    done = effect("0")
+    for status, alive, verdict in [
+        (EffectStatus.RECORDED, Alive.UNKNOWN, fx.Act), (EffectStatus.ATTEMPTED, Alive.YES, fx.InProgress), (EffectStatus.ATTEMPTED, Alive.NO, fx.Doubt),
+        (EffectStatus.UNKNOWN, Alive.YES, fx.Doubt), (EffectStatus.FAILED, Alive.UNKNOWN, None), (EffectStatus.ABANDONED, Alive.UNKNOWN, None),
+    ]:
+        found = fx.judge_undo(done, undo_of(done, status), alive)
+        assert (found is None) if verdict is None else isinstance(found, verdict)
+    first, second = undo_of(done, EffectStatus.ABANDONED), replace(undo_of(done, EffectStatus.UNKNOWN), effect_id="later")
+    assert fx.find_undo([first, second, undo_of(effect("1"), EffectStatus.RECORDED)], done) == second and fx.find_undo([], done) is None
+
+
 def standing_at(step: int, *pending: Task) -> Checkpoint:
     """A checkpoint after so many super-steps; the values that waiting tasks see are no matter here."""
     return replace(empty(RUN), step=step, pending=pending, held={t.began: {} for t in pending if t.began})
@@ -196,7 +226,7 @@ def test_an_undone_effect_has_no_record_any_more() -> None:
         p.records[task, path] = StepRecord(task, path, "f", kind=kind)
     for task in ("pay", "ship"):
         p.results[task] = TaskResult(task)
-    undone = [(1, "pay", "1/0", None, "effect"), (1, "ship", "0", ERROR, "effect"), (9, "pay", "2", None, "effect"), (1, "pay", "2", None, "wait")]
+    undone = [(1, "pay", "1/0", None, comp.DOUBT), (1, "pay", "1/0", None, "effect"), (1, "ship", "0", ERROR, "effect"), (9, "pay", "2", None, "effect"), (1, "pay", "2", None, "wait")]
     for step, task, path, error, kind in undone:
         place = f"{step}.{task}.{path}#1" + ("?1" if kind == "wait" else "")
         p.records[comp.TASK, place] = StepRecord(comp.TASK, place, "refund", error=error, kind=kind)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Context, Goto, Graph, Runtime, State, append
+from holdfast import Context, Goto, Graph, Runtime, State, append, flow
 from holdfast.core.errors import EffectsUndone
-from tests.engine.outside import House
+from tests.engine.outside import Crash, House
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -411,3 +411,136 @@ async def test_what_stood_at_a_limit_is_taken_back_when_the_run_fails_after_all(
     run = await rt.invoke(graph, {}, step_limit=4)
     run = await rt.resume(run.run_id, acknowledge=run.stop_reason, step_limit=100)
     assert (run.status, run.stop_reason, desk.standing) == ("failed", "step_failed", set())
+
+
+# -- an undo of which nobody knows how it went ----------------------------------------------------------
+
+
+class Dying(Desk):
+    """Its process dies in the undo of one booking, before or after that has come through."""
+
+    def __init__(self, dies_at: str, *, through: bool) -> None:
+        super().__init__()
+        self.dies_at, self._through = dies_at, through
+
+    async def cancel(self, receipt: str) -> None:
+        if receipt == self.dies_at:
+            self.dies_at = ""
+            if self._through:
+                await super().cancel(receipt)
+            raise Crash
+        await super().cancel(receipt)
+
+
+def two_bookings(desk: Desk) -> Any:
+    @flow("two")
+    async def two(ctx: Context) -> list[str]:
+        got = [await ctx.effect(desk.book, what, undo=desk.cancel) for what in ("flight", "hotel")]
+        desk.fail_once()
+        return got
+
+    return two
+
+
+def booked_before(desk: Desk) -> Graph[Trip]:
+    graph = Graph("before", Trip)
+
+    @graph.node(start=True)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"got": [await ctx.effect(desk.book, what, undo=desk.cancel) for what in ("flight", "hotel")]}
+
+    @graph.node(after="book")
+    async def pay(state: Trip) -> dict[str, Any]:
+        desk.fail_once()
+        return {"paid": list(state.got)}
+
+    return graph
+
+
+async def ended_in_doubt(house: House, skill: Any, *, asked: bool = True) -> tuple[Runtime, Any]:
+    """A run that died in an undo and was cancelled over the question about that, or before anybody asked it."""
+    rt = await house.process(skill)
+    with pytest.raises(Crash):
+        await rt.invoke(skill)
+    house.kill(rt)
+    rt = await house.process(skill)
+    [run] = await rt.runs()
+    if asked:
+        run = await rt.resume(run.run_id)
+        assert [w.kind for w in run.waits] == ["effect"]
+    run = await rt.cancel(run.run_id)
+    assert run.status == "canceled"
+    return rt, run
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "never asked"])
+@pytest.mark.parametrize("dies_at", ["R1", "R2"])
+@pytest.mark.parametrize("how", ["resume", "fork"])
+async def test_what_may_have_been_undone_is_asked_about_and_done_again(house: House, how: str, dies_at: str, asked: bool) -> None:
+    """§6.5: neither counts as done nor as undone. It was undone, says a person who has looked: then it is done again."""
+    desk = Dying(dies_at, through=True)
+    skill = two_bookings(desk)
+    rt, run = await ended_in_doubt(house, skill, asked=asked)
+    again = await (rt.resume(run.run_id) if how == "resume" else rt.fork(run.run_id))
+    [wait] = again.waits
+    assert (wait.kind, wait.available_actions, wait.show["undo"]) == ("effect", ("record_result", "abandon", "halt"), "cancel")
+    assert "may have been undone" in wait.prompt and (again.run_id == run.run_id) is (how == "resume")
+    await rt.decide(again.run_id, "record_result", actor="ada")
+    again = await rt.resume(again.run_id)
+    assert (again.status, set(again.result)) == ("completed", desk.standing)
+    assert await rt.check() == []
+
+
+@pytest.mark.parametrize("how", ["resume", "fork"])
+async def test_what_was_not_undone_after_all_stands(house: House, how: str) -> None:
+    desk = Dying("R1", through=False)
+    skill = two_bookings(desk)
+    rt, run = await ended_in_doubt(house, skill)
+    again = await (rt.resume(run.run_id) if how == "resume" else rt.fork(run.run_id))
+    await rt.decide(again.run_id, "abandon", actor="ada")
+    again = await rt.resume(again.run_id)
+    assert (again.status, again.result, desk.standing) == ("completed", ["R1", "R3"], {"R1", "R3"})
+    assert await rt.check() == []
+
+
+async def test_the_same_doubt_is_asked_about_each_time_it_arises(house: House) -> None:
+    """It stood the first time; that is no answer to whether the next undo has come through."""
+    desk = Dying("R1", through=False)
+    skill = two_bookings(desk)
+    rt, run = await ended_in_doubt(house, skill)
+    await rt.resume(run.run_id)
+    desk.fails, desk.dies_at = True, "R1"
+    await rt.decide(run.run_id, "abandon", actor="ada")
+    with pytest.raises(Crash):
+        await rt.resume(run.run_id)
+    house.kill(rt)
+    rt = await house.process(skill)
+    run = await rt.cancel(run.run_id)
+    run = await rt.resume(run.run_id)
+    [wait] = run.waits
+    assert "may have been undone" in wait.prompt
+    await rt.decide(run.run_id, "abandon", actor="ada")
+    run = await rt.resume(run.run_id)
+    assert (run.status, set(run.result)) == ("completed", desk.standing)
+
+
+async def test_a_halt_at_that_question_ends_the_run(house: House) -> None:
+    desk = Dying("R2", through=True)
+    rt, run = await ended_in_doubt(house, two_bookings(desk))
+    await rt.resume(run.run_id)
+    run = await rt.decide(run.run_id, "halt", actor="ada")
+    assert (run.status, run.condition) == ("canceled", "halted")
+
+
+async def test_a_graph_does_not_go_on_where_an_earlier_step_may_be_undone(house: House) -> None:
+    """A resume is refused, saying so; the fork that it sends people to asks."""
+    desk = Dying("R2", through=True)
+    graph = booked_before(desk)
+    rt, run = await ended_in_doubt(house, graph)
+    with pytest.raises(EffectsUndone, match=r"book \(step 1, whether it was undone is unknown\)"):
+        await rt.resume(run.run_id)
+    fork = await rt.fork(run.run_id)
+    [wait] = fork.waits
+    assert "may have been undone" in wait.prompt
+    await rt.decide(fork.run_id, "record_result", actor="ada")
+    stands(desk, await rt.resume(fork.run_id))

@@ -16,7 +16,7 @@ from holdfast.core import waits as ws
 from holdfast.core.compensation import TASK as UNDO_TASK
 from holdfast.core.compensation import find_taken_back
 from holdfast.core.describe import EffectView
-from holdfast.core.effects import MAY_LIVE
+from holdfast.core.effects import MAY_LIVE, OPEN
 from holdfast.core.explain import Advice
 from holdfast.core.status import TERMINAL, Condition, Status
 from holdfast.core.toolcalls import place_of
@@ -330,12 +330,12 @@ _OUTCOMES = {"recorded": "green", "reused": "green", "failed": "red", "unknown":
 def effect_table(effects: list[EffectView]) -> None:
     """One line an effect. What was taken back says so, and what was to be and was not (§6.11)."""
     of = {e.effect_id: e for e in effects}
-    tried = {e.source_effect_id for e in effects if e.task == UNDO_TASK}
+    undos = {e.source_effect_id: e for e in effects if e.task == UNDO_TASK}
     o.table(
         ["status", "what", "step", "attempted", "took", "effect"],
         [
             [
-                o.paint(_standing(e, e.effect_id in tried), "red" if e.effect_id in tried and not e.undone else _OUTCOMES.get(str(e.status))),
+                o.paint(_standing(e, undos.get(e.effect_id)), "red" if e.effect_id in undos and not e.undone else _OUTCOMES.get(str(e.status))),
                 o.inline(f"{e.capability}, undoes {of[e.source_effect_id].capability}" if e.task == UNDO_TASK and e.source_effect_id in of else e.capability, 32),
                 f"{e.task}.{e.path}",
                 o.clock(e.attempted_at),
@@ -347,10 +347,12 @@ def effect_table(effects: list[EffectView]) -> None:
     )
 
 
-def _standing(effect: EffectView, tried: bool) -> str:
+def _standing(effect: EffectView, undo: EffectView | None) -> str:
     if effect.undone:
         return f"{effect.status}, undone"
-    return f"{effect.status}, not undone" if tried else str(effect.status)
+    if undo is None:
+        return str(effect.status)
+    return f"{effect.status}, undo {undo.status}" if undo.status in OPEN else f"{effect.status}, not undone"
 
 
 _IF_LATE = {"halt": "the run halts", "deliver": "the run resumes without an answer", "default": "the run takes the default", "fail": "the run fails"}

@@ -22,6 +22,8 @@ END = "@end"
 PLACE = (TASK, END)
 """Where it is on record how a run is to end that has begun to take back."""
 ENDING = "ending"
+DOUBT = "doubt"
+"""Beside a resume: an effect that may have been taken back, of which its step asks before it goes on."""
 CANCEL, CANCELED = "cancel", "canceled"
 
 
@@ -86,13 +88,24 @@ def wake_facts(run: Run, facts: Iterable[ev.Fact], record: StepRecord) -> list[e
     return [ev.RunResumed(cause=CANCEL if record.error is None else TIMEOUT), *kept]
 
 
-def missing(effects: Iterable[Effect], run_id: str) -> list[Effect]:
-    """What was taken back and not done again: a run that went on after its step would go on without it."""
+def in_doubt(effects: Iterable[Effect]) -> frozenset[str]:
+    """The effects of which nobody knows whether they were taken back: their undo was attempted, and has no outcome (§6.5)."""
+    return frozenset([e.source_effect_id for e in effects if e.task == TASK and e.open and e.source_effect_id])
+
+
+def missing(effects: Sequence[Effect], run_id: str) -> list[Effect]:
+    """What was taken back, or may have been, and not done again: a run that went on after its step would go on without it."""
     latest: dict[tuple[int, str, str], Effect] = {}
     for e in effects:
         if e.run_id == run_id and e.status is EffectStatus.RECORDED:
             latest[e.step, e.task, e.path] = e
-    return [e for e in latest.values() if e.undone]
+    doubtful = in_doubt(effects)
+    return [e for e in latest.values() if e.undone or e.effect_id in doubtful]
+
+
+def note_doubts(effects: Sequence[Effect], run_id: str) -> list[StepRecord]:
+    """What goes on record with a resume, so that the effects in doubt are not served: their calls ask about them."""
+    return [StepRecord(TASK, place(e), e.capability, kind=DOUBT) for e in missing(effects, run_id) if not e.undone]
 
 
 def redoes(checkpoint: Checkpoint, gone: Iterable[Effect]) -> bool:
@@ -101,8 +114,8 @@ def redoes(checkpoint: Checkpoint, gone: Iterable[Effect]) -> bool:
     return all(e.step > checkpoint.step or (e.step, e.task) in pending for e in gone)
 
 
-def find_taken_back(effects: Iterable[Effect], run_id: str, head: Checkpoint) -> list[Effect]:
-    """What completed steps did and is taken back: a resume would go on as if it stood, a fork does it again."""
+def find_taken_back(effects: Sequence[Effect], run_id: str, head: Checkpoint) -> list[Effect]:
+    """What completed steps did and is taken back, or may be: a resume would go on as if it stood, a fork does it again."""
     return [e for e in missing(effects, run_id) if not redoes(head, [e])]
 
 

@@ -253,7 +253,14 @@ class Mismatch(msgspec.Struct, frozen=True):
     effect: Effect
 
 
-Verdict = Reuse | Act | Verify | Ask | InProgress | Mismatch
+class Doubt(msgspec.Struct, frozen=True):
+    """It was done, and an attempt to take it back has no outcome: a person says whether it stands (§6.5)."""
+
+    effect: Effect
+    undo: Effect
+
+
+Verdict = Reuse | Act | Verify | Ask | InProgress | Mismatch | Doubt
 
 REPLAY, OUTCOME_UNKNOWN, MAY_LIVE = "side_effect_replay", "effect_unknown", "attempt_may_live"
 
@@ -277,6 +284,24 @@ def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
         case EffectStatus.ATTEMPTED | EffectStatus.UNKNOWN:
             return _in_the_gap(last, asked, alive)
     return Act(last)  # failed or abandoned: known not to have happened, or given up
+
+
+def find_undo(records: Sequence[Effect], effect: Effect) -> Effect | None:
+    """The newest attempt to take an effect back, from the records under the key of its undo."""
+    return next((u for u in reversed(records) if u.source_effect_id == effect.effect_id), None)
+
+
+def judge_undo(effect: Effect, undo: Effect, alive: Alive) -> Verdict | None:
+    """What to do about a call whose effect somebody has attempted to take back; None where that came to nothing, so that it stands.
+    ``alive`` is about the process of that attempt."""
+    match undo.status:
+        case EffectStatus.RECORDED:
+            return Act(effect)
+        case EffectStatus.ATTEMPTED if alive is Alive.YES:
+            return InProgress(undo)
+        case EffectStatus.ATTEMPTED | EffectStatus.UNKNOWN:
+            return Doubt(effect, undo)
+    return None
 
 
 def _on_record(last: Effect, asked: Asked, own: bool) -> Verdict:

@@ -35,6 +35,7 @@ from holdfast.core.outcomes import OK
 from holdfast.core.waits import Decision, Wait, tell_child, times_out_for_good
 
 CHILD_FAILED = ErrorValue.of(ChildFailed("")).type
+_TAKEN_BACK = frozenset({"effect", compensation.DOUBT})
 _KEPT = frozenset({"effect", "wait", "feedback"})
 HEARD = frozenset({ev.WaitRequested, ev.SignalReceived})
 """The facts of which ``hear`` takes note."""
@@ -239,7 +240,7 @@ class Progress:
         """Forgets the results of effects that were taken back, and what was made of them: these are done again (§6.11)."""
         for place in [p for p in self.records if p[0] == compensation.TASK]:
             record = self.records.pop(place)
-            if record.kind != "effect" or record.error is not None:
+            if record.kind not in _TAKEN_BACK or record.error is not None:
                 continue
             step, task, path = compensation.undone_at(record.path)
             if step == self.checkpoint.step_of(task):

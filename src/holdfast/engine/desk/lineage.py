@@ -115,7 +115,7 @@ async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -
     effects that no longer stand, whichever run of the lineage they were taken back in."""
     found = await _read_unfinished(services, run_id, checkpoint_id)
     effects = [e for owner in {act.partition(".")[0] for act in found.stood.values()} for e in await services.store.effects(owner)]
-    gone = {e.effect_id for e in effects if e.undone}
+    gone = {e.effect_id for e in effects if e.undone} | compensation.in_doubt(effects)
     for (step, task, path), act in found.stood.items():
         if act in gone:
             found.results.pop(task, None)

@@ -72,8 +72,9 @@ def refuse_to_go_on(run: Run, effects: list[Effect], head: Checkpoint) -> None:
     """
     gone = core.find_taken_back(effects, run.run_id, head)
     if gone:
+        named = [f"{e.capability} (step {e.step}{'' if e.undone else ', whether it was undone is unknown'})" for e in gone]
         raise EffectsUndone(
-            f"effects of its earlier steps were undone: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; a resume would continue as if that were still done",
+            f"effects of its earlier steps were undone: {', '.join(named)}; a resume would continue as if that were still done",
             hint=f"holdfast fork {run.run_id} {target_of(run.target)} does it again, from the step that did it",
         )
 
