@@ -125,6 +125,8 @@ def test_what_is_missing_is_what_was_not_done_again() -> None:
     assert comp.missing([gone], RUN) == [gone] and comp.missing([gone, again], RUN) == []
     assert comp.missing([gone, replace(again, status=EffectStatus.FAILED)], RUN) == [gone]
     assert comp.missing([replace(gone, run_id="other")], RUN) == []
+    given = replace(gone, status=EffectStatus.REUSED, source_effect_id="r.1.pay.0#1")
+    assert comp.missing([given], RUN) == [given] and comp.missing([replace(given, undone="")], RUN) == []
     later = effect("0", step=3, undone="y")
     assert comp.missing([later, gone], RUN) == [later, gone]
 
@@ -142,7 +144,7 @@ def test_an_undo_without_an_outcome_leaves_its_effect_in_doubt(status: EffectSta
     assert comp.in_doubt(records) == frozenset({done.effect_id} if doubtful else ())
     assert comp.missing(records, RUN) == [done] * doubtful
     noted = comp.note_doubts([*records, effect("2", undone="x")], RUN)
-    assert [(r.task, r.path, r.kind) for r in noted] == [("@undo", comp.place(done), "doubt")] * doubtful
+    assert [(r.task, r.path, r.kind) for r in noted] == [("@undo", comp.place(done), "gone")] * doubtful
     assert comp.in_doubt([replace(records[-1], source_effect_id=None), effect("3", status=EffectStatus.UNKNOWN)]) == frozenset()
 
 
@@ -156,6 +158,23 @@ def test_what_a_call_does_whose_effect_is_being_taken_back() -> None:
         assert (found is None) if verdict is None else isinstance(found, verdict)
     first, second = undo_of(done, EffectStatus.ABANDONED), replace(undo_of(done, EffectStatus.UNKNOWN), effect_id="later")
     assert fx.find_undo([first, second, undo_of(effect("1"), EffectStatus.RECORDED)], done) == second and fx.find_undo([], done) is None
+
+
+def test_what_a_fork_goes_by_that_is_gone() -> None:
+    """What it was given and does not know of yet, or holds something that was made of; nothing that it did itself, and nothing that stands."""
+    gone = effect("0", run_id="r", undone="x")
+    given = effect("0", status=EffectStatus.REUSED, source_effect_id=gone.effect_id, undo="")
+    for theirs, own, made, named in [
+        (gone, [given], False, True),
+        (gone, [replace(given, undone="x")], True, False),
+        (gone, [replace(given, source_effect_id="r.1.pay.0#9")], True, False),
+        (gone, [given, effect("0", 2)], True, False),
+        (gone, [], True, True),
+        (gone, [], False, False),
+        (replace(gone, undone=""), [given], True, False),
+        (replace(gone, status=EffectStatus.REUSED), [given], True, False),
+    ]:
+        assert comp.find_gone([theirs], own, lambda e, made=made: made) == [theirs] * named
 
 
 def standing_at(step: int, *pending: Task) -> Checkpoint:
@@ -226,7 +245,7 @@ def test_an_undone_effect_has_no_record_any_more() -> None:
         p.records[task, path] = StepRecord(task, path, "f", kind=kind)
     for task in ("pay", "ship"):
         p.results[task] = TaskResult(task)
-    undone = [(1, "pay", "1/0", None, comp.DOUBT), (1, "pay", "1/0", None, "effect"), (1, "ship", "0", ERROR, "effect"), (9, "pay", "2", None, "effect"), (1, "pay", "2", None, "wait")]
+    undone = [(1, "pay", "1/0", None, comp.GONE), (1, "pay", "1/0", None, "effect"), (1, "ship", "0", ERROR, "effect"), (9, "pay", "2", None, "effect"), (1, "pay", "2", None, "wait")]
     for step, task, path, error, kind in undone:
         place = f"{step}.{task}.{path}#1" + ("?1" if kind == "wait" else "")
         p.records[comp.TASK, place] = StepRecord(comp.TASK, place, "refund", error=error, kind=kind)

@@ -544,3 +544,122 @@ async def test_a_graph_does_not_go_on_where_an_earlier_step_may_be_undone(house:
     assert "may have been undone" in wait.prompt
     await rt.decide(fork.run_id, "record_result", actor="ada")
     stands(desk, await rt.resume(fork.run_id))
+
+
+# -- what a source took back after it was forked --------------------------------------------------------
+
+
+def boards(desk: Desk) -> Any:
+    @flow("boards")
+    async def trip(ctx: Context) -> str:
+        receipt: str = await ctx.effect(desk.book, "flight", undo=desk.cancel)
+        await ctx.approve("Go?")
+        await ctx.effect(desk.note, f"board with {receipt}")
+        return receipt
+
+    return trip
+
+
+async def test_a_fork_does_not_go_on_with_what_its_source_took_back(house: House) -> None:
+    """It was given the booking, and is no owner of it: it fails before anything is made of that, and a resume books for itself."""
+    desk = Desk()
+    skill = boards(desk)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill)
+    fork = await rt.fork(run.run_id)
+    await rt.cancel(run.run_id)
+    assert desk.standing == set() and desk.booked == 1
+    fork = await answer(rt, fork)
+    assert (fork.status, fork.stop_reason, desk.notes) == ("failed", "effects_undone", [])
+    assert run.run_id in fork.error.message and "book (step 1)" in fork.error.message and "resume" in fork.error.hint
+    [row] = await rt.effects(fork.run_id)
+    assert (row.status, bool(row.undone)) == ("reused", True)
+    fork = await answer(rt, await rt.resume(fork.run_id, acknowledge=fork.stop_reason))
+    assert (fork.status, {fork.result}, desk.notes) == ("completed", desk.standing, ["board with R2"])
+    assert await rt.check() == []
+
+
+@pytest.mark.parametrize("make", [in_a_map, in_a_sibling, in_a_declared_sibling, in_a_subgraph, under_a_check])
+async def test_nor_with_what_it_had_taken_over_of_a_step(house: House, make: Callable[[Desk], Graph[Trip]]) -> None:
+    """Also where it was given no effect, but a result that was made of one."""
+    desk = Desk()
+    desk.fails = False
+    graph = then_fails(make(desk), desk)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    fork = await rt.fork(run.run_id)
+    await rt.cancel(run.run_id)
+    fork = await answer(rt, fork)
+    assert (fork.status, fork.stop_reason, list(fork.state.paid)) == ("failed", "effects_undone", [])
+    stands(desk, await answer(rt, await rt.resume(fork.run_id, acknowledge=fork.stop_reason)))
+
+
+async def test_nor_past_a_step_that_was_done_before_it_began(house: House) -> None:
+    """There a resume does not help: the step is completed in the fork. It says which run to fork."""
+    desk = Desk()
+    desk.fails = False
+    graph = booked_before(desk)
+
+    @graph.node(after="pay")
+    async def ask(state: Trip, ctx: Context) -> None:
+        await ctx.approve("Go?")
+
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    house.clock.forward(1)
+    fork = await rt.fork(run.run_id)
+    house.clock.forward(1)
+    await rt.cancel(run.run_id)
+    fork = await answer(rt, fork)
+    assert (fork.status, fork.stop_reason) == ("failed", "effects_undone") and f"holdfast fork {run.run_id}" in fork.error.hint
+    stands(desk, await answer(rt, await rt.fork(run.run_id)))
+
+
+async def test_a_source_that_takes_back_while_its_fork_is_under_way(house: House) -> None:
+    """Asked once more before the fork ends, for then somebody goes by its result."""
+    desk = Desk()
+
+    @flow("late")
+    async def late(ctx: Context) -> str:
+        receipt: str = await ctx.effect(desk.book, "flight", undo=desk.cancel)
+        await ctx.approve("Go?")
+        if desk.notes:
+            await desk.note((await rt.cancel(run.run_id)).status)
+        return receipt
+
+    rt = await house.process(late)
+    run = await rt.invoke(late)
+    fork = await rt.fork(run.run_id)
+    desk.notes.append("now")
+    fork = await answer(rt, fork)
+    assert (fork.status, fork.stop_reason, desk.notes) == ("failed", "effects_undone", ["now", "canceled"])
+
+
+async def test_a_checkpoint_that_somebody_names_is_begun_at(house: House) -> None:
+    """Decision 29: what was undone before the fork was made is what they have chosen, and no reason to fail."""
+    desk = Desk()
+    graph = booked_before(desk)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    assert (run.status, desk.standing) == ("failed", set())
+    house.clock.forward(1)
+    fork = await rt.fork(run.run_id, from_step="pay")
+    assert (fork.status, list(fork.state.got)) == ("completed", ["R1", "R2"])
+
+
+async def test_a_fork_that_did_it_itself_goes_on(house: House) -> None:
+    """With other arguments it has a booking of its own: that of its source is no matter."""
+    desk = Desk()
+
+    @flow("each")
+    async def each(ctx: Context, where: str) -> str:
+        receipt: str = await ctx.effect(desk.book, where, undo=desk.cancel)
+        await ctx.approve("Go?")
+        return receipt
+
+    rt = await house.process(each)
+    run = await rt.invoke(each, {"where": "Rome"})
+    fork = await rt.fork(run.run_id, inputs={"where": "Oslo"})
+    await rt.cancel(run.run_id)
+    fork = await answer(rt, fork)
+    assert (fork.status, {fork.result}) == ("completed", desk.standing)

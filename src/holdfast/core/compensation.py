@@ -6,7 +6,7 @@ the run is to end, so that whoever comes after a crash goes on taking back and r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.core import decisions
 from holdfast.core import events as ev
@@ -22,8 +22,9 @@ END = "@end"
 PLACE = (TASK, END)
 """Where it is on record how a run is to end that has begun to take back."""
 ENDING = "ending"
-DOUBT = "doubt"
-"""Beside a resume: an effect that may have been taken back, of which its step asks before it goes on."""
+GONE = "gone"
+"""Names an effect that no resume serves: it may have been taken back, or was in the run that a fork had it from."""
+STANDING = frozenset({EffectStatus.RECORDED, EffectStatus.REUSED})
 CANCEL, CANCELED = "cancel", "canceled"
 
 
@@ -97,7 +98,7 @@ def missing(effects: Sequence[Effect], run_id: str) -> list[Effect]:
     """What was taken back, or may have been, and not done again: a run that went on after its step would go on without it."""
     latest: dict[tuple[int, str, str], Effect] = {}
     for e in effects:
-        if e.run_id == run_id and e.status is EffectStatus.RECORDED:
+        if e.run_id == run_id and e.status in STANDING:
             latest[e.step, e.task, e.path] = e
     doubtful = in_doubt(effects)
     return [e for e in latest.values() if e.undone or e.effect_id in doubtful]
@@ -105,7 +106,23 @@ def missing(effects: Sequence[Effect], run_id: str) -> list[Effect]:
 
 def note_doubts(effects: Sequence[Effect], run_id: str) -> list[StepRecord]:
     """What goes on record with a resume, so that the effects in doubt are not served: their calls ask about them."""
-    return [StepRecord(TASK, place(e), e.capability, kind=DOUBT) for e in missing(effects, run_id) if not e.undone]
+    return [note_gone(e) for e in missing(effects, run_id) if not e.undone]
+
+
+def note_gone(effect: Effect) -> StepRecord:
+    return StepRecord(TASK, place(effect), effect.capability, kind=GONE)
+
+
+def find_gone(theirs: Sequence[Effect], own: Iterable[Effect], made: Callable[[Effect], bool]) -> list[Effect]:
+    """What the forebears of a fork have taken back though it goes by that: it was given the effect, and does not know yet, or holds what
+    was ``made`` of it."""
+    mine = {(e.step, e.task, e.path): e for e in own}
+
+    def goes_by(e: Effect) -> bool:
+        at = mine.get((e.step, e.task, e.path))
+        return made(e) if at is None else at.status is EffectStatus.REUSED and at.source_effect_id == e.effect_id and not at.undone
+
+    return [e for e in theirs if e.undone and e.status is EffectStatus.RECORDED and goes_by(e)]
 
 
 def redoes(checkpoint: Checkpoint, gone: Iterable[Effect]) -> bool:

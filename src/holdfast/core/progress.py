@@ -35,7 +35,7 @@ from holdfast.core.outcomes import OK
 from holdfast.core.waits import Decision, Wait, tell_child, times_out_for_good
 
 CHILD_FAILED = ErrorValue.of(ChildFailed("")).type
-_TAKEN_BACK = frozenset({"effect", compensation.DOUBT})
+_TAKEN_BACK = frozenset({"effect", compensation.GONE})
 _KEPT = frozenset({"effect", "wait", "feedback"})
 HEARD = frozenset({ev.WaitRequested, ev.SignalReceived})
 """The facts of which ``hear`` takes note."""

@@ -21,12 +21,14 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Ended, Source, StepRecord, TaskResult
 from holdfast.core.codec import Row, open_row, open_rows
 from holdfast.core.commit import DedupClaim
-from holdfast.core.errors import CheckpointNotFound, InvalidInput
+from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.errors import CheckpointNotFound, InvalidInput, StepFailure
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, TOUCH
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.waits import APPROVE, HUMAN, Decision, Wait, WaitKind
+from holdfast.core.wording import target_of
 from holdfast.engine.base.echo import Echo
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
@@ -69,9 +71,11 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
         if not scoped and forebear.origin != REPLAY:
             found.scope, scoped = source, True
         source = forebear.source_run_id
-    if run.origin != REPLAY and run.source_checkpoint_id is not None and not await _is_edited(store, run):
+    if run.origin != REPLAY and run.source_checkpoint_id is not None:
+        found.began, edited = await _read_birth(store, run)
+    if found.began >= 0 and run.source_checkpoint_id is not None and not edited:
         unfinished = await find_unfinished(services, of, run.source_checkpoint_id)
-        found.records, found.results, found.exact = unfinished.records, tuple(unfinished.results.values()), True
+        found.records, found.results, found.exact, found.stood = unfinished.records, tuple(unfinished.results.values()), True, unfinished.stood
     found.effects = [e for r in reversed(found.forebears) for e in await store.effects(r)]
     return found
 
@@ -96,10 +100,47 @@ def read_records(rows: list[Row], progress: Progress) -> tuple[dict[tuple[int, s
     return out, ended
 
 
-async def _is_edited(store: Store, run: Run) -> bool:
-    """Whether a fork began with other values than its source had."""
-    first = await store.rows(run.run_id, 0, 1)
-    return any(isinstance(e.fact, ev.StatePatched) for row in first for e in open_row(row).events)
+async def _read_birth(store: Store, run: Run) -> tuple[int, bool]:
+    """The super-step of the checkpoint that a fork began at, and whether it began with other values than its source had."""
+    [row] = await store.rows(run.run_id, 0, 1)
+    first = open_row(row)
+    return -1 if first.delta is None else first.delta.step, any(isinstance(e.fact, ev.StatePatched) for e in first.events)
+
+
+async def expect_standing(services: Services, journal: Journal) -> None:
+    """Refuses to go on with a fork when what it was given, or took over, has been taken back in the run that it had it from. That goes on
+    record with the failure, so that a resume does it again where its step has not come to its end.
+
+    Raises:
+        StepFailure: naming it, and the way out.
+    """
+    run, echo, progress = journal.run, journal.echo, journal.progress
+    if echo is None or run.origin == REPLAY:
+        return
+    theirs = [e for forebear in echo.forebears for e in await journal.asking(services.store.effects(forebear))]
+    undone_at = {e.effect_id: e.attempted_at for e in theirs}
+    pending = {(progress.checkpoint.step_of(t.key), t.key) for t in progress.checkpoint.pending}
+
+    def keeps(effect: Effect) -> bool:
+        if (effect.step, effect.task) in pending:
+            if echo.stood.get((effect.step, effect.task, effect.path)) != effect.effect_id:
+                return False
+            return effect.task in progress.results or any(t == effect.task and compensation.is_made_of(r, effect.path) for (t, _), r in progress.records.items())
+        return effect.step <= echo.began and (effect.settled_at or 0) < run.created_at < undone_at.get(effect.undone, 0)
+
+    own = await journal.asking(services.store.effects(run.run_id))
+    gone = compensation.find_gone(theirs, own, keeps)
+    if not gone:
+        return
+    undone = {e.effect_id: e.undone for e in gone}
+    rows = [msgspec.structs.replace(e, undone=undone[e.source_effect_id]) for e in own if e.status is EffectStatus.REUSED and e.source_effect_id in undone]
+    journal.hold(Draft(results=[compensation.note_gone(e) for e in gone], effects=rows))
+    again = run.run_id if compensation.redoes(progress.checkpoint, gone) else gone[0].run_id
+    raise StepFailure(
+        f"{', '.join(f'{e.capability} (step {e.step})' for e in gone)} of the run {gone[0].run_id}, which this run was forked from, was undone there in the meantime",
+        code="effects_undone",
+        hint="resume this run: it carries that out itself" if again == run.run_id else f"holdfast fork {again} {target_of(run.target)} carries that out again",
+    )
 
 
 class Unfinished(NamedTuple):
@@ -150,7 +191,7 @@ async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) 
     }
     results = {r.task: r for r in progress.results.values() if r.task[0] != "@"}
     source, at = forebear.source_run_id, forebear.source_checkpoint_id
-    if source is not None and at is not None and forebear.origin != REPLAY and not await _is_edited(services.store, forebear):
+    if source is not None and at is not None and forebear.origin != REPLAY and not (await _read_birth(services.store, forebear))[1]:
         theirs = await _read_unfinished(services, source, at)
         earlier = {p: r for p, r in theirs.records.items() if p[:2] in pending}
         if earlier or forebear.current_step_id is None:
@@ -336,4 +377,4 @@ def _choose(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
     return able[-1] if able else found[-1]
 
 
-__all__ = ["begin_child", "create", "digest", "echo", "find_child", "point", "read_records", "request_scope"]
+__all__ = ["begin_child", "create", "digest", "echo", "expect_standing", "find_child", "point", "read_records", "request_scope"]
