@@ -614,6 +614,18 @@ def test_a_cancel_is_carried_out_by_whoever_has_the_code(holdfast: Type, process
     flight, hotel, *undos = holdfast("effects", run_id, "--json").json["effects"]
     assert (flight["args"], flight["undone"], hotel["undone"]) == (["flight"], undos[1]["effect_id"], "")
     assert [(u["status"], u["source_effect_id"]) for u in undos] == [("failed", hotel["effect_id"]), ("recorded", flight["effect_id"])]
+
+
+def test_an_undo_without_an_outcome_is_told_as_that(holdfast: Type, process: Type) -> None:
+    """§6.5: neither "undone" nor "not undone", after the run was canceled over the question."""
+    Path("trip.py").write_text(TRIP.replace('raise ConnectionError("the hotel does not answer")', "__import__('os')._exit(9)"), "utf-8")
+    run_id = process("run", "trip.py", "--json").json["run_id"]
+    process("cancel", run_id)
+    assert process("resume", run_id, "trip.py").code == 9
+    assert process("resume", run_id, "trip.py", "--json").json["waits"][0]["kind"] == "effect"
+    process("cancel", run_id)
+    for words in (["effects", run_id], ["show", run_id]):
+        assert "recorded, undo unknown" in holdfast(*words).out
     assert holdfast("resume", run_id, "trip.py", "--json").code == 4, "in one step: what was taken back is done again"
 
 

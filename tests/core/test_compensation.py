@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from holdfast.core import compensation as comp
 from holdfast.core import effects as fx
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import StepRecord, TaskResult
+from holdfast.core.checkpoint import Checkpoint, StepRecord, Task, TaskResult, empty
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import ErrorValue
+from holdfast.core.lease import Alive
 from holdfast.core.progress import Progress
 from holdfast.core.run import fold_all
 from holdfast.core.status import Status
@@ -80,11 +81,11 @@ def test_the_place_names_the_effect() -> None:
 
 
 def test_which_ends_take_back() -> None:
-    """A failure and a cancel on request; no halt, denial, policy, and nobody's absence (§5.17)."""
+    """A failure and a cancel on request; no limit on super-steps (§4.9), no halt, denial, policy, and nobody's absence (§5.17)."""
     failed, canceled = ev.RunFailed("step_failed", ERROR), ev.RunCanceled("canceled")
     assert comp.ending([ev.NoteAdded("x"), failed]) == StepRecord("@undo", "@end", "step_failed", error=ERROR, kind="ending")
     assert comp.ending([canceled]) == StepRecord("@undo", "@end", "canceled", kind="ending")
-    for other in (ev.RunCanceled("halted", settled=True), ev.RunCanceled("canceled", settled=True), ev.RunCanceled("unattended_handoff"), ev.RunCompleted()):
+    for other in (ev.RunCanceled("halted", settled=True), ev.RunCanceled("canceled", settled=True), ev.RunCanceled("unattended_handoff"), ev.RunCompleted(), ev.RunFailed("step_limit", ERROR)):
         assert comp.ending([other]) is None
     assert comp.ending([]) is None
 
@@ -121,31 +122,130 @@ def test_what_rests_is_woken_for_it() -> None:
 
 def test_what_is_missing_is_what_was_not_done_again() -> None:
     gone, again = effect("0", undone="x"), effect("0", 2)
-    assert comp.missing([gone], RUN) == [gone] and comp.first_missing([gone], RUN) == 1
-    assert comp.missing([gone, again], RUN) == [] and comp.first_missing([gone, again], RUN) is None
+    assert comp.missing([gone], RUN) == [gone] and comp.missing([gone, again], RUN) == []
     assert comp.missing([gone, replace(again, status=EffectStatus.FAILED)], RUN) == [gone]
     assert comp.missing([replace(gone, run_id="other")], RUN) == []
+    given = replace(gone, status=EffectStatus.REUSED, source_effect_id="r.1.pay.0#1")
+    assert comp.missing([given], RUN) == [given] and comp.missing([replace(given, undone="")], RUN) == []
     later = effect("0", step=3, undone="y")
-    assert comp.missing([later, gone], RUN) == [later, gone] and comp.first_missing([later, gone], RUN) == 1
+    assert comp.missing([later, gone], RUN) == [later, gone]
 
 
-@pytest.mark.parametrize(("current", "named"), [(None, 0), (f"{RUN}.1.a", 0), (f"{RUN}.2.b", 1), (f"{RUN}.9.z", 1)])
-def test_a_resume_lacks_what_earlier_steps_did(current: str | None, named: int) -> None:
-    """§6.11, §7.3: what the current step had taken back is done again by itself; what an earlier one had is not."""
+def undo_of(e: Effect, status: EffectStatus) -> Effect:
+    return replace(e, effect_id=f"{RUN}.2.@undo.{comp.place(e)}#1", step=2, task=comp.TASK, path=comp.place(e), status=status, source_effect_id=e.effect_id, undo="")
+
+
+@pytest.mark.parametrize("status", list(EffectStatus))
+def test_an_undo_without_an_outcome_leaves_its_effect_in_doubt(status: EffectStatus) -> None:
+    """§6.5: what may have been taken back is missing as what was; one that failed, or was given up, took nothing back."""
+    done, other = effect("0"), effect("1")
+    records = [done, other, undo_of(done, status)]
+    doubtful = status in fx.OPEN
+    assert comp.in_doubt(records) == frozenset({done.effect_id} if doubtful else ())
+    assert comp.missing(records, RUN) == [done] * doubtful
+    noted = comp.note_doubts([*records, effect("2", undone="x")], RUN)
+    assert [(r.task, r.path, r.kind) for r in noted] == [("@undo", comp.place(done), "gone")] * doubtful
+    assert comp.in_doubt([replace(records[-1], source_effect_id=None), effect("3", status=EffectStatus.UNKNOWN)]) == frozenset()
+
+
+def test_what_a_call_does_whose_effect_is_being_taken_back() -> None:
+    done = effect("0")
+    for status, alive, verdict in [
+        (EffectStatus.RECORDED, Alive.UNKNOWN, fx.Act), (EffectStatus.ATTEMPTED, Alive.YES, fx.InProgress), (EffectStatus.ATTEMPTED, Alive.NO, fx.Doubt),
+        (EffectStatus.UNKNOWN, Alive.YES, fx.Doubt), (EffectStatus.FAILED, Alive.UNKNOWN, None), (EffectStatus.ABANDONED, Alive.UNKNOWN, None),
+    ]:
+        found = fx.judge_undo(done, undo_of(done, status), alive)
+        assert (found is None) if verdict is None else isinstance(found, verdict)
+    first, second = undo_of(done, EffectStatus.ABANDONED), replace(undo_of(done, EffectStatus.UNKNOWN), effect_id="later")
+    assert fx.find_undo([first, second, undo_of(effect("1"), EffectStatus.RECORDED)], done) == second and fx.find_undo([], done) is None
+
+
+def test_what_a_fork_goes_by_that_is_gone() -> None:
+    """What it was given and does not know of yet, or holds something that was made of; nothing that it did itself, and nothing that stands."""
+    gone = effect("0", run_id="r", undone="x")
+    given = effect("0", status=EffectStatus.REUSED, source_effect_id=gone.effect_id, undo="")
+    for theirs, own, made, named in [
+        (gone, [given], False, True),
+        (gone, [replace(given, undone="x")], True, False),
+        (gone, [replace(given, source_effect_id="r.1.pay.0#9")], True, False),
+        (gone, [given, effect("0", 2)], True, False),
+        (gone, [], True, True),
+        (gone, [], False, False),
+        (replace(gone, undone=""), [given], True, False),
+        (replace(gone, status=EffectStatus.REUSED), [given], True, False),
+    ]:
+        assert comp.find_gone([theirs], own, lambda e, made=made: made) == [theirs] * named
+
+
+def standing_at(step: int, *pending: Task) -> Checkpoint:
+    """A checkpoint after so many super-steps; the values that waiting tasks see are no matter here."""
+    return replace(empty(RUN), step=step, pending=pending, held={t.began: {} for t in pending if t.began})
+
+
+@pytest.mark.parametrize(
+    ("head", "named"),
+    [
+        (standing_at(0, Task("pay")), False),
+        (standing_at(0, Task("ship")), False),
+        (standing_at(1, Task("pay")), True),
+        (standing_at(4, Task("pay", began=1), Task("ship")), False),
+        (standing_at(4, Task("pay", began=2), Task("ship", began=1)), True),
+        (standing_at(1), True),
+    ],
+    ids=["its step is the next", "it is not come to yet", "done in an earlier turn", "it waits while the run goes on", "another turn waits", "at the end"],
+)
+def test_a_resume_lacks_what_completed_steps_did(head: Checkpoint, named: bool) -> None:
+    """§6.11, §7.3, §5.11: what a step did that has not come to its end is done again by itself; what a completed one did is not."""
     gone = effect("0", undone="x")
-    assert gone.step == 1
-    assert len(comp.find_taken_back([gone], RUN, current)) == named
+    assert comp.find_taken_back([gone], RUN, head) == [gone] * named
+    assert comp.redoes(head, [gone]) is not named and comp.redoes(head, [])
+    assert not comp.redoes(head, [gone, effect("0", step=1, task="another", undone="x")]) or head.step == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "path", "made"),
+    [
+        ("0", "effect", "0", True),
+        ("1", "scope", "1/0/0", True),
+        ("1/0", "step", "1/0/0", True),
+        ("1/1", "step", "1/0/0", False),
+        ("10", "step", "1", False),
+        ("1", "step", "10", False),
+        ("@check", "task", "0", True),
+        ("@check/0", "wait", "@node", True),
+        ("@1/@check", "task", "@1/=k", True),
+        ("@1/@check", "task", "0", False),
+        ("=@check", "step", "0", False),
+        ("2.ask/@check", "task", "2.ask/0", True),
+        ("1.ask/@check", "task", "1.book/0", False),
+        ("1.book", "task", "1.book/@node", True),
+        ("1.ask", "task", "1.book/0", False),
+        ("2.ask", "task", "1.book/0", True),
+        ("10.ask", "task", "9.book/0", True),
+        ("2.ask/0", "step", "1.book/0", False),
+        ("2.sub/1.ask", "task", "1.book/0", True),
+        ("1.sub/2.ask", "task", "1.sub/1.book/0", True),
+        ("1.sub/1.ask", "task", "1.sub/2.book/0", False),
+        ("=2.x", "task", "=1.y/0", False),
+        ("0/1", "step", "0", False),
+    ],
+)
+def test_what_was_made_of_an_effect(place: str, kind: str, path: str, made: bool) -> None:
+    """What was around it, a result that a person is asked about, and what later super-steps of its sub-flow came to; no call beside it."""
+    assert comp.is_made_of(StepRecord("pay", place, "f", kind=kind), path) is made
 
 
 def test_an_undone_effect_has_no_record_any_more() -> None:
     """When an operator goes on: neither it, nor what it was part of, nor the task's result; failed undos took nothing back."""
     p = Progress(RUN)
     p.checkpoint = replace(p.checkpoint, step=0)
-    for task, path, kind in [("pay", "0", "effect"), ("pay", "1/0", "effect"), ("pay", "1", "scope"), ("pay", "2", "step"), ("ship", "0", "effect")]:
+    for task, path, kind in [
+        ("pay", "0", "effect"), ("pay", "1/0", "effect"), ("pay", "1", "scope"), ("pay", "2", "step"), ("pay", "@check", "task"), ("ship", "0", "effect"),
+    ]:
         p.records[task, path] = StepRecord(task, path, "f", kind=kind)
     for task in ("pay", "ship"):
         p.results[task] = TaskResult(task)
-    undone = [(1, "pay", "1/0", None, "effect"), (1, "ship", "0", ERROR, "effect"), (9, "pay", "2", None, "effect"), (1, "pay", "2", None, "wait")]
+    undone = [(1, "pay", "1/0", None, comp.GONE), (1, "pay", "1/0", None, "effect"), (1, "ship", "0", ERROR, "effect"), (9, "pay", "2", None, "effect"), (1, "pay", "2", None, "wait")]
     for step, task, path, error, kind in undone:
         place = f"{step}.{task}.{path}#1" + ("?1" if kind == "wait" else "")
         p.records[comp.TASK, place] = StepRecord(comp.TASK, place, "refund", error=error, kind=kind)

@@ -16,7 +16,7 @@ from holdfast.core import waits as ws
 from holdfast.core.compensation import TASK as UNDO_TASK
 from holdfast.core.compensation import find_taken_back
 from holdfast.core.describe import EffectView
-from holdfast.core.effects import MAY_LIVE, Effect
+from holdfast.core.effects import MAY_LIVE, OPEN
 from holdfast.core.explain import Advice
 from holdfast.core.status import TERMINAL, Condition, Status
 from holdfast.core.toolcalls import place_of
@@ -105,10 +105,10 @@ def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
             click.echo(f"{indent}    {one.command}" if one.text else f"{indent}{one.command}")
 
 
-def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -> list[Advice]:
+def advice(call: Call, run: Mapping[str, Any], seen: Snapshot | None = None) -> list[Advice]:
     """The commands that continue from here."""
     target = call.code(run["target"])
-    if run["condition"] in ("failed", "cancelled") and find_taken_back(effects, run["run_id"], run["current_step_id"]):
+    if run["condition"] in ("failed", "cancelled") and seen is not None and find_taken_back(seen.effect_records, run["run_id"], seen.head):
         return [Advice("Start a fork that carries out again what was undone (a resume is refused):", call.line("fork", run["run_id"], *target))]
     match run["condition"]:
         case "queued":
@@ -278,7 +278,7 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, beside: Beside, *, 
         o.head("values")
         limit = max(20, o.width() - 24)
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in run["values"].items())
-    steps = beside.next or advice(call, run, seen.effect_records)
+    steps = beside.next or advice(call, run, seen)
     if steps:
         o.head("next")
         advise(steps)
@@ -335,12 +335,12 @@ _OUTCOMES = {"recorded": "green", "reused": "green", "failed": "red", "unknown":
 def effect_table(effects: list[EffectView]) -> None:
     """One line an effect. What was taken back says so, and what was to be and was not (§6.11)."""
     of = {e.effect_id: e for e in effects}
-    tried = {e.source_effect_id for e in effects if e.task == UNDO_TASK}
+    undos = {e.source_effect_id: e for e in effects if e.task == UNDO_TASK}
     o.table(
         ["status", "what", "step", "attempted", "took", "effect"],
         [
             [
-                o.paint(_standing(e, e.effect_id in tried), "red" if e.effect_id in tried and not e.undone else _OUTCOMES.get(str(e.status))),
+                o.paint(_standing(e, undos.get(e.effect_id)), "red" if e.effect_id in undos and not e.undone else _OUTCOMES.get(str(e.status))),
                 o.inline(f"{e.capability}, undoes {of[e.source_effect_id].capability}" if e.task == UNDO_TASK and e.source_effect_id in of else e.capability, 32),
                 f"{e.task}.{e.path}",
                 o.clock(e.attempted_at),
@@ -352,10 +352,12 @@ def effect_table(effects: list[EffectView]) -> None:
     )
 
 
-def _standing(effect: EffectView, tried: bool) -> str:
+def _standing(effect: EffectView, undo: EffectView | None) -> str:
     if effect.undone:
         return f"{effect.status}, undone"
-    return f"{effect.status}, not undone" if tried else str(effect.status)
+    if undo is None:
+        return str(effect.status)
+    return f"{effect.status}, undo {undo.status}" if undo.status in OPEN else f"{effect.status}, not undone"
 
 
 _IF_LATE = {"halt": "the run halts", "deliver": "the run resumes without an answer", "default": "the run takes the default", "fail": "the run fails"}

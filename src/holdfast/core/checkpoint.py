@@ -33,6 +33,8 @@ SIGNAL = "@signal~"
 WAITING_TASK = "@waiting"
 """Stands in ``done`` where a barrier carried waiting tasks on: a release that does not know of them finds no such result, and stops."""
 RESULT = "@result"
+CHECK = "@check"
+"""Beside the calls of a step: its result that a person is asked about, or was, and beneath it what they answered."""
 NONE_SEEN: Mapping[str, int] = {}
 NONE_DECODED: Mapping[str, Mapping[str, Any]] = {}
 NONE_HELD: Mapping[int, Mapping[str, Any]] = {}

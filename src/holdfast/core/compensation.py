@@ -6,12 +6,13 @@ the run is to end, so that whoever comes after a crash goes on taking back and r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.core import decisions
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import StepRecord
+from holdfast.core.checkpoint import CHECK, Checkpoint, StepRecord
 from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.errors import StepLimit
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE
 from holdfast.core.waits import TIMEOUT
@@ -21,6 +22,9 @@ END = "@end"
 PLACE = (TASK, END)
 """Where it is on record how a run is to end that has begun to take back."""
 ENDING = "ending"
+GONE = "gone"
+"""Names an effect that no resume serves: it may have been taken back, or was in the run that a fork had it from."""
+STANDING = frozenset({EffectStatus.RECORDED, EffectStatus.REUSED})
 CANCEL, CANCELED = "cancel", "canceled"
 
 
@@ -49,10 +53,13 @@ def undone_at(path: str) -> tuple[int, str, str]:
 def ending(facts: Iterable[ev.Fact]) -> StepRecord | None:
     """How a run is to end by these facts, to be written down first; None if such an end takes nothing back.
 
-    A failure does, and a cancel on request. A halt, a denial or a policy says that nothing more is to be done.
+    A failure does, and a cancel on request. A halt, a denial or a policy says that nothing more is to be done; a limit on super-steps, that
+    the run goes on where it stands once it is higher (§4.9).
     """
     for fact in facts:
         match fact:
+            case ev.RunFailed(stop_reason=StepLimit.code):
+                return None
             case ev.RunFailed(stop_reason=reason, error=error):
                 return StepRecord(TASK, END, reason, error=error, kind=ENDING)
             case ev.RunCanceled(stop_reason="canceled", settled=False):
@@ -82,21 +89,66 @@ def wake_facts(run: Run, facts: Iterable[ev.Fact], record: StepRecord) -> list[e
     return [ev.RunResumed(cause=CANCEL if record.error is None else TIMEOUT), *kept]
 
 
-def first_missing(effects: Iterable[Effect], run_id: str) -> int | None:
-    """The first super-step whose effects were taken back and not done again; None if all stand."""
-    return min((e.step for e in missing(effects, run_id)), default=None)
+def in_doubt(effects: Iterable[Effect]) -> frozenset[str]:
+    """The effects of which nobody knows whether they were taken back: their undo was attempted, and has no outcome (§6.5)."""
+    return frozenset([e.source_effect_id for e in effects if e.task == TASK and e.open and e.source_effect_id])
 
 
-def missing(effects: Iterable[Effect], run_id: str) -> list[Effect]:
-    """What was taken back and not done again: a run that went on after its step would go on without it."""
+def missing(effects: Sequence[Effect], run_id: str) -> list[Effect]:
+    """What was taken back, or may have been, and not done again: a run that went on after its step would go on without it."""
     latest: dict[tuple[int, str, str], Effect] = {}
     for e in effects:
-        if e.run_id == run_id and e.status is EffectStatus.RECORDED:
+        if e.run_id == run_id and e.status in STANDING:
             latest[e.step, e.task, e.path] = e
-    return [e for e in latest.values() if e.undone]
+    doubtful = in_doubt(effects)
+    return [e for e in latest.values() if e.undone or e.effect_id in doubtful]
 
 
-def find_taken_back(effects: Iterable[Effect], run_id: str, current_step_id: str | None) -> list[Effect]:
-    """What the steps before the current one did and is taken back: a resume would go on as if it stood, a fork does it again."""
-    step = 0 if current_step_id is None else int(current_step_id.split(".")[1])
-    return [e for e in missing(effects, run_id) if e.step < step]
+def note_doubts(effects: Sequence[Effect], run_id: str) -> list[StepRecord]:
+    """What goes on record with a resume, so that the effects in doubt are not served: their calls ask about them."""
+    return [note_gone(e) for e in missing(effects, run_id) if not e.undone]
+
+
+def note_gone(effect: Effect) -> StepRecord:
+    return StepRecord(TASK, place(effect), effect.capability, kind=GONE)
+
+
+def find_gone(theirs: Sequence[Effect], own: Iterable[Effect], made: Callable[[Effect], bool]) -> list[Effect]:
+    """What the forebears of a fork have taken back though it goes by that: it was given the effect, and does not know yet, or holds what
+    was ``made`` of it."""
+    mine = {(e.step, e.task, e.path): e for e in own}
+
+    def goes_by(e: Effect) -> bool:
+        at = mine.get((e.step, e.task, e.path))
+        return made(e) if at is None else at.status is EffectStatus.REUSED and at.source_effect_id == e.effect_id and not at.undone
+
+    return [e for e in theirs if e.undone and e.status is EffectStatus.RECORDED and goes_by(e)]
+
+
+def redoes(checkpoint: Checkpoint, gone: Iterable[Effect]) -> bool:
+    """Whether a run that goes on at this checkpoint does these effects again: there, their tasks have not begun or have not come to a barrier."""
+    pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
+    return all(e.step > checkpoint.step or (e.step, e.task) in pending for e in gone)
+
+
+def find_taken_back(effects: Sequence[Effect], run_id: str, head: Checkpoint) -> list[Effect]:
+    """What completed steps did and is taken back, or may be: a resume would go on as if it stood, a fork does it again."""
+    return [e for e in missing(effects, run_id) if not redoes(head, [e])]
+
+
+def is_made_of(record: StepRecord, path: str) -> bool:
+    """Whether a record of a task is that of the effect at ``path`` in it, or was made of what that gave: by a scope or a step around it, by a
+    later super-step of a sub-flow that it is in, or as a result that a person was asked about."""
+    there, here = path.split("/"), record.path.split("/")
+    shared = 0
+    while shared < min(len(there), len(here)) and there[shared] == here[shared]:
+        shared += 1
+    if shared == len(here) or here[shared] == CHECK:
+        return True
+    return record.kind == "task" and shared < len(there) and 0 < _round(there[shared]) < _round(here[shared])
+
+
+def _round(place: str) -> int:
+    """The super-step of a sub-flow that a place is of; 0 if it is of none."""
+    step, dot, _ = place.partition(".")
+    return int(step) if dot and step.isdecimal() else 0

@@ -262,7 +262,14 @@ class Mismatch(msgspec.Struct, frozen=True):
     effect: Effect
 
 
-Verdict = Reuse | Act | Verify | Ask | InProgress | Beside | Mismatch
+class Doubt(msgspec.Struct, frozen=True):
+    """It was done, and an attempt to take it back has no outcome: a person says whether it stands (§6.5)."""
+
+    effect: Effect
+    undo: Effect
+
+
+Verdict = Reuse | Act | Verify | Ask | InProgress | Beside | Mismatch | Doubt
 
 REPLAY, OUTCOME_UNKNOWN, MAY_LIVE = "side_effect_replay", "effect_unknown", "attempt_may_live"
 GIVEN_UP, OTHER_ARGUMENTS = "effect_abandoned", "other_arguments"
@@ -296,6 +303,24 @@ def _judge_other(last: Effect, asked: Asked, own: bool) -> Verdict:
     if not asked.placed or not own or last.status is not EffectStatus.RECORDED:
         return Mismatch(last)
     return Ask(last, OTHER_ARGUMENTS) if last.capability == asked.name else Beside(last)
+
+
+def find_undo(records: Sequence[Effect], effect: Effect) -> Effect | None:
+    """The newest attempt to take an effect back, from the records under the key of its undo."""
+    return next((u for u in reversed(records) if u.source_effect_id == effect.effect_id), None)
+
+
+def judge_undo(effect: Effect, undo: Effect, alive: Alive) -> Verdict | None:
+    """What to do about a call whose effect somebody has attempted to take back; None where that came to nothing, so that it stands.
+    ``alive`` is about the process of that attempt."""
+    match undo.status:
+        case EffectStatus.RECORDED:
+            return Act(effect)
+        case EffectStatus.ATTEMPTED if alive is Alive.YES:
+            return InProgress(undo)
+        case EffectStatus.ATTEMPTED | EffectStatus.UNKNOWN:
+            return Doubt(effect, undo)
+    return None
 
 
 def _on_record(last: Effect, asked: Asked, own: bool) -> Verdict:

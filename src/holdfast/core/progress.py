@@ -35,6 +35,7 @@ from holdfast.core.outcomes import OK
 from holdfast.core.waits import ABANDON, Decision, Wait, tell_child, times_out_for_good
 
 CHILD_FAILED = ErrorValue.of(ChildFailed("")).type
+_TAKEN_BACK = frozenset({"effect", compensation.GONE})
 HEARD = frozenset({ev.WaitRequested, ev.SignalReceived})
 """The facts of which ``hear`` takes note."""
 
@@ -244,17 +245,16 @@ class Progress:
         return None if told is None else (CHILD_FAILED, told)
 
     def _take_back(self) -> None:
-        """Forgets the results of effects that were taken back, and of what they were part of: these are done again (§6.11)."""
+        """Forgets the results of effects that were taken back, and what was made of them: these are done again (§6.11)."""
         for place in [p for p in self.records if p[0] == compensation.TASK]:
             record = self.records.pop(place)
-            if record.kind != "effect" or record.error is not None:
+            if record.kind not in _TAKEN_BACK or record.error is not None:
                 continue
             step, task, path = compensation.undone_at(record.path)
             if step == self.checkpoint.step_of(task):
                 self.results.pop(task, None)
-                while path:
-                    self.records.pop((task, path), None)
-                    path = path.rpartition("/")[0]
+                for gone in [p for p, r in self.records.items() if p[0] == task and compensation.is_made_of(r, path)]:
+                    del self.records[gone]
 
     def _forget(self, task: str, beneath: str, ended: ErrorValue | None, failure_of: Callable[[StepRecord], tuple[str, str] | None]) -> None:
         """Forgets recorded failures, but for those that the code caught and went on from: it must find these again. ``failure_of`` tells which records are.

@@ -16,7 +16,8 @@ class Echo(msgspec.Struct):
     ``consents``: what people approved there, if it is inherited, with the questions (§5.8). A fork in the middle of a step is answered from
     what was on record there too, as far as it calls the same with the same arguments (``exact``); ``results`` are the tasks finished there.
     ``ended``: the barriers of a replay's source that tasks waited beyond or signals came to, by their number (§5.11);
-    ``reached``: how far it came. ``children``: those that its forebears started, by place, once somebody has asked."""
+    ``reached``: how far it came. ``began``: the super-step of the checkpoint that a fork began at, and ``stood``: the effects of its
+    forebears that the tasks pending there had been given, by place. ``children``: those that its forebears started, by place, once somebody has asked."""
 
     scope: str
     records: dict[tuple[int, str, str], StepRecord] = {}
@@ -28,6 +29,8 @@ class Echo(msgspec.Struct):
     exact: bool = False
     ended: dict[int, Ended] = {}
     reached: int = -1
+    began: int = -1
+    stood: dict[tuple[int, str, str], str] = {}
     children: dict[tuple[int, str, str], str] | None = None
 
     @property

@@ -69,6 +69,10 @@ QUESTIONS = {
     fx.OTHER_ARGUMENTS: "{name} was done here with other arguments, before a failure that is being retried. Approve to use its recorded result, or have it done with the new arguments.",
     fx.GIVEN_UP: "{name} was abandoned by decision. Should it be done after all?",
 }
+MAYBE_UNDONE = (
+    "{name} was done, and may have been undone: {undo} was attempted, and its outcome is unknown. Check with its receiver. "
+    "Record the result of {undo} if it was undone, and {name} is done again; abandon {undo} if it was not."
+)
 
 _AS_GATE, _ABOUT_OUTCOME = (WaitKind.GATE, (APPROVE, REEXECUTE, DENY)), (WaitKind.EFFECT, (RECORD_RESULT, REEXECUTE, ABANDON, HALT))
 _ANSWERS = {
@@ -238,6 +242,10 @@ class Performance:
                         raise EffectInProgress(f"{self.name} is under way in the run {effect.run_id}", hint="resume this run after that one has ended")
                     await self.journal.asking(self.store.wait_for_change(LOOK_SECONDS))
                     continue
+                case fx.Doubt(effect, undo):
+                    done, value = await self._ask_whether_undone(effect, undo)
+                    if done:
+                        return value
                 case fx.Ask():
                     done, value = await self._ask(verdict)
                     if done:
@@ -290,6 +298,8 @@ class Performance:
         run = self.journal.run
         if not self.records and (run.decisions or run.waits) and self.policy is not ReplayPolicy.REEXECUTE and self._was_asked_about():
             await self.journal.asking(self._miss())
+        if self.records and self.options.undoes is None and (verdict := await self._judge_undo()) is not None:
+            return verdict
         alive = Alive.UNKNOWN
         if self.records and (known := next((e for e in reversed(self.records) if e.open), None)) is not None:
             alive = await self.journal.asking(alive_now(self.services, known))
@@ -316,6 +326,17 @@ class Performance:
         here = f"{self.path}?"
         asked = self.journal.progress.questions.items()
         return any(task == self.attempt.key and path.startswith(here) and wait.kind is WaitKind.EFFECT for (task, path), wait in asked)
+
+    async def _judge_undo(self) -> fx.Verdict | None:
+        """What to do where the effect on record is being taken back, or may have been; None where it stands, or there is none."""
+        last = next((e for e in reversed(self.records) if e.status is EffectStatus.RECORDED), None)
+        if last is None or last.undone or not last.undo or last.request_hash != self.request:
+            return None
+        undo = fx.find_undo(await self.journal.asking(self.store.effects(key=fx.undo_key(last.key))), last)
+        if undo is None:
+            return None
+        alive = await self.journal.asking(alive_now(self.services, undo)) if undo.open else Alive.UNKNOWN
+        return fx.judge_undo(last, undo, alive)
 
     async def _verify(self) -> object:
         """The hook's answer; one that raises, hangs or says anything else does not know (X-05)."""
@@ -367,6 +388,41 @@ class Performance:
             self._stand_apart()
             return False, None
         return await self._act(effect, same=False)
+
+    async def _ask_whether_undone(self, effect: Effect, undo: Effect) -> tuple[bool, Any]:
+        """A person says whether the effect stands. (False, None): it does not, and is to be judged or done again."""
+        mine = effect.run_id == self.journal.run.run_id
+        if self.shared and not mine:
+            raise EffectInProgress(f"{self.name} may have been undone by the run {undo.run_id}; the outcome is unknown", hint="resume that run first: it asks what happened")
+        shown = {
+            "effect": self.name, "key": effect.key, "undo": undo.capability, "attempted_at": views.iso(undo.attempted_at), "owner": undo.owner,
+            "detail": undo.detail, "show": self._show(),
+        }
+        number = f"{effect.effect_id.rpartition('#')[2]}.{undo.effect_id.rpartition('#')[2]}"
+        decision = await request(
+            self.attempt,
+            Ask(
+                kind=WaitKind.EFFECT, prompt=MAYBE_UNDONE.format(name=self.name, undo=undo.capability), name=undo.capability, show=shown,
+                actions=(RECORD_RESULT, ABANDON, HALT), effect_id=undo.effect_id, path=f"{self.path}?undo{number}",
+            ),
+        )
+        stands = decision.action == ABANDON
+        if mine:
+            await self.journal.save(self._settle_undo(effect, undo, stands, decision))
+        if stands:
+            return True, await self._reuse(effect)
+        return (False, None) if mine else await self._act(effect, same=False)
+
+    def _settle_undo(self, effect: Effect, undo: Effect, stands: bool, decision: Decision) -> Draft:
+        """The attempt to take an effect of this run back, as a person says it ended."""
+        by, now = fx.attribute(decision.actor, decision.note or ""), self.services.clock.now()
+        if stands:
+            fact: ev.EffectFact = ev.SideEffectAbandoned(undo.effect_id, undo.key, undo.step, undo.task, undo.path, fx.BY_DECISION)
+            return Draft(facts=[fact], effects=[replace(undo, status=EffectStatus.ABANDONED, closed=True, settled_at=now, detail=fx.BY_DECISION)])
+        data = decision.payload if decision.payload is not None else canon.encode(None)
+        fact = ev.SideEffectRecorded(undo.effect_id, undo.key, undo.step, undo.task, undo.path, f"as {by} found")
+        done = replace(undo, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now, closed=True)
+        return Draft(facts=[fact], effects=[done, replace(effect, undone=undo.effect_id)])
 
     async def _take_word(self, effect: Effect, data: bytes) -> tuple[bool, Any]:
         """What a person said that it gave, as the call gives it, or what the call fails with by that."""
@@ -639,7 +695,7 @@ class Performance:
         gone = [e.capability for r in echo.forebears for e in compensation.missing(echo.effects, r)]
         if gone:
             raise StepFailure(
-                f"{', '.join(gone)} of the run {run.source_run_id} was undone, so this replay of the run cannot continue from there; a fork carries out {', '.join(gone)} again",
+                f"{', '.join(gone)} of the run {run.source_run_id} was undone, or may have been, so this replay of the run cannot continue from there; a fork carries out {', '.join(gone)} again",
                 code="effects_undone",
             )
 

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.core import canon
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import StepRecord, TaskResult
+from holdfast.core.checkpoint import CHECK, StepRecord, TaskResult
 from holdfast.core.errors import Denied, StepFailure
 from holdfast.core.graph import Node
 from holdfast.core.outcomes import DEGRADED, OK
@@ -26,7 +26,6 @@ from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.waits import Ask, Redo, about, open_at, reject, rejection_of, request
 
 PLACE = "@gate"
-AFTER = "@check"
 ASKED_AFTER = (APPROVE, RETRY, DENY)
 
 
@@ -116,7 +115,7 @@ _held = msgspec.msgpack.Decoder(Held)
 
 
 def _find_kept(attempt: Attempt) -> Held | None:
-    record = attempt.record(f"{attempt.root}{AFTER}")
+    record = attempt.record(f"{attempt.root}{CHECK}")
     return None if record is None or record.value is None else _held.decode(record.value)
 
 
@@ -132,14 +131,14 @@ async def after(attempt: Attempt, node: Node, state: Any, result: TaskResult, wr
     Raises:
         Halted: it may not. Suspend: a person is asked. Redo: a person wants it done again, with their words.
     """
-    place = f"{attempt.root}{AFTER}"
+    place = f"{attempt.root}{CHECK}"
     kept = _find_kept(attempt)
     if kept is None:
         verdict = check_result(node, facing(attempt.journal.run, node, attempt.services.environment, state, writes))
         draft = Draft(facts=[ev.PolicyEvaluated(f"{node.name}:after", verdict.kind.value, verdict.reason)])
         if verdict.kind is Kind.REQUIRE_HUMAN:
             kept = Held(verdict.prompt or f"Accept the result of {node.name}?", verdict.actions or ASKED_AFTER, verdict.reason, result)
-            draft.results.append(StepRecord(attempt.key, place, AFTER, value=msgspec.msgpack.encode(kept), kind="task"))
+            draft.results.append(StepRecord(attempt.key, place, CHECK, value=msgspec.msgpack.encode(kept), kind="task"))
         attempt.journal.hold(draft)
         if verdict.kind is Kind.DENY:
             raise Halted(verdict.reason)

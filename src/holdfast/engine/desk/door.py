@@ -21,7 +21,7 @@ import msgspec
 from holdfast.core import bounds, canon
 from holdfast.core import commands as cmd
 from holdfast.core.bounds import wrong
-from holdfast.core.effects import ReplayPolicy, as_policy
+from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.errors import InvalidInput
 
@@ -163,8 +163,8 @@ REPLAY = "replay"
 FORKED = "fork"
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants out of a source run; None means as the source had it. ``missing``: the first step of the source whose
-    effects were taken back; ``inherits``: what was approved there counts here (§5.8)."""
+    """What somebody wants out of a source run; None means as the source had it. ``missing``: what the source did, and took
+    back; ``inherits``: what was approved there counts here (§5.8)."""
 
     kind: str
     checkpoint_id: str | None = None
@@ -177,7 +177,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     upgrade: bool = False
     not_before: int | None = None
-    missing: int | None = None
+    missing: tuple[Effect, ...] = ()
     inherits: bool = False
     fields: Mapping[str, Any] = {}
 

@@ -11,7 +11,7 @@ consent to the very same question, shown the same under the same policy, is take
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,12 +21,14 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Ended, Source, StepRecord, TaskResult
 from holdfast.core.codec import Row, open_row, open_rows
 from holdfast.core.commit import DedupClaim
-from holdfast.core.errors import CheckpointNotFound, InvalidInput
+from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.errors import CheckpointNotFound, InvalidInput, StepFailure
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, TOUCH
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.waits import APPROVE, HUMAN, Decision, Wait, WaitKind
+from holdfast.core.wording import target_of
 from holdfast.engine.base.echo import Echo
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
@@ -68,9 +70,11 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
         if not scoped and forebear.origin != REPLAY:
             found.scope, scoped = source, True
         source = forebear.source_run_id
-    if run.origin != REPLAY and run.source_checkpoint_id is not None and not await _is_edited(store, run):
-        results, records = await find_unfinished(services, of, run.source_checkpoint_id)
-        found.records, found.results, found.exact = records, results, True
+    if run.origin != REPLAY and run.source_checkpoint_id is not None:
+        found.began, edited = await _read_birth(store, run)
+    if found.began >= 0 and run.source_checkpoint_id is not None and not edited:
+        unfinished = await find_unfinished(services, of, run.source_checkpoint_id)
+        found.records, found.results, found.exact, found.stood = unfinished.records, tuple(unfinished.results.values()), True, unfinished.stood
     found.effects = [e for r in reversed(found.forebears) for e in await store.effects(r)]
     return found
 
@@ -95,29 +99,89 @@ def read_records(rows: list[Row], progress: Progress) -> tuple[dict[tuple[int, s
     return out, ended
 
 
-async def _is_edited(store: Store, run: Run) -> bool:
-    """Whether a fork began with other values than its source had."""
-    first = await store.rows(run.run_id, 0, 1)
-    return any(isinstance(e.fact, ev.StatePatched) for row in first for e in open_row(row).events)
+async def _read_birth(store: Store, run: Run) -> tuple[int, bool]:
+    """The super-step of the checkpoint that a fork began at, and whether it began with other values than its source had."""
+    [row] = await store.rows(run.run_id, 0, 1)
+    first = open_row(row)
+    return -1 if first.delta is None else first.delta.step, any(isinstance(e.fact, ev.StatePatched) for e in first.events)
 
 
-Unfinished = tuple[tuple[TaskResult, ...], dict[tuple[int, str, str], StepRecord]]
+async def expect_standing(services: Services, journal: Journal) -> None:
+    """Refuses to go on with a fork when what it was given, or took over, has been taken back in the run that it had it from. That goes on
+    record with the failure, so that a resume does it again where its step has not come to its end.
+
+    Raises:
+        StepFailure: naming it, and the way out.
+    """
+    run, echo, progress = journal.run, journal.echo, journal.progress
+    if echo is None or run.origin == REPLAY:
+        return
+    theirs = [e for forebear in echo.forebears for e in await journal.asking(services.store.effects(forebear))]
+    undone_at = {e.effect_id: e.attempted_at for e in theirs}
+    pending = {(progress.checkpoint.step_of(t.key), t.key) for t in progress.checkpoint.pending}
+
+    def keeps(effect: Effect) -> bool:
+        if (effect.step, effect.task) in pending:
+            if echo.stood.get((effect.step, effect.task, effect.path)) != effect.effect_id:
+                return False
+            return effect.task in progress.results or any(t == effect.task and compensation.is_made_of(r, effect.path) for (t, _), r in progress.records.items())
+        return effect.step <= echo.began and (effect.settled_at or 0) < run.created_at < undone_at.get(effect.undone, 0)
+
+    own = await journal.asking(services.store.effects(run.run_id))
+    gone = compensation.find_gone(theirs, own, keeps)
+    if not gone:
+        return
+    undone = {e.effect_id: e.undone for e in gone}
+    rows = [msgspec.structs.replace(e, undone=undone[e.source_effect_id]) for e in own if e.status is EffectStatus.REUSED and e.source_effect_id in undone]
+    journal.hold(Draft(results=[compensation.note_gone(e) for e in gone], effects=rows))
+    again = run.run_id if compensation.redoes(progress.checkpoint, gone) else gone[0].run_id
+    raise StepFailure(
+        f"{', '.join(f'{e.capability} (step {e.step})' for e in gone)} of the run {gone[0].run_id}, which this run was forked from, was undone there in the meantime",
+        code="effects_undone",
+        hint="resume this run: it carries that out itself" if again == run.run_id else f"holdfast fork {again} {target_of(run.target)} carries that out again",
+    )
+
+
+class Unfinished(NamedTuple):
+    """What was finished and recorded of the tasks that a checkpoint stands in the middle of. ``stood``: the effect at each place, as the log had it there."""
+
+    results: dict[str, TaskResult]
+    records: dict[tuple[int, str, str], StepRecord]
+    stood: dict[tuple[int, str, str], str]
 
 
 async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
-    """What was finished and recorded of the step that a checkpoint stands in the middle of. Failures, effects and people's answers are left
-    out: these are met anew. A fork of a fork finds what the first one began with too."""
+    """What a fork finds that begins at a checkpoint in the middle of a step: what was finished and recorded of that, but for what was made of
+    effects that no longer stand, whichever run of the lineage they were taken back in."""
+    found = await _read_unfinished(services, run_id, checkpoint_id)
+    effects = [e for owner in {act.partition(".")[0] for act in found.stood.values()} for e in await services.store.effects(owner)]
+    gone = {e.effect_id for e in effects if e.undone} | compensation.in_doubt(effects)
+    for (step, task, path), act in found.stood.items():
+        if act in gone:
+            found.results.pop(task, None)
+            for place in [p for p, r in found.records.items() if p[:2] == (step, task) and compensation.is_made_of(r, path)]:
+                del found.records[place]
+    return found
+
+
+async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
+    """What the log says of the tasks that a checkpoint stands in the middle of. Failures, effects and people's answers are left out: these are met
+    anew. A fork of a fork finds what the first one began with too."""
     loaded = await services.store.get(run_id)
     if loaded is None:
-        return (), {}
+        return Unfinished({}, {}, {})
     rows = await services.store.rows(run_id)
     progress = Progress(run_id, await services.threads.origin(run_id, rows))
+    stood: dict[tuple[int, str, str], str] = {}
     for row in rows:
-        progress.step(open_row(row, progress.hash))
+        record = open_row(row, progress.hash)
+        stood |= {(f.step, f.task, f.path): f.effect_id for e in record.events if isinstance(f := e.fact, ev.SideEffectRecorded | ev.SideEffectReused)}
+        progress.step(record)
         if progress.checkpoint.checkpoint_id == checkpoint_id:
             break
     checkpoint, forebear = progress.checkpoint, loaded[0]
     pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
+    stood = {p: act for p, act in stood.items() if p[:2] in pending}
     progress.forgive()
     records = {
         (checkpoint.step_of(task), task, path): record
@@ -126,12 +190,14 @@ async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -
     }
     results = {r.task: r for r in progress.results.values() if r.task[0] != "@"}
     source, at = forebear.source_run_id, forebear.source_checkpoint_id
-    if source is not None and at is not None and forebear.origin != REPLAY and not await _is_edited(services.store, forebear):
-        theirs, earlier = await find_unfinished(services, source, at)
-        records = {p: r for p, r in earlier.items() if p[:2] in pending} | records
-        if any(p[:2] in pending for p in earlier) or forebear.current_step_id is None:
-            results = {r.task: r for r in theirs} | results
-    return tuple(results.values()), records
+    if source is not None and at is not None and forebear.origin != REPLAY and not (await _read_birth(services.store, forebear))[1]:
+        theirs = await _read_unfinished(services, source, at)
+        earlier = {p: r for p, r in theirs.records.items() if p[:2] in pending}
+        if earlier or forebear.current_step_id is None:
+            results = theirs.results | results
+        records = earlier | records
+        stood = {p: act for p, act in theirs.stood.items() if p[:2] in pending} | stood
+    return Unfinished(results, records, stood)
 
 
 async def find_child(store: Store, echo: Echo, place: tuple[int, str, str]) -> str | None:
@@ -323,11 +389,11 @@ def _choose(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
         raise CheckpointNotFound(f"{run.run_id} never reached the step {wish.step}", hint=f"holdfast checkpoints {run.run_id} shows its steps")
     if wish.kind == REPLAY or wish.inputs:
         return found[0]
-    able = [cp for cp in found if cp.pending and (wish.missing is None or cp.step < wish.missing)]
+    able = [cp for cp in found if cp.pending and compensation.redoes(cp, wish.missing)]
     if wish.edits:
         written = max((found[-1].versions.get(name, 0) for name in wish.edits), default=0)
-        return next((cp for cp in able if cp.step >= written), able[-1] if wish.missing is not None else found[-1])
+        return next((cp for cp in able if cp.step >= written), able[-1] if wish.missing else found[-1])
     return able[-1] if able else found[-1]
 
 
-__all__ = ["begin_child", "create", "digest", "echo", "find_child", "point", "read_records", "request_scope"]
+__all__ = ["begin_child", "create", "digest", "echo", "expect_standing", "find_child", "point", "read_records", "request_scope"]

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.core import canon, decisions, ids, reviews
 from holdfast.core import compensation as core
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Source, StepRecord, Task
+from holdfast.core.checkpoint import Checkpoint, Source, StepRecord, Task
 from holdfast.core.codec import open_rows
 from holdfast.core.commit import InboxItem
 from holdfast.core.decisions import Facts
@@ -64,16 +64,17 @@ async def leave_end(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal:
     return Draft(facts=core.wake_facts(run, facts, record), results=list(results), took=[] if item is None else [item.key])
 
 
-def refuse_to_go_on(run: Run, effects: list[Effect]) -> None:
-    """Refuses to resume a run after what its earlier steps did was taken back.
+def refuse_to_go_on(run: Run, effects: list[Effect], head: Checkpoint) -> None:
+    """Refuses to resume a run after what its completed steps did was taken back.
 
     Raises:
         EffectsUndone: naming it, and the way out.
     """
-    gone = core.find_taken_back(effects, run.run_id, run.current_step_id)
+    gone = core.find_taken_back(effects, run.run_id, head)
     if gone:
+        named = [f"{e.capability} (step {e.step}{'' if e.undone else ', whether it was undone is unknown'})" for e in gone]
         raise EffectsUndone(
-            f"effects of its earlier steps were undone: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; a resume would continue as if that were still done",
+            f"effects of its earlier steps were undone: {', '.join(named)}; a resume would continue as if that were still done",
             hint=f"holdfast fork {run.run_id} {target_of(run.target)} does it again, from the step that did it",
         )
 

@@ -25,7 +25,7 @@ from holdfast.core import decisions, superstep, views
 from holdfast.core import events as ev
 from holdfast.core import policy as policies
 from holdfast.core import run as records
-from holdfast.core.checkpoint import Source
+from holdfast.core.checkpoint import Source, StepRecord
 from holdfast.core.commit import InboxItem, Tip
 from holdfast.core.errors import (
     ChainBroken,
@@ -470,7 +470,7 @@ class Conductor:
         source = await self._reader.load(run_id)
         if source.run.skill_id in self._skills.ids:
             self._skills.for_run(source.run, upgrade=wish.upgrade)
-        wish = msgspec.structs.replace(wish, missing=undone.first_missing(await self._store.effects(run_id), run_id))
+        wish = msgspec.structs.replace(wish, missing=tuple(undone.missing(await self._store.effects(run_id), run_id)))
         try:
             made = await lineage.create(self._services, source, wish)
         except Conflict as e:
@@ -539,8 +539,9 @@ class Conductor:
             raise _lane_blocked(run_id, blocked)
         if run.status not in LIVE and run.status is not Status.PENDING and not await self._desk.due_by_a_signal(run):
             decisions.refuse_resume(run, acknowledge)
+        doubts: list[StepRecord] = []
         if run.status in TERMINAL:
-            compensation.refuse_to_go_on(run, await self._store.effects(run_id))
+            doubts = await self._refuse_without(run)
         judged = await self._ask_policy(run, program, actor, force)
         if run.status in TERMINAL:
             command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
@@ -549,13 +550,25 @@ class Conductor:
             judged = []
             upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
-            if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=list(decisions.answers(loaded.run))), actor=actor, due=AT_ONCE):
+            if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=[*decisions.answers(loaded.run), *doubts]), actor=actor, due=AT_ONCE):
                 raise Conflict(f"another process has resumed {run_id} in the meantime")
         known = None if run.status in TERMINAL else (run, lease, now)
         left = await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged, forced=force, known=known)
         if isinstance(left, Blocked):
             raise _lane_blocked(run_id, left)
         return left or await self._reader.get(run_id)
+
+    async def _refuse_without(self, run: records.Run) -> list[StepRecord]:
+        """Refuses to go on with a run after what its completed steps did was taken back; gives what is in doubt of the others.
+
+        Raises:
+            EffectsUndone: naming it, and the way out.
+        """
+        effects = await self._store.effects(run.run_id)
+        if undone.missing(effects, run.run_id):
+            loaded = await self._reader.load(run.run_id)
+            compensation.refuse_to_go_on(run, effects, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint)
+        return undone.note_doubts(effects, run.run_id)
 
     async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> tuple[records.Run, Lease]:
         """A live owner keeps its run; an owner nobody can see is waited for until its lease is over (§7.1). Gives the run as it is then."""

@@ -474,6 +474,13 @@ class Driver:
     async def _rounds(self) -> Run:
         steps = 0
         journal = self.journal
+        try:
+            superstep.expect(self._program, journal.progress.checkpoint.pending)  # a barrier plans only what the program has
+            if journal.echo is not None:
+                await lineage.expect_standing(self._services, journal)
+        except StepFailure as e:
+            await self._fail(Draft(), e, record(e))
+            return journal.run
         fused = Fused(self._services, journal, self._program, self) if self._program.plain else None
         self._going = True
         self._task = asyncio.current_task()
@@ -485,12 +492,6 @@ class Driver:
                 if await self._finish(Draft()) or (self._end is not None and await self._end_or_hand_back()):
                     return journal.run
                 continue
-            if steps == 0:  # a barrier plans only what the program has
-                try:
-                    superstep.expect(self._program, checkpoint.pending)
-                except StepFailure as e:
-                    await self._fail(Draft(), e, record(e))
-                    return journal.run
             enters = self._enters(checkpoint) if checkpoint.held or self._parked else True
             if enters and steps >= self._limit:
                 limit = StepLimit(f"{steps} super-steps in one invocation; the limit is {self._limit}", hint="resume with a higher step_limit")
@@ -613,9 +614,8 @@ class Driver:
     def _before(self, step: int) -> Ended | None:
         """How the barrier of this number went in the run that this one repeats, if that was no plain one (§7.6)."""
         echo, recording = self.journal.echo, self._services.recording
-        if echo is not None and step in echo.ended:
-            return echo.ended[step]
-        return None if recording is None else recording.find_end(self.journal.run.run_id, step)
+        known = None if echo is None else echo.ended.get(step)
+        return known if known is not None or recording is None else recording.find_end(self.journal.run.run_id, step)
 
     def _find_barrier(self, results: Mapping[str, TaskResult]) -> tuple[Task, ...] | None:
         """The tasks of the super-step that ends with these results, None if none does yet. What is repeated goes in the order it went in."""
@@ -635,7 +635,7 @@ class Driver:
         have come to their end, None for all that are pending; the others wait on (§5.11)."""
         try:
             return await self._cross(results, inline, decoded, taken)
-        except StatementFailed as e:  # the application's own tables say no: the run stands where it stood, and its finished tasks are kept
+        except (StatementFailed, StepFailure) as e:  # the application's own tables say no, or its source does: the run stands where it stood, and its finished tasks are kept
             return await self._note_uncrossed(results, inline, e)
 
     async def _note_uncrossed(self, results: Mapping[str, TaskResult], inline: set[str], e: Exception) -> bool:
@@ -649,8 +649,7 @@ class Driver:
         parent = journal.progress.checkpoint
         try:
             delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals(), taken=taken)
-            tip = journal.tip
-            if tip is not None and (len(inline) > 1 or tip.since + tip.whole > ROOM):
+            if journal.tip is not None and (len(inline) > 1 or journal.stored > ROOM):
                 self._weigh(parent, moved, results, inline)
         except BaseException as raised:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
             return await self._note_uncrossed(results, inline, contain(raised, "a reducer"))
@@ -666,6 +665,8 @@ class Driver:
             draft.facts += superstep.list_starts(moved)
             await journal.checkpoint(draft, delta, moved)
             return False
+        if journal.echo is not None:
+            await lineage.expect_standing(self._services, journal)
         result = results[parent.pending[-1].key].result if program.flow else None
         kept = Draft(facts=[f for f in draft.facts if isinstance(f, ev.StepEnded)], results=[results[k] for k in inline])
 
@@ -693,8 +694,7 @@ class Driver:
         Raises:
             TooLarge: naming the channel.
         """
-        fresh = map(_writes, map(results.__getitem__, inline))
-        if self.journal.stored + sum(map(len, filter(None, fresh))) > ROOM:
+        if self.journal.stored + sum(map(len, filter(None, map(_writes, map(results.__getitem__, inline))))) > ROOM:
             self.journal.weights.hold(self._program.channels, parent.values, moved.writes.values(), moved.values)
 
     def _signals(self) -> tuple[TaskResult, ...]:

@@ -85,7 +85,7 @@ class Fused:
         pending = self._journal.progress.checkpoint.pending
         if len(pending) != 1 or pending[0].node not in program.plain or pending[0].node in self._odd:
             return None
-        asked = self._journal.run.parent_run_id is not None or compensation.outcome(self._services, program, self._journal) is not Terminal.DONE
+        asked = self._journal.run.parent_run_id is not None or self._journal.echo is not None or compensation.outcome(self._services, program, self._journal) is not Terminal.DONE
         line = self._journal.line(program)
         if line is None:
             return None

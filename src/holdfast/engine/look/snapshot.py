@@ -21,7 +21,7 @@ from holdfast.core import blobs, canon, describe, pruned
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.called import Called, brief_of
-from holdfast.core.checkpoint import StepRecord
+from holdfast.core.checkpoint import Checkpoint, StepRecord
 from holdfast.core.codec import Row, from_chain, open_row, open_rows
 from holdfast.core.commit import LedgerRow
 from holdfast.core.consistency import Problem
@@ -149,6 +149,11 @@ class Snapshot:
     def walk(self) -> Walk:
         return self.walked or walk(self.run, self.rows, self.origin)
 
+    @property
+    def head(self) -> Checkpoint:
+        """Where the run stands, as far as its log can be read."""
+        return self.walk.progress.checkpoint
+
     @cached_property
     def mask(self) -> Mask:
         return mask(self.run.secrets, self.walk.states) if self.run.secrets else NOTHING
@@ -159,7 +164,7 @@ class Snapshot:
         broken = self.walk.broken or self.lost
         if broken is not None:
             return {"unreadable": broken.message} if broken.code == "event_unreadable" else None
-        return describe.values(self.walk.progress.checkpoint.values)
+        return describe.values(self.head.values)
 
     @cached_property
     def record(self) -> describe.RunView:
