@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core import codec, decisions
+from holdfast.core import codec, decisions, describe
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord, Tried
@@ -118,3 +118,35 @@ def test_json_that_says_two_things_says_nothing(text: str | bytes) -> None:
     assert json_of('{"a": [1, {"b": 1}]}') == {"a": [1, {"b": 1}]}
 
 
+
+
+def test_a_signal_that_is_given_back_stands_before_all_others() -> None:
+    """It is older than those of its name, wherever it was taken from; what comes after it keeps its order."""
+    run = heard(heard(folded(ev.RunStarted()), "go", AT_HAND + 2), "stop", 1)
+    taken = fold_all(run, numbered([ev.WaitDecided(decided("signal", asked="signal:go", key="k0"))], run.version + 1))
+    given = fold_all(taken, numbered([ev.WaitClosed("w", "another came first", ev.SignalReceived("go", "k0", raw(0), "ada"))], taken.version + 1))
+    assert given.signals[0] == Buffered("go", "k0", raw(0), "ada") and given.unasked == run.unasked and given.later == run.later
+    assert [s.key for s in given.signals if s.name == "go"] == [f"k{n}" for n in range(AT_HAND)]
+    again = fold_all(given, numbered([ev.WaitDecided(decided("signal", asked="signal:go", key="k0"))], given.version + 1))
+    assert (again.signals, again.later) == (taken.signals, taken.later)
+
+
+@pytest.mark.parametrize("returned", [None, ev.SignalReceived("go", "k", raw(1), "ada")])
+def test_an_answer_that_is_given_back_answers_its_wait_no_more(returned: ev.SignalReceived | None) -> None:
+    """Whoever asks there again asks anew; live code and loading agree."""
+    log, _ = begun()
+    place = "1/0/0/0/0"
+    asked = wait(WaitKind.SIGNAL, task="b", path=place, wait_id=f"{RUN}.1.b.{place}", name="go")
+    given = decided("signal", asked.wait_id, asked="signal:go", key="k")
+    log.commit(ev.WaitRequested(asked), ev.WaitDecided(given), results=(decisions.answer(given), StepRecord("b", "1/0/0", "item", raw(1)), StepRecord("b", "1/1/0", "item", raw(2))))
+    log.commit(ev.WaitClosed(asked.wait_id, "another call of the same scope failed", returned), results=(StepRecord("b", "1", "map", error=BOOM, kind="scope"),))
+    live = Progress(RUN).walk(log.rows)
+    made = {"1/0/0", place} if returned is None else set()
+    assert {path for task, path in live.records if task == "b" and path[0] == "1"} == {"1", "1/1/0", *made}
+    assert live.asked[("b", place)] == 1, "the next asking has another id"
+
+
+def test_an_event_tells_what_was_given_back() -> None:
+    told = describe.payload(RUN, ev.Event(1, 0, ev.WaitClosed("w", "done", ev.SignalReceived("go", "k", raw([1]), "ada"))))
+    assert told == {"wait_id": "w", "reason": "done", "returned": {"name": "go", "key": "k", "payload": [1], "actor": "ada"}}
+    assert describe.payload(RUN, ev.Event(1, 0, ev.WaitClosed("w", "done"))) == {"wait_id": "w", "reason": "done"}

@@ -72,14 +72,14 @@ class House:
         self.folder = folder
         self.clock = Clock()
         self.memory = MemoryStore(now=self.clock.now)
-        self._open: list[Runtime] = []
+        self.runtimes: list[Runtime] = []
 
     async def process(self, *skills: Any, **options: Any) -> Runtime:
         """Another process: a runtime with an owner of its own."""
         store = self.memory if self.kind == "memory" else SqliteStore(self.folder / "runs.db", now=self.clock.now)
         rt = Runtime(store, skills=skills, clock=self.clock, **options)
         await rt.__aenter__()
-        self._open.append(rt)
+        self.runtimes.append(rt)
         return rt
 
     def kill(self, rt: Runtime) -> None:
@@ -93,5 +93,5 @@ class House:
         self.clock.forward(31)
 
     async def close(self) -> None:
-        for rt in self._open:
+        for rt in self.runtimes:
             await rt.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,97 @@ async def test_an_environment_caps_what_is_asked_for(house: House) -> None:
     assert (await rt.invoke(graph, {}, budgets={"steps": 4})).state.n == 1
     with pytest.raises(InvalidInput, match="positive number"):
         await rt.invoke(graph, {}, budgets={"steps": -1})
+
+
+@flow("kin")
+async def kin(ctx: Context) -> str:
+    return "kin"
+
+
+async def thinks() -> str:
+    return "thought"
+
+
+NEXT: dict[str, Callable[[Context], Awaitable[Any]]] = {
+    "an effect": lambda ctx: ctx.effect(thinks),
+    "an effect without a place of its own": lambda ctx: ctx.effect(thinks, key="mine"),
+    "a step": lambda ctx: ctx.step(thinks),
+    "a child": lambda ctx: ctx.child(kin),
+    "an item of a map": lambda ctx: ctx.map(lambda _: "thought", [1]),
+    "one of several": lambda ctx: ctx.gather(ctx.step(thinks), ctx.effect(thinks)),
+}
+
+
+@pytest.mark.parametrize("call", NEXT)
+async def test_what_was_spent_a_moment_ago_counts_for_the_next_call(house: House, call: str) -> None:
+    """§8.5: nothing else has to be durable first."""
+
+    @flow("spends")
+    async def spends(ctx: Context) -> Any:
+        ctx.spend(cost=1)
+        ctx.spend(cost=9)
+        return await NEXT[call](ctx)
+
+    rt = await house.process(spends, kin)
+    run = await rt.invoke(spends, {}, budgets={"cost": 3})
+    assert [(w.kind, w.show["used"]) for w in run.waits][:1] == [("budget", 10.0)] and {w.kind for w in run.waits} == {"budget"}
+    assert [e.type for e in await rt.events(run.run_id)].count("side_effect.attempted") == 0 and len(await rt.runs()) == 1
+    run = await rt.approve(run.run_id, wait_id=run.waits[0].wait_id, payload={"extend": 100})
+    assert (run.status, run.spent) == ("completed", {"cost": 10.0})
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_what_was_spent_counts_while_the_commit_with_it_is_under_way(house: House, turns: int) -> None:
+    done: list[int] = []
+
+    async def act() -> None:
+        done.append(1)
+
+    @flow("beside")
+    async def beside(ctx: Context) -> Any:
+        async def spends() -> None:
+            ctx.spend(cost=10)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await ctx.effect(act)
+
+        await ctx.gather(ctx.step(thinks), ctx.step(str), spends())
+
+    rt = await house.process(beside)
+    run = await rt.invoke(beside, {}, budgets={"cost": 3})
+    assert {w.kind for w in run.waits} == {"budget"} and done == []
+
+
+async def test_a_node_that_spends_too_much_is_asked_before_its_next_act(house: House) -> None:
+    graph: Graph[Count] = Graph("spender", Count)
+
+    @graph.node(start=True)
+    async def turn(state: Count, ctx: Context) -> dict[str, Any]:
+        ctx.spend(tokens=5)
+        await ctx.effect(thinks)
+        return {"n": state.n + 1}
+
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {}, budgets={"tokens": 4})
+    assert [w.kind for w in run.waits] == ["budget"]
+    run = await rt.approve(run.run_id)
+    assert (run.status, run.state.n, run.spent) == ("completed", 1, {"tokens": 5.0})
+
+
+@pytest.mark.parametrize("answered", [0, -1])
+async def test_one_extension_answers_all_calls_that_asked(house: House, answered: int) -> None:
+    """What the others asked is closed: nobody's silence about it ends the run later."""
+
+    @flow("several")
+    async def several(ctx: Context) -> Any:
+        ctx.spend(cost=10)
+        await ctx.gather(ctx.step(thinks), ctx.step(str), ctx.effect(thinks))
+        return await ctx.wait("later")
+
+    rt = await house.process(several)
+    run = await rt.invoke(several, {}, budgets={"cost": 3})
+    assert [w.kind for w in run.waits] == ["budget"] * 3
+    run = await rt.approve(run.run_id, wait_id=run.waits[1].wait_id, payload={"extend": 1})
+    assert [w.show["limit"] for w in run.waits].count(4.0) == 1, "asked anew, before the step is entered again"
+    run = await rt.approve(run.run_id, wait_id=run.waits[answered].wait_id, payload={"extend": 100})
+    assert [(w.kind, w.name) for w in run.waits] == [("signal", "later")]

@@ -370,7 +370,7 @@ CLEAR = frozenset(
     last_slot late lease_until ledger limit line lineage_root missed name node nonce not_before number on_deny on_parent_end on_timeout options
     order_key origin outcome overlap owner parent_run_id parent_wait_id path paused paused_lane pending policy policy_snapshot_id
     previous_owner priority queue queued rearm rearms reason recovery redo refused registry_ref replay_effects replay_policy request_hash
-    request_key requested_at response_hash resume resume_from_checkpoint_id round rulings run_id schedule_id secrets seen seen_handoffs
+    request_key requested_at response_hash resume returned resume_from_checkpoint_id round rulings run_id schedule_id secrets seen seen_handoffs
     sends session_key settled settled_at sha256 shared signal_key signals size skill_id skill_version skip skipped_missed skipped_overlap
     slot snapshot_id source source_checkpoint_id source_effect_id source_run_id spent started_at state statement status step step_id stop_reason
     subject tags takeovers target task tenant_id thread_id topic trace_id tries type unattended undo undone unsent upgraded used verdict

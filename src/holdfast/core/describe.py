@@ -438,6 +438,8 @@ def problem(of: Problem) -> ProblemView:
 # -- events -----------------------------------------------------------------------------------------
 
 _TIMES = frozenset({"due", "not_before"})
+_SELDOM = frozenset({"call", "returned"})
+"""Fields that are told only where there is something to tell."""
 
 
 class EventView(Shape, frozen=True, kw_only=True):
@@ -478,7 +480,7 @@ def payload(run_id: str, happened: ev.Event) -> dict[str, JSON]:
     fact = happened.fact
     if isinstance(fact, ev.Unknown):
         return {"tag": fact.tag, "fields": canon.plain(fact.fields)}
-    told = {name: _field(name, getattr(fact, name)) for name in fact.__struct_fields__ if name != "call" or getattr(fact, name) is not None}
+    told = {name: _field(name, getattr(fact, name)) for name in fact.__struct_fields__ if name not in _SELDOM or getattr(fact, name) is not None}
     if "step" in told and "task" in told:
         told["step_id"] = ids.step_id(run_id, told["step"], told["task"], told.get("path", ""))
         if "attempt" in told:
@@ -497,6 +499,8 @@ def _field(name: str, given: Any) -> JSON:
         return msgspec.to_builtins(error(given))
     if isinstance(given, Called):
         return str(given)
+    if isinstance(given, ev.SignalReceived):
+        return {of: _field(of, getattr(given, of)) for of in given.__struct_fields__}
     if isinstance(given, Wait):
         return msgspec.to_builtins(wait(given))
     if isinstance(given, Decision):

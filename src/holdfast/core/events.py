@@ -349,9 +349,12 @@ class WaitTimedOut(Fact, frozen=True, tag=34):
 
 
 class WaitClosed(Fact, frozen=True, tag=35):
+    """``returned``: the signal that had answered it and that nobody made use of. It answers whoever asks for one next."""
+
     wire: ClassVar[str] = "wait.closed"
     wait_id: str
     reason: str = ""
+    returned: SignalReceived | None = None
 
 
 class SignalReceived(Fact, frozen=True, tag=36):

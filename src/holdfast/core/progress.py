@@ -36,7 +36,7 @@ from holdfast.core.waits import ABANDON, Decision, Wait, tell_child, times_out_f
 
 CHILD_FAILED = ErrorValue.of(ChildFailed("")).type
 _TAKEN_BACK = frozenset({"effect", compensation.GONE})
-HEARD = frozenset({ev.WaitRequested, ev.SignalReceived})
+HEARD = frozenset({ev.WaitRequested, ev.WaitClosed, ev.SignalReceived})
 """The facts of which ``hear`` takes note."""
 
 
@@ -202,8 +202,20 @@ class Progress:
                     self.questions[wait.task, wait.path] = wait
                 case ev.SignalReceived() as signal:
                     self.news.append(signal)
+                case ev.WaitClosed(wait_id=wait_id, returned=ev.SignalReceived()):
+                    self._give_back(*decisions.place(wait_id))
                 case _:
                     pass
+
+    def _give_back(self, task: str, path: str) -> None:
+        """Forgets an answer that is another's now, and what was made of it within the scope that gave it back: the outermost one that is on record."""
+        self.records.pop((task, path), None)
+        around = []
+        while path := path.rpartition("/")[0]:
+            if (task, path) in self.records:
+                around.append(path)
+        for made in around[:-1]:
+            del self.records[task, made]
 
     def again(self, task: str, path: str, attempt: int, due: int, error: ErrorValue | None = None) -> None:
         """Another attempt at a task or a call begins: the failure that ended the last one counts no longer, finished work does."""

@@ -322,7 +322,8 @@ def _extend_budget(run: Run, decision: Decision) -> dict[str, float]:
 
 
 def _wait_closed(run: Run, e: ev.Event, f: ev.WaitClosed) -> Run:
-    return replace(run, **_without(run, f.wait_id), decisions=tuple(d for d in run.decisions if d.wait_id != f.wait_id))
+    older = () if f.returned is None else (Buffered(f.returned.name, f.returned.key, f.returned.payload, f.returned.actor),)
+    return replace(run, signals=(*older, *run.signals), **_without(run, f.wait_id), decisions=tuple(d for d in run.decisions if d.wait_id != f.wait_id))
 
 
 def _on_signal(run: Run, e: ev.Event, f: ev.SignalReceived) -> Run:
@@ -338,11 +339,7 @@ def _step_started(run: Run, e: ev.Event, f: ev.StepStarted) -> Run:
     return replace(run, current_step_id=ids.step_id(run.run_id, f.step, f.task))
 
 
-def _step_ended(run: Run, e: ev.Event, f: ev.StepEnded) -> Run:
-    return replace(run, checkpoint_head=ids.checkpoint_id(run.run_id, e.seq)) if f.hash else run
-
-
-def _on_saved(run: Run, e: ev.Event, f: ev.CheckpointSaved | ev.StatePatched) -> Run:
+def _on_saved(run: Run, e: ev.Event, f: ev.StepEnded | ev.CheckpointSaved | ev.StatePatched) -> Run:
     return replace(run, checkpoint_head=ids.checkpoint_id(run.run_id, e.seq)) if f.hash else run
 
 
@@ -366,10 +363,6 @@ def _again(run: Run, e: ev.Event, f: ev.RunSubmitted) -> Run:
 
 def _same(run: Run, e: ev.Event, f: ev.Fact) -> Run:
     return run
-
-
-def _on_spent(run: Run, e: ev.Event, f: ev.BudgetSpent) -> Run:
-    return replace(run, spent={**run.spent, **{n: run.spent.get(n, 0.0) + amount for n, amount in f.amounts.items()}})
 
 
 def _count_time(function: Callable[[Run, ev.Event, Any], Run]) -> Callable[[Run, ev.Event, Any], Run]:
@@ -402,13 +395,13 @@ _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
     ev.RunCancelRequested: lambda run, e, f: replace(run, cancel_requested_at=e.at),
     ev.RunPatched: _on_patched,
     ev.PolicyEvaluated: _on_judged,
-    ev.BudgetSpent: _on_spent,
+    ev.BudgetSpent: lambda run, e, f: replace(run, spent={**run.spent, **{n: run.spent.get(n, 0.0) + amount for n, amount in f.amounts.items()}}),
     ev.RunForked: lambda run, e, f: replace(run, origin="fork", replay_effects=f.effects, inherits=f.approvals),
     ev.RunReplayed: lambda run, e, f: replace(run, origin="replay", replay_effects=f.effects, inherits=f.approvals),
     ev.StepStarted: _step_started,
-    ev.StepCompleted: _step_ended,
-    ev.StepDegraded: _step_ended,
-    ev.StepSkipped: _step_ended,
+    ev.StepCompleted: _on_saved,
+    ev.StepDegraded: _on_saved,
+    ev.StepSkipped: _on_saved,
     ev.AttemptTakenOver: lambda run, e, f: replace(run, takeovers=f.takeovers),
     ev.CheckpointSaved: _on_saved,
     ev.StatePatched: _on_saved,

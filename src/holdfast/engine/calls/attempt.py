@@ -65,15 +65,15 @@ class Restart(ControlFlow):
 
 
 class Scope:
-    """Numbers the calls of one line of control; ``prefix`` is the path to it, ``busy`` the calls in flight by their paths, ``within`` how many
+    """Numbers the calls of one line of control; ``prefix`` is the path to it, ``made`` counts them, ``busy`` are those in flight by their paths, ``within`` how many
     items of maps it is in, each of which is a call in flight itself, ``item`` a short form of the innermost. ``mark`` is that of its ``Places``."""
 
-    __slots__ = ("busy", "item", "mark", "next", "prefix", "within")
+    __slots__ = ("busy", "item", "made", "mark", "next", "prefix", "within")
 
     def __init__(self, mark: object, prefix: str, within: int = 0, item: str = "") -> None:
         self.mark = mark
         self.prefix = prefix
-        self.next = 0
+        self.next = self.made = 0
         self.busy: dict[str, str] = {}
         self.within = within
         self.item = item
@@ -174,6 +174,7 @@ class Places:
             if path in scope.busy:
                 raise ConcurrentScope(f"the call of {name} began while {scope.busy[path]} with the same key {key!r} was under way", hint="give each call its own key")
         scope.busy[path] = name
+        scope.made += 1
         try:
             yield path
         finally:
@@ -393,10 +394,14 @@ class Attempt:
         return self.serve(await self.journal.whole(record))
 
     async def save(self, draft: Draft) -> None:
-        """Makes something durable for this attempt; what outlives the attempt has no say any more."""
+        """Makes something durable for this attempt."""
+        self.refuse_late()
+        await self.journal.save(draft)
+
+    def refuse_late(self) -> None:
+        """What outlives the attempt has no say any more."""
         if self.places.closed:
             raise ConcurrentScope(f"a ctx call of {self.node.name} ended later than the node itself", hint="await every ctx call, or use ctx.gather")
-        await self.journal.save(draft)
 
     async def pause(self, due: int, failed: int, base_us: int) -> None:
         """Until another attempt at a call that has failed so often may begin."""

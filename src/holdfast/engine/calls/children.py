@@ -29,6 +29,7 @@ from holdfast.core.status import Status
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.services import Services
+from holdfast.engine.calls import steps
 from holdfast.engine.calls.attempt import Attempt, Suspend
 from holdfast.engine.calls.waits import Ask, make_wait, open_at, read_value, request
 from holdfast.engine.desk import door, lanes, lineage
@@ -61,6 +62,7 @@ async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, 
     if known is None:
         await lanes.refuse_own(services.store, journal.run, options)
         if attempt.record(path) is None:
+            await steps.afford(attempt, path)
             former = await _find_former(attempt, path, program, given, options)
     joined = former.run.run_id if former is not None and former.here and not former.run.terminal else None
     round = journal.progress.asked.get((attempt.key, path), 0)

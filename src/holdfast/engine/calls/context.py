@@ -266,7 +266,8 @@ class Context:
     def gather(self, *calls: Awaitable[T]) -> Coroutine[Any, Any, list[T]]:
         """Awaits several ctx calls concurrently; each has its own scope, so none needs a key. The results are in the order of the calls.
 
-        If one call fails, the others finish first, so that their results are recorded; then the failure is raised.
+        If one call fails, the others finish first, so that their results are recorded; then the failure is raised. Signals that the others got are
+        kept as in ``first_of``.
         """
         self._waits("gather")
         return scopes.gather(self._attempt, calls, len(calls), "gather")
@@ -288,7 +289,10 @@ class Context:
 
     def first_of(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
         """Returns ``(index, value)`` of the call that finishes first; the others are canceled. If that call failed, its error is raised.
-        The choice is recorded, so it is the same if the step runs again."""
+        The choice is recorded, so it is the same if the step runs again.
+
+        If several calls have their answers, the one whose answer came first wins, and a timer counts from when it fell due. The waits of the others are
+        closed. A signal that one of them got is kept for the next ``ctx.wait`` of its name, unless its code went on to another ctx call after it."""
         self._waits("first_of")
         return scopes.first_of(self._attempt, calls)
 

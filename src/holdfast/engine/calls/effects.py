@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
 import msgspec
@@ -33,6 +33,7 @@ from holdfast.core.errors import (
     EffectConflict,
     EffectFailed,
     EffectInProgress,
+    HoldfastError,
     InvalidInput,
     LeaseLost,
     RecordDamaged,
@@ -85,6 +86,7 @@ _ANSWERS = {
 """As which kind of wait each question is asked, and what may be answered."""
 OWNER_DEAD = "owner_dead"
 LOST = "the lease may have been lost"
+GIVEN_UP = "its call was canceled before it began"
 
 # Owners of this process that were closed: they act no more, which no other proof would say (§2.9).
 closed_owners: set[str] = set()
@@ -200,6 +202,7 @@ class Performance:
         self.act = self.about = self.found = ""
         self.called = Called(name if name != LAMBDA else describe_function(fn, name), item)
         self.passed: dict[str, int] = {}
+        self.given_up = False  # its node, or the branch that it is in, was cancelled
 
     def _key(self, scope: str) -> str:
         return effect_key(self.journal.run.tenant_id, "effect", scope, self._own)
@@ -599,9 +602,9 @@ class Performance:
         turn = (effect.effect_id, f"call {effect.fence}")
         self.services.acting.add(turn)
         try:
-            await self.journal.attempt(draft)
+            await self._put_on_record(effect, draft)
             doing = asyncio.ensure_future(self._perform(effect))
-            cancelled = await _wait_to_end(doing)
+            cancelled = await self._wait_to_end(doing)
             ends = self.journal.cut or self.journal.run.cancel_requested_at is not None
             if doing.cancelled() and ends and not cancelled and self.journal.dead is None:
                 await asyncio.Event().wait()  # the scope of this node is being closed: its own cancel is on the way
@@ -615,6 +618,38 @@ class Performance:
             return False, None
         finally:
             self.services.acting.discard(turn)
+
+    async def _put_on_record(self, effect: Effect, draft: Draft) -> None:
+        """Makes the attempt durable. If its call is given up meanwhile, it is closed at once: nothing was begun.
+
+        Raises:
+            EffectInProgress: another attempt under the key is open; nothing was written.
+        """
+        try:
+            await self.journal.attempt(draft)
+        except asyncio.CancelledError:
+            self.given_up = True
+            with suppress(HoldfastError):
+                await self.journal.command(lambda run: None, ev.SYSTEM)  # its turn comes after that commit
+            if effect.effect_id in self.journal.acting:
+                with suppress(LeaseLost):  # whoever has the run now finds it closed
+                    await self._abandon(effect, NotBegun(GIVEN_UP))
+            raise
+
+    async def _wait_to_end(self, act: asyncio.Task[Any]) -> bool:
+        """Waits for an act, also when its node is cancelled meanwhile: what it did must be written down (§10.12). What it has not begun yet it does not begin.
+
+        A second cancellation is force: the act is cancelled and its outcome stays unknown. True if the node was cancelled.
+        """
+        while not act.done():
+            try:
+                await asyncio.wait({act})
+            except asyncio.CancelledError:
+                if self.given_up:
+                    act.cancel()
+                    raise
+                self.given_up = True
+        return self.given_up
 
     async def _request(self, elsewhere: Elsewhere, effect: Effect, draft: Draft) -> tuple[bool, Any]:
         """Asks whoever does it elsewhere, in the commit of the attempt, and rests. (False, None): somebody came first."""
@@ -821,6 +856,8 @@ class Performance:
                 raise NotBegun(f"this process can no longer record anything for the run: {self.journal.dead}")
             if self.journal.run.cancel_requested_at is not None and self.options.undoes is None:
                 raise NotBegun("the run is being canceled")
+            if self.given_up:
+                raise NotBegun(GIVEN_UP)
 
         if awaited:
 
@@ -995,23 +1032,6 @@ class Performance:
 
     def _fact(self, kind: type[ev.EffectFact], effect: Effect, detail: str = "") -> ev.EffectFact:
         return kind(effect.effect_id, effect.key, self.attempt.step, self.attempt.key, self.path, detail)
-
-
-async def _wait_to_end(act: asyncio.Task[Any]) -> bool:
-    """Waits for an act, also when its node is cancelled meanwhile: what it did must be written down (§10.12).
-
-    A second cancellation is force: the act is cancelled and its outcome stays unknown. True if the node was cancelled.
-    """
-    cancelled = False
-    while not act.done():
-        try:
-            await asyncio.wait({act})
-        except asyncio.CancelledError:
-            if cancelled:
-                act.cancel()
-                raise
-            cancelled = True
-    return cancelled
 
 
 async def alive_now(services: Services, effect: Effect) -> Alive:

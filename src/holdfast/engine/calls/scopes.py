@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Iterable
+import math
+from collections.abc import Awaitable, Collection, Iterable
 from typing import Any
 
-from holdfast.core import canon
+from holdfast.core import canon, decisions
 from holdfast.core import events as ev
 from holdfast.core.called import Called
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import Conflict, RecordMismatch, StoreError, UsageError
-from holdfast.core.waits import Wait
+from holdfast.core.run import Run
+from holdfast.core.waits import TIMEOUT, Wait
 from holdfast.engine.base import failures
 from holdfast.engine.base.failures import contain, record
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.calls.attempt import Attempt, Call, Restart, Scope, Suspend, current
+from holdfast.engine.calls.branches import Branch, enter, find_unused, make_branch, wait_to_end
+
+TURNS = 64
+SCOPES = frozenset({"scope", "first_of"})
 
 
 async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, name: str) -> list[Any]:
@@ -39,14 +45,15 @@ async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, 
             record = attempt.places.lookup(Call(path, name, "scope", opens=True))
             if record is not None:
                 return list(attempt.serve(record))
-            tasks = _branches(attempt, path, given, limit)
+            common = make_branch(attempt)
+            tasks = _branches(attempt, path, given, limit, common)
             await all_end(tasks)
-            return await _gather(attempt, path, name, tasks)
+            return await _gather(attempt, path, name, tasks, common)
     finally:
         _drop(given)
 
 
-def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: int) -> list[asyncio.Task[Any]]:
+def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: int, common: Branch) -> list[asyncio.Task[Any]]:
     room, above = asyncio.Semaphore(max(1, limit)), attempt.places.scope()
     failed = False
 
@@ -55,6 +62,7 @@ def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: i
         async with room:
             if failed:
                 return None
+            enter(common)
             current.set(Scope(attempt.places.mark, f"{path}/{number}/", above.within, above.item))
             try:
                 return await awaitable
@@ -72,7 +80,7 @@ def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: i
     return tasks
 
 
-async def _gather(attempt: Attempt, path: str, name: str, tasks: list[asyncio.Task[Any]]) -> list[Any]:
+async def _gather(attempt: Attempt, path: str, name: str, tasks: list[asyncio.Task[Any]], common: Branch) -> list[Any]:
     suspended: dict[str, Wait] = {}
     failed: BaseException | None = None
     for task in tasks:
@@ -82,7 +90,7 @@ async def _gather(attempt: Attempt, path: str, name: str, tasks: list[asyncio.Ta
         elif error is not None and (failed is None or isinstance(failed, Exception) > isinstance(error, Exception)):
             failed = error  # the first in order; a way out that is no error goes before
     if failed is not None:
-        await _record_failure(attempt, path, name, failed)
+        await _record_failure(attempt, path, name, failed, common, [n for n, task in enumerate(tasks) if isinstance(task.exception(), Exception)])
         raise failed
     if suspended:
         raise Suspend(tuple(suspended.values()))
@@ -103,22 +111,23 @@ async def first_of(attempt: Attempt, calls: Iterable[Awaitable[Any]]) -> tuple[i
             if record is not None:
                 index, value = await attempt.give(record)
                 return int(index), value
-            tasks = _branches(attempt, path, given, len(given))
-            winner = await _first(tasks)
+            common = make_branch(attempt)
+            tasks = _branches(attempt, path, given, len(given), common)
+            winner = await _first(attempt, path, tasks)
             error = tasks[winner].exception()
             if error is not None:
-                await _record_failure(attempt, path, "first_of", error)
+                await _record_failure(attempt, path, "first_of", error, common, [winner])
                 raise error
             value, data = canon.pack([winner, tasks[winner].result()], "first_of()")
             done = StepRecord(attempt.key, path, "first_of", value=data, kind="first_of")
-            await attempt.save(Draft(facts=[*_close(attempt, path, "another came first"), ev.StepCompleted(attempt.step, attempt.key, path=path, call=Called("first_of"))], results=[done]))
+            await _settle(attempt, path, "another came first", common, [winner], ev.StepCompleted(attempt.step, attempt.key, path=path, call=Called("first_of")), done)
             return winner, value[1]
     finally:
         _drop(given)
 
 
-async def _first(tasks: list[asyncio.Task[Any]]) -> int:
-    """The index of the first task that is done and does not rest.
+async def _first(attempt: Attempt, path: str, tasks: list[asyncio.Task[Any]]) -> int:
+    """The index of the first task that is done and does not rest. Of those whose answers are on record it is the one whose answer came first.
 
     Raises:
         Suspend: every one of them rests, or there is none.
@@ -128,11 +137,12 @@ async def _first(tasks: list[asyncio.Task[Any]]) -> int:
     try:
         while open_tasks:
             done, open_tasks = await asyncio.wait(open_tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=tasks.index):
-                error = task.exception()
-                if not isinstance(error, Suspend):
-                    return tasks.index(task)
-                suspended |= {w.wait_id: w for w in error.waits}
+            for task in done:
+                if isinstance(error := task.exception(), Suspend):
+                    suspended |= {w.wait_id: w for w in error.waits}
+            if any(not isinstance(t.exception(), Suspend) for t in done):
+                await _catch_up(attempt, path, tasks)
+                return _earliest(attempt, path, [n for n, t in enumerate(tasks) if t.done() and not isinstance(t.exception(), Suspend)])
     finally:
         for task in open_tasks:
             failures.cancel(task)
@@ -140,6 +150,41 @@ async def _first(tasks: list[asyncio.Task[Any]]) -> int:
     if not tasks:
         raise UsageError("first_of was given no calls, so none can come first")
     raise Suspend(tuple(suspended.values()))
+
+
+async def _catch_up(attempt: Attempt, path: str, tasks: list[asyncio.Task[Any]]) -> None:
+    """Lets a branch whose answers are on record come to its end: if it has scopes of its own, it needs some turns of the loop for that, and commits."""
+    for _ in range(TURNS):
+        if not any(not task.done() and _answers(attempt, f"{path}/{n}") for n, task in enumerate(tasks)):
+            return
+        await asyncio.sleep(0)
+        await attempt.journal.command(lambda run: None, ev.SYSTEM)
+
+
+def _answers(attempt: Attempt, path: str) -> list[tuple[int, StepRecord]]:
+    """What is on record beneath a place, each with its number in the order in which it came. What a scope made of it came with it."""
+    records = attempt.journal.progress.records.values()
+    return [(n, r) for n, r in enumerate(records) if r.task == attempt.key and r.path.startswith(f"{path}/") and r.kind not in SCOPES]
+
+
+def _earliest(attempt: Attempt, path: str, done: list[int]) -> int:
+    """Which of several branches that are done was first: the one whose last record is the oldest. A deadline has come when it fell due, whenever that was noticed."""
+    last: dict[int, tuple[int, StepRecord]] = {branch: found[-1] for branch in done if (found := _answers(attempt, f"{path}/{branch}"))}
+    first = min(done, key=lambda branch: last[branch][0] if branch in last else math.inf)
+    times = {branch: time for branch, (_, record) in last.items() if (time := _find_time(attempt, record)) is not None}
+    if first not in times:
+        return first
+    timers = [branch for branch in times if decisions.read_answer(last[branch][1]).action == TIMEOUT and times[branch] < times[first]]
+    return min(timers, key=times.__getitem__, default=first)
+
+
+def _find_time(attempt: Attempt, record: StepRecord) -> int | None:
+    """When an answer came; None of any other record."""
+    if record.kind != "wait":
+        return None
+    given = decisions.read_answer(record)
+    asked = attempt.journal.progress.questions.get((record.task, record.path))
+    return given.decided_at if given.action != TIMEOUT or asked is None or asked.deadline is None else asked.deadline
 
 
 async def all_end(tasks: list[asyncio.Task[Any]]) -> None:
@@ -154,8 +199,8 @@ async def all_end(tasks: list[asyncio.Task[Any]]) -> None:
         raise
 
 
-async def _record_failure(attempt: Attempt, path: str, name: str, error: BaseException) -> None:
-    """Records which failure a scope raised and closes the waits beneath it, so that a node may catch it and go on.
+async def _record_failure(attempt: Attempt, path: str, name: str, error: BaseException, common: Branch, failed: Collection[int]) -> None:
+    """Records which failure a scope raised and closes the waits beneath it, so that a node may catch it and go on. ``failed``: which branches did.
 
     A mistake in the code, of the store or of a lost lease is not recorded: mended, it must not come back.
     """
@@ -163,11 +208,29 @@ async def _record_failure(attempt: Attempt, path: str, name: str, error: BaseExc
         return
     kind = "first_of" if name == "first_of" else "scope"
     value = record(error, where=path)
-    facts = [*_close(attempt, path, "another call of the same scope failed"), ev.StepFailed(attempt.step, attempt.key, value, path=path, call=Called(name))]
-    await attempt.save(Draft(facts=facts, results=[StepRecord(attempt.key, path, name, error=value, kind=kind)]))
+    fact = ev.StepFailed(attempt.step, attempt.key, value, path=path, call=Called(name))
+    await _settle(attempt, path, "another call of the same scope failed", common, failed, fact, StepRecord(attempt.key, path, name, error=value, kind=kind))
 
 
-def _close(attempt: Attempt, path: str, reason: str) -> list[ev.Fact]:
+async def _settle(attempt: Attempt, path: str, reason: str, common: Branch, used: Collection[int], fact: ev.Fact, done: StepRecord) -> None:
+    """Records what a scope came to. The same commit closes the waits beneath it, and gives back the signals that nobody made use of.
+
+    It is put together when its turn comes, so that what was answered meanwhile is in it. ``used``: the branches whose outcome is the scope's.
+    """
+    branches, returned = [f"{path}/{number}" for number in used], list[ev.WaitClosed]()
+
+    def become(run: Run) -> Draft:
+        returned[:] = find_unused(attempt, path, common.given, branches, reason)
+        return Draft(facts=[*returned, *_close(attempt, run, path, reason), fact], results=[done])
+
+    attempt.refuse_late()
+    await wait_to_end(attempt.journal.command(become, ev.SYSTEM))
+    for closed in returned:
+        assert closed.returned is not None
+        attempt.journal.taking.discard((closed.returned.name, closed.returned.key))
+
+
+def _close(attempt: Attempt, run: Run, path: str, reason: str) -> list[ev.WaitClosed]:
     """Forgets the waits beneath a place; the facts close those that are open already."""
 
     def below(wait: Wait) -> bool:
@@ -175,13 +238,15 @@ def _close(attempt: Attempt, path: str, reason: str) -> list[ev.Fact]:
 
     for wait_id in [w.wait_id for w in attempt.waits.values() if below(w)]:
         del attempt.waits[wait_id]
-    return [ev.WaitClosed(w.wait_id, reason) for w in attempt.journal.run.waits if below(w)]
+    return [ev.WaitClosed(w.wait_id, reason) for w in run.waits if below(w)]
 
 
 def _drop(calls: Iterable[Awaitable[Any]]) -> None:
     """Closes calls that were never begun; Python would warn that nobody awaited them."""
     for call in calls:
         if inspect.iscoroutine(call) and inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+            if call.cr_code in (gather.__code__, first_of.__code__):
+                _drop(inspect.getcoroutinelocals(call)["calls"])
             call.close()
 
 

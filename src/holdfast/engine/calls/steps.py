@@ -15,13 +15,14 @@ from typing import Any
 import msgspec
 
 from holdfast import logs
-from holdfast.core import bounds, budgets, canon, ids
+from holdfast.core import bounds, budgets, canon, decisions, ids
 from holdfast.core import events as ev
 from holdfast.core.called import Called, brief
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import StoreError
 from holdfast.core.limits import Later, soon
 from holdfast.core.retry import Retry
+from holdfast.core.run import Run
 from holdfast.core.waits import WaitKind
 from holdfast.engine.base.failures import ControlFlow, record
 from holdfast.engine.base.journal import Draft
@@ -222,10 +223,11 @@ def spend(attempt: Attempt, amounts: Mapping[str, float]) -> None:
 async def afford(attempt: Attempt, path: str) -> None:
     """Rests in a wait of kind ``budget`` if one of the run's budgets is spent (§8.5)."""
     while attempt.journal.run.budgets:
-        over = budgets.find_exceeded(attempt.journal.run, attempt.journal.progress.checkpoint.taken, attempt.services.clock.now())
+        over = await _find_exceeded(attempt)
+        place = "" if over is None else f"{path}?{over.name}={over.limit:g}"
+        _close_others(attempt, path, place)
         if over is None:
             return
-        place = f"{path}?{over.name}={over.limit:g}"
         if attempt.record(place) is not None:
             return  # decided, and it was not extended: this step was allowed all the same
         wait_id = ids.wait_id(attempt.journal.run.run_id, attempt.step, attempt.key, place)
@@ -236,6 +238,26 @@ async def afford(attempt: Attempt, path: str) -> None:
             kind=WaitKind.BUDGET, prompt=prompt, name=over.name, show=budgets.show(over), default=over.extend, schema=budgets.EXTENSION, path=place
         )
         await request(attempt, question)
+
+
+def _close_others(attempt: Attempt, path: str, place: str) -> None:
+    """Closes what was asked about a budget before this call, but at ``place``: another answer has extended it meanwhile."""
+    asked = [w for w in attempt.journal.run.waits if w.kind is WaitKind.BUDGET and (w.step, w.task) == (attempt.step, attempt.key) and w.path.startswith(f"{path}?")]
+    if stale := [w for w in asked if w.path != place]:
+        attempt.journal.hold(Draft(facts=[ev.WaitClosed(w.wait_id, "the budget was extended by another answer") for w in stale]))
+
+
+async def _find_exceeded(attempt: Attempt) -> budgets.Exceeded | None:
+    """The first budget that is spent: what was reported and is not durable yet counts too, also where a commit with it is under way."""
+    found: list[budgets.Exceeded | None] = []
+
+    def look(run: Run) -> None:
+        now = attempt.services.clock.now()
+        spent = [f for f in attempt.journal.held.facts if isinstance(f, ev.BudgetSpent)]
+        found.append(budgets.find_exceeded(decisions.fold_facts(run, spent, now), attempt.journal.progress.checkpoint.taken, now))
+
+    await attempt.journal.command(look, ev.SYSTEM)
+    return found[0]
 
 
 __all__ = ["Crowded", "afford", "digest_of", "hold", "item", "spend", "step", "value"]

@@ -8,9 +8,10 @@ policy changed) has an id that no older answer can be meant for.
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from holdfast.core import canon, decisions, ids, kinds, waits
 from holdfast.core import events as ev
 from holdfast.core import waits as ws
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.errors import ClaimTaken, EffectInProgress, InvalidInput, RecordMismatch, StepRejected
+from holdfast.core.errors import ClaimTaken, EffectInProgress, HoldfastError, InvalidInput, RecordMismatch, StepRejected
 from holdfast.core.waits import Decision as RawDecision
 from holdfast.core.waits import OnTimeout, Wait, WaitKind
 from holdfast.engine.base.echo import Echo
@@ -29,6 +30,7 @@ from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Attempt, Call, Suspend
+from holdfast.engine.calls.branches import Branch, find_branch
 from holdfast.handle import Decision
 
 Duration = dt.timedelta | float | int | None
@@ -123,16 +125,26 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
             draft = ask.creates(wait)
             draft.facts.append(ev.WaitRequested(wait))
             try:
-                await (attempt.journal.attempt(draft) if draft.effects or any(made.claims for made in draft.creates) else attempt.save(draft))
+                await _open(attempt, attempt.journal.attempt(draft) if draft.effects or any(made.claims for made in draft.creates) else attempt.save(draft))
             except (EffectInProgress, ClaimTaken):
                 del attempt.waits[wait.wait_id]
                 raise
         elif attempt.concurrent:
             # Its siblings may go on for long; the question is asked when the task reaches it (§5.2).
-            await attempt.save(Draft(facts=[ev.WaitRequested(wait)]))
+            await _open(attempt, attempt.save(Draft(facts=[ev.WaitRequested(wait)])))
             if ask.kind is WaitKind.SIGNAL and (came := await _take_arrived(attempt, wait)) is not None:
                 return came
         raise Suspend((wait,))
+
+
+async def _open(attempt: Attempt, opening: Awaitable[None]) -> None:
+    """Opens a wait. A call that is given up meanwhile goes on until that is durable: whoever gave it up closes what is open."""
+    try:
+        await opening
+    except asyncio.CancelledError:
+        with suppress(HoldfastError):
+            await attempt.journal.command(lambda run: None, ev.SYSTEM)  # its turn comes after that commit
+        raise
 
 
 def open_at(attempt: Attempt, path: str) -> Wait | None:
@@ -205,15 +217,16 @@ def make_wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
 
 
 async def _take_arrived(attempt: Attempt, wait: Wait) -> RawDecision | None:
-    given = await take_signal(attempt.journal, wait, attempt.services.clock.now())
+    given = await take_signal(attempt.journal, wait, attempt.services.clock.now(), find_branch(attempt))
     if given is not None:
         attempt.waits.pop(wait.wait_id, None)
     return given
 
 
-async def take_signal(journal: Journal, wait: Wait, now: int) -> RawDecision | None:
-    """The oldest signal of that name that came before anybody asked, taken in the commit that records it (T-37)."""
-    at_hand = next((s for s in journal.run.signals if s.name == wait.name and (s.name, s.key) not in journal.taking), None)
+async def take_signal(journal: Journal, wait: Wait, now: int, branch: Branch | None = None) -> RawDecision | None:
+    """The oldest signal of that name that came before anybody asked, taken in the commit that records it (T-37); in a branch together with those of others."""
+    signals = enumerate(journal.run.signals)
+    place, at_hand = next(((n, s) for n, s in signals if s.name == wait.name and (s.name, s.key) not in journal.taking), (0, None))
     found = (at_hand, 0) if at_hand is not None else await journal.later(wait.name)
     if found is None:
         return None
@@ -221,7 +234,8 @@ async def take_signal(journal: Journal, wait: Wait, now: int) -> RawDecision | N
     journal.taking.add((signal.name, signal.key))
     given = decisions.answer_by_signal(wait, signal.key, signal.payload, signal.actor, now, came)
     opened = [] if any(w.wait_id == wait.wait_id for w in journal.run.waits) else [ev.WaitRequested(wait)]
-    await journal.save(Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)]))
+    draft = Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)])
+    await (journal.save(draft) if branch is None else branch.early.answer((came, place), draft))
     return given
 
 
@@ -368,7 +382,11 @@ def _rejection(given: RawDecision) -> str:
 
 
 async def signal(attempt: Attempt, name: str, **options: Any) -> Any:
-    return read_value(await request(attempt, Ask(kind=WaitKind.SIGNAL, name=name, **options)))
+    place = attempt.places.peek()
+    given = await request(attempt, Ask(kind=WaitKind.SIGNAL, name=name, **options))
+    if (branch := find_branch(attempt)) is not None:
+        branch.give(place, attempt.places.scope())
+    return read_value(given)
 
 
 async def sleep(attempt: Attempt, duration: dt.timedelta | float) -> None:
