@@ -1237,8 +1237,7 @@ class Runtime:
 
     @verb
     async def export(self, run_id: str, folder: str | os.PathLike[str]) -> str:
-        """Writes a run into a workspace below ``folder``, with exactly the stored bytes of its events; returns the run's directory (§12.5).
-        """
+        """Writes a run into a workspace below ``folder``, with exactly the stored bytes of its events; returns the run's directory (§12.5)."""
         target = stores.WorkspaceStore(folder, now=self._clock.now)
         await target.open()
         try:

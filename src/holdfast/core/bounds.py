@@ -388,7 +388,7 @@ KNOWN: dict[str, Convert] = {
     **dict.fromkeys(("note", "reason", "text"), note),
     **dict.fromkeys(("actor", "acknowledge", "target", "tag", "token", "via"), who),
     **dict.fromkeys(
-        ("unattended", "detach", "until_idle", "upgrade", "drive", "force", "resume", "wait", "inherit_approvals", "follow", "apply", "rebuild",
+        ("unattended", "detach", "until_idle", "upgrade", "drive", "force", "resume", "wait", "inherit_approvals", "follow", "apply", "rebuild", "accept",
          "dry", "dispatch", "start", "delivers", "idempotent", "check_exit", "authoritative", "dedupes"), flag,
     ),
     **dict.fromkeys(("delay", "grace", "timeout", "older_than", "ttl"), lasting()),

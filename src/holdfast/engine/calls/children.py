@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -46,8 +47,10 @@ class Former(msgspec.Struct, frozen=True):
     here: bool
 
 
-async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str) -> Any:
-    """Starts a run of its own in the commit that opens the wait for it, and gives its result (§4.14).
+async def child(
+    attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str, here: str | None = None
+) -> Any:
+    """Starts a run of its own in the commit that opens the wait for it, and gives its result (§4.14). ``here``: the place of the call, where that is open already.
 
     Raises:
         ChildFailed: it ended otherwise than completed.
@@ -57,7 +60,7 @@ async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, 
     services, journal = attempt.services, attempt.journal
     program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(_program(skill))
     given = dict(inputs or {})
-    path = attempt.places.peek()
+    path = attempt.places.peek() if here is None else here
     known, former = open_at(attempt, path), None
     if known is None:
         await lanes.refuse_own(services.store, journal.run, options)
@@ -89,7 +92,7 @@ async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, 
         return Draft(creates=[born.journal.unsent(draft, TOUCH)])
 
     question = Ask(
-        kind=WaitKind.CHILD, prompt=program.id, name=name, cascade=on_parent_end == "cancel", timeout=timeout, on_timeout=on_timeout, creates=create,
+        kind=WaitKind.CHILD, prompt=program.id, name=name, cascade=on_parent_end == "cancel", timeout=timeout, on_timeout=on_timeout, creates=create, path=here,
     )
     if former is not None and former.run.status is Status.COMPLETED and (former.here or not former.own):
         result = await _adopt(attempt, question, path, former.run)
@@ -99,7 +102,9 @@ async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, 
         except Suspend as rests:
             await _tell_end(attempt, rests.waits[0])
             raise
-        except ClaimTaken:
+        except ClaimTaken:  # a moment ago: what has it now is looked at once
+            if here is None:
+                return await child(attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout, here=path)
             raise RequestConflict(f"the key {options.get('key')!r} was used by another run a moment ago", hint="retry the step, or use another key") from None
     if result.action == Status.COMPLETED:
         value = read_value(result)
@@ -155,7 +160,7 @@ async def _find_former(attempt: Attempt, path: str, program: Program, given: Map
 
 async def _adopt(attempt: Attempt, question: Ask, path: str, run: Run) -> ws.Decision:
     """The result of a run that has completed, on record here as asked and answered."""
-    with attempt.places.open(question.kind.value):
+    with attempt.places.open(question.kind.value) if question.path is None else nullcontext():
         wait = make_wait(attempt, msgspec.structs.replace(question, name=run.run_id), path, "")
         ended = await _end_of(attempt.services, run)
         given = ws.Decision(wait.wait_id, ended.status, ev.SYSTEM, payload=ended.result, decided_at=attempt.services.clock.now(), asked=wait.asked)
