@@ -325,3 +325,36 @@ async def test_the_four_hundredth_signal_costs_what_the_first_did(tmp_path: Path
 @pytest.mark.heavy
 async def test_the_five_thousandth_too(tmp_path: Path, work: Counter[str]) -> None:
     await same(tmp_path, work, 5000)
+
+
+def racer() -> Graph[Asks]:
+    """Takes ``other`` or ``wanted``, whichever came first, and rests in between."""
+    made = Graph("racer", Asks, version="1")
+
+    @made.node(start=True)
+    async def race(state: Asks, ctx: Context) -> dict[str, Any]:
+        got = []
+        for _ in range(AT_HAND + 4):
+            got.append((await ctx.first_of(ctx.wait("wanted"), ctx.wait("other"), ctx.sleep(3600)))[1])
+        await ctx.approve("Done?")
+        return {"said": got, "heard": [await ctx.wait("wanted")]}
+
+    return made
+
+
+async def test_what_a_race_gives_back_is_kept_on_every_store(place: Place) -> None:
+    """In the run's record, and in the log as its rebuilding finds it; the next process takes it in its order."""
+    made = racer()
+    async with place.runtime(made) as rt:
+        run = await rt.submit(made, {})
+        for n in range(AT_HAND + 4):
+            await rt.signal(run.run_id, "other", n, key=f"k{n}")
+        await rt.signal(run.run_id, "wanted", -1, key="w")
+        run = await rt.resume(run.run_id)
+        assert (run.status, run.record.unasked) == ("waiting_for_human", 1)
+        await rt.signal(run.run_id, "wanted", -2, key="v")
+    async with place.runtime(made) as rt:
+        assert (await rt.check(run.run_id)).ok and list(await rt.check()) == []
+        done = await rt.approve(run.run_id)
+        assert done.status == "completed"
+        assert [n for n in done.values["said"] if n >= 0] == list(range(AT_HAND + 3)) and (done.values["said"].count(-1), done.values["heard"]) == (1, [-2])
