@@ -145,7 +145,7 @@ async def test_a_worker_that_is_woken_begins_before_it_looks_after_anything_else
     done = [sql for sql in told if not sql.startswith("PRAGMA")]  # nor is the look whether another process has written anything
     begins = done.index(Q.run_load)
     assert done[begins - 1 : done.index(Q.commit, begins) + 1] == [
-        Q.begin_read, Q.run_load, Q.rollback, Q.begin, Q.last_log, Q.run_state, Q.worker, Q.lane_blocker, Q.rule_any, Q.steps_log, Q.run_update, Q.commit,
+        Q.begin_read, Q.run_load, Q.rollback, Q.begin, Q.last_log, Q.run_state, Q.worker, Q.lane_blocker, Q.rule_any, Q.steps_log, Q.run_update, Q.tail_put, Q.commit,
     ]
 
 

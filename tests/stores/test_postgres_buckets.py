@@ -107,7 +107,8 @@ async def test_what_one_commit_writes_lies_in_one_bucket_but_for_what_the_page_n
     assert [others for _, others in found["birth under a key"]] == [{"claim", "vouch"}]
     assert any("effect" in others for _, others in found["effect"])
     assert all(n <= 1 and others <= {"vouch"} for name in ("rest", "signal") for n, others in found[name])
-    assert all(n <= 1 and others <= {"vouch", "effect"} for n, others in found["effect"])
+    assert all(n <= 1 and others <= {"vouch", "effect", "claim"} for n, others in found["effect"])
+    assert sum("claim" in others for _, others in found["effect"]) == 1, "a shared key is claimed by its first attempt"
     assert max(n for n, _ in found["child"]) == len(own), "a child is born in a commit of its parent"
     section = PAGE.read_text("utf-8").split("### Several primaries")[1].split("\n## ")[0]
     assert all(word in section for word in ("request key", "`effect`", "child run", f"partitions={PARTS}"))

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast import logs, meters
 from holdfast.core import events as ev
-from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, Rejected, StoreError, UsageError
+from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, Rejected, StoreError, UsageError, make_own
 from holdfast.core.lease import counter
 from holdfast.core.offers import NoWorker, Offer, Shape
 from holdfast.core.run import Run
@@ -353,10 +353,15 @@ class Worker:
         """What this worker takes next; a lone run that has never been begun is given as it stands, to be taken by its first commit (§1.11)."""
         services, store = self._services, self._services.store
         skills, shapes = services.skills.ids, services.list_shapes(upgrade=self._upgrade)
-        if self._gives and not self._running and not self._refused and offers_untaken(store):
-            return await store.claim_or_load(services.owner, self._queues, skills, limit=room, shapes=shapes, limits=services.limits)
-        self._refused = False
-        return await store.claim(services.owner, self._queues, skills, limit=room, shapes=shapes, limits=services.limits)
+        try:
+            if self._gives and not self._running and not self._refused and offers_untaken(store):
+                return await store.claim_or_load(services.owner, self._queues, skills, limit=room, shapes=shapes, limits=services.limits)
+            self._refused = False
+            return await store.claim(services.owner, self._queues, skills, limit=room, shapes=shapes, limits=services.limits)
+        except LeaseLost:
+            if (closed := services.drivers.taken.closed) is not None:
+                raise make_own(closed) from None  # it is no owner any more, for the runtime was closed meanwhile
+            raise
 
     def _start(self, run_id: str, driving: Coroutine[Any, Any, Report | None]) -> asyncio.Task[Report | None]:
         self._services.driving.add(run_id)
