@@ -51,6 +51,7 @@ def test_what_is_secret_is_not_shown_wherever_it_stands(url: str, shown: str) ->
     [
         "memory:", "workspace:/srv/a:b@c", "sqlite:////srv/a:b@c/runs.db", "runs.db", "postgresql://host/db", "postgresql://u@host:5432/db", "postgresql://u@[::1]:5432/db",
         "postgresql:///db?host=/tmp/pg&user=u&sslmode=verify-full&options=-c%20statement_timeout%3D5", "postgresql://a:1,b:2/db?target_session_attrs=read-write",
+        "postgresql://h/db?password", "postgresql://h/db?password=", "postgresql://h/db?sslmode=&x", "postgresql://u@a@b/db", "ann@host",
     ],
 )
 def test_a_url_without_a_secret_is_shown_as_it_is(url: str) -> None:
@@ -69,3 +70,19 @@ def test_what_a_library_repeats_of_a_secret_is_hidden_in_each_of_its_forms() -> 
 def test_a_url_whose_password_has_no_clear_end_is_told(url: str, clear: bool) -> None:
     found = parse(url)
     assert found is not None and found.clear is clear
+
+
+@pytest.mark.parametrize(
+    ("url", "parameters"),
+    [
+        ("postgresql://u@h/db", []),
+        ("postgresql://h/db?", []),
+        ("postgresql://h/db?user=u&&pool%65r=a%3Db", [("user=u", "user", "u"), ("pool%65r=a%3Db", "pooler", "a=b")]),
+        ("postgresql://h/db?listen=postgresql://o/db?x=1", [("listen=postgresql://o/db?x=1", "listen", "postgresql://o/db?x=1")]),
+        ("postgresql://h/db?sslmode=&bare", [("sslmode=", "sslmode", ""), ("bare", "bare", "")]),
+    ],
+)
+def test_a_parameter_is_given_as_it_is_written_and_decoded(url: str, parameters: list[tuple[str, str, str]]) -> None:
+    """Who takes a parameter out of a URL needs both: the name that it has, and the text that stands there."""
+    found = parse(url)
+    assert found is not None and found.parameters() == parameters

@@ -422,3 +422,136 @@ def test_a_record_of_a_kind_that_nobody_knows_is_a_problem(kind: str) -> None:
     """Point 1 of «Harden»: of a voucher's kind a damaged page may say anything."""
     found = record_problem(RecordDamaged(kind, "r1", "x", missing=True))
     assert (found.code, found.severity, found.run_id) == ("record_unreadable", "error", "r1") and found.repair_hint
+
+
+# -- the records that the log tells of --------------------------------------------------------------
+
+EFFECT = Effect(
+    effect_id=f"{RUN}.1.a.0", run_id=RUN, lineage_root=RUN, step=1, task="a", path="0", attempt=1, capability="mail", effect_class=EffectClass.WRITE, key="k",
+    fence=1, attempted_at=1,
+)
+TELLING: list[tuple[ev.Fact, str, str]] = [
+    (ev.SideEffectAttempted(EFFECT.effect_id, "k"), "effect_record_missing", f"the effect {EFFECT.effect_id} (side_effect.attempted)"),
+    (ev.SideEffectRecorded(EFFECT.effect_id, "k"), "effect_record_missing", f"the effect {EFFECT.effect_id} (side_effect.recorded)"),
+    (ev.IntentEnqueued("i", "mail"), "intent_record_missing", "the intent i of type 'mail'"),
+    (ev.LedgerAppended("paid", "k"), "ledger_record_missing", "1 more ledger row(s) of the topic 'paid' with the key 'k'"),
+    (ev.SignalReceived("go", "k", raw(1)), "inbox_record_missing", "signal:go:k"),
+]
+BY_CODE = {code: fact for fact, code, _ in TELLING}
+
+
+def told_by(*facts: ev.Fact, **submitted: Any) -> Diagnosis:
+    """The examination of a run whose log tells of these, one commit each."""
+    log = Log(**submitted).commit(ev.RunStarted())
+    for fact in facts:
+        log.commit(fact)
+    diagnosis = Diagnosis(RUN, log.run, HELD, NOW)
+    for each in log.rows:
+        diagnosis.feed(each)
+    return diagnosis
+
+
+def missed(diagnosis: Diagnosis) -> list[str]:
+    diagnosis.miss_records()
+    diagnosis.miss_claim()
+    return [p.code for p in diagnosis.problems()]
+
+
+@pytest.mark.parametrize(("fact", "code", "what"), TELLING)
+def test_a_record_that_the_log_tells_of_and_is_not_there_is_named(fact: ev.Fact, code: str, what: str) -> None:
+    """§12.1: what vouches for a record may be lost with it, and the log is there still."""
+    diagnosis = told_by(fact)
+    assert missed(diagnosis) == [code]
+    (found,) = diagnosis.problems()
+    assert what in found.message and found.message.endswith("record is missing") and found.severity == "error" and "RUN" not in found.repair_hint
+    own = code == "effect_record_missing"  # it can be recorded again, so it is known by its id; the others are accepted by kind
+    assert (diagnosis.lost, diagnosis.lost_codes) == (({EFFECT.effect_id}, set()) if own else (set(), {code}))
+
+
+def test_a_record_that_is_there_is_not_missed() -> None:
+    diagnosis = told_by(*(fact for fact, _, _ in TELLING))
+    diagnosis.feed_effect(msgspec.structs.replace(EFFECT, status=EffectStatus.RECORDED))
+    diagnosis.feed_intent(Intent(intent_id="i", run_id=RUN, type="mail", payload=b"", key="k"))
+    diagnosis.feed_entry("paid", "k")
+    diagnosis.feed_command("signal:go:k")
+    diagnosis.feed_command("cancel")
+    assert missed(diagnosis) == [] and not diagnosis.lost and not diagnosis.lost_codes
+    other = told_by(*(fact for fact, _, _ in TELLING))
+    other.feed_intent(Intent(intent_id="other", run_id=RUN, type="mail", payload=b"", key="k"))
+    other.feed_entry("paid", "other")
+    other.feed_command("signal:go:other")
+    assert missed(other) == [*BY_CODE], "those of others do not stand for them"
+
+
+@pytest.mark.parametrize(("rows", "more"), [(0, 3), (1, 2), (3, 0), (4, 0)])
+def test_rows_of_the_ledger_are_counted_by_topic_and_key(rows: int, more: int) -> None:
+    diagnosis = told_by(*[BY_CODE["ledger_record_missing"]] * 3)
+    for _ in range(rows):
+        diagnosis.feed_entry("paid", "k")
+    assert missed(diagnosis) == ["ledger_record_missing"] * (more > 0)
+    assert all(f"{more} more ledger row(s)" in p.message for p in diagnosis.problems())
+
+
+@pytest.mark.parametrize(
+    ("facts", "entries", "signals"),
+    [((), False, False), ((BY_CODE["ledger_record_missing"],), True, False), ((BY_CODE["inbox_record_missing"],), False, True), ((BY_CODE["intent_record_missing"],), False, False)],
+)
+def test_what_need_not_be_read_is_known(facts: tuple[ev.Fact, ...], entries: bool, signals: bool) -> None:
+    diagnosis = told_by(*facts)
+    assert (diagnosis.tells_of_entries(), diagnosis.tells_of_signals()) == (entries, signals)
+
+
+@pytest.mark.parametrize(
+    "fact", [ev.SideEffectReused(EFFECT.effect_id, "k"), ev.SideEffectRecorded("another.1.a.0", "k"), ev.SideEffectUnknown(f"{RUN}x.1.a.0", "k")]
+)
+def test_an_effect_of_another_run_is_not_expected_here(fact: ev.Fact) -> None:
+    """What a run tells of others' effects is theirs to keep."""
+    assert missed(told_by(fact)) == []
+
+
+@pytest.mark.parametrize("code", ["intent_record_missing", "ledger_record_missing", "inbox_record_missing"])
+def test_a_loss_that_somebody_has_accepted_is_told_no_more(code: str) -> None:
+    """Of that kind, and of what was lost until then."""
+    accepted = ev.StateRepaired(code)
+    others = [c for c in BY_CODE if c != code]
+    assert missed(told_by(*BY_CODE.values(), accepted)) == others
+    assert missed(told_by(accepted, *BY_CODE.values())) == [*BY_CODE]
+    assert missed(told_by(*BY_CODE.values(), ev.StateRepaired("snapshot_field_drift"))) == [*BY_CODE]
+
+
+def test_a_request_key_that_nobody_has_is_named() -> None:
+    plain, asked = told_by(), told_by(request_key="order-7")
+    assert (plain.request, asked.request) == (None, ("order-7", 1_000_000))
+    assert missed(plain) == [] and missed(asked) == ["claim_record_missing"]
+    assert "'order-7'" in asked.problems()[0].message and asked.lost_codes == {"claim_record_missing"}
+    assert missed(told_by(ev.StateRepaired("claim_record_missing"), request_key="order-7")) == []
+
+
+SETTLED = [ev.SideEffectRecorded, ev.SideEffectFailed, ev.SideEffectBlocked, ev.SideEffectAbandoned]
+OPENED = [ev.SideEffectAttempted, ev.SideEffectUnknown]
+
+
+@pytest.mark.parametrize("status", [EffectStatus.ATTEMPTED, EffectStatus.UNKNOWN])
+@pytest.mark.parametrize("kind", SETTLED)
+def test_an_effect_record_that_is_older_than_the_log_is_named(kind: type[ev.EffectFact], status: EffectStatus) -> None:
+    """A record put back from an older copy says that nobody knows what the log knows."""
+    diagnosis = told_by(ev.SideEffectAttempted(EFFECT.effect_id, "k"), kind(EFFECT.effect_id, "k"))
+    diagnosis.feed_effect(msgspec.structs.replace(EFFECT, status=status))
+    assert missed(diagnosis) == ["effect_record_altered"] and diagnosis.lost == {EFFECT.effect_id}
+    (found,) = diagnosis.problems()
+    assert f"{EFFECT.effect_id} says {status}" in found.message and kind.wire in found.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        *((kind, {"status": EffectStatus.ATTEMPTED}) for kind in OPENED),
+        *((kind, {"status": EffectStatus.UNKNOWN}) for kind in OPENED),
+        *((kind, {"status": EffectStatus.RECORDED}) for kind in [*OPENED, *SETTLED]),  # it is as new as the log, or newer
+        *((kind, {"status": EffectStatus.ATTEMPTED, "attempted_at": NOW}) for kind in SETTLED),  # attempted again since then
+    ],
+)
+def test_an_effect_record_that_is_no_older_than_the_log_is_fine(kind: type[ev.EffectFact], changes: dict[str, Any]) -> None:
+    diagnosis = told_by(kind(EFFECT.effect_id, "k"))
+    diagnosis.feed_effect(msgspec.structs.replace(EFFECT, **changes))
+    assert missed(diagnosis) == [] and not diagnosis.lost

@@ -19,6 +19,7 @@ from holdfast.core.errors import ErrorValue, Frame
 from holdfast.core.intents import Delivery, Ended, Intent, Ruling
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.masks import HIDDEN, mask
+from holdfast.core.offers import Offer, Shape
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
@@ -233,3 +234,18 @@ def test_a_schedule_and_problems() -> None:
     assert detail["deduplicated"] is True and detail["problems"] == [
         {"code": "event_seq_gap", "severity": "error", "message": "2 is missing", "repair_hint": "restore a backup", "run_id": "r"}
     ]
+
+
+NOTES, MAIL = Shape("notes", "1", "f"), Shape("mail", "2", "g", workspace="0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    ("offer", "served"),
+    [
+        (None, []), (Offer((), ()), []), (Offer((), (NOTES,), works=False), []), (Offer(("default",), (NOTES, MAIL)), [NOTES, MAIL]),
+        (Offer((), (MAIL, NOTES, MAIL), upgrade=True), [MAIL, NOTES]),
+    ],
+)
+def test_a_worker_shows_each_skill_that_it_serves_once(offer: Offer | None, served: list[Shape]) -> None:
+    shown = describe.list_served(offer)
+    assert [(s.skill_id, s.version, s.fingerprint, s.workspace) for s in shown] == [(s.skill_id, s.version, s.fingerprint, s.workspace) for s in served]

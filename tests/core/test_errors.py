@@ -103,3 +103,27 @@ def test_the_same_error_for_several_callers_is_one_for_each() -> None:
 def test_request_keys_are_unique_in_their_scope() -> None:
     """§3.5: a tenant's runs of one skill."""
     assert len({ids.request_scope(tenant, of) for tenant in ("a", "b") for of in ("pay", "fork:r1")}) == 4
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "\U0001f600", "\ud800"])
+@pytest.mark.parametrize("room", [0, 27, 400])
+def test_a_name_is_shortened_only_where_it_leaves_no_room(letter: str, room: int) -> None:
+    """What is put behind it still makes an id, and two long names stay two."""
+    size = len(letter.encode("utf-8", "surrogatepass"))
+    fits = letter * ((ids.LONGEST - room) // size)
+    assert ids.shorten(fits, room) == fits
+    long = fits + letter
+    short = ids.shorten(long, room)
+    assert len(short.encode("utf-8", "surrogatepass")) + room <= ids.LONGEST
+    assert ids.shorten(long, room) == ids.shorten(short, room) == short != ids.shorten(long + letter, room)
+
+
+@pytest.mark.parametrize("beside", ["t", "of ann", "t~0123456789abcdefghjkmnpqrs"])
+def test_a_name_of_a_runs_own_comes_apart_again(beside: str) -> None:
+    run = ids.run_id(10**15, 7, "default", beside=beside)
+    assert ids.split_own(f"{beside}~{run}") == (beside, run)
+
+
+@pytest.mark.parametrize("name", ["", "t", "t~", "t~r1", "~0123456789abcdefghjkmnpqrs", "0123456789abcdefghjkmnpqrs", "t~0123456789abcdefghjkmnpqrs~", "t~0123456789ABCDEFGHJKMNPQRS"])
+def test_what_a_user_has_called_so_does_not_come_apart(name: str) -> None:
+    assert ids.split_own(name) is None

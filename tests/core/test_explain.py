@@ -265,3 +265,34 @@ def test_a_request_to_a_tool_runner_names_what_is_in_its_way() -> None:
     found = explain(run(Status.WAITING_FOR_SIGNAL, waits=(wait,)), Condition.AWAITING_SIGNAL, [], Blocked(requests=("the request is queued",)))
     assert found.why == "It waits for a tool runner: make runs in the workspace 0123456789abcdef; the request is queued."
     assert [a.command for a in found.next] == ["holdfast tool-runner --workspace PATH --tools TARGET", "holdfast outbox r"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ([ev.RunInterrupted("an earlier one"), ev.RunInterrupted("Ctrl-C"), ev.NoteAdded("n")], "It was interrupted (Ctrl-C)."),
+        ([], "It was interrupted."),
+    ],
+)
+@pytest.mark.parametrize(
+    ("status", "condition", "wait", "first"),
+    [
+        (Status.WAITING_FOR_HUMAN, Condition.AWAITING_GATE_DECISION, ASK, "It waits for a person: Pay 42? (approval)."),
+        (Status.WAITING_FOR_SIGNAL, Condition.AWAITING_SIGNAL, TIMER, "It waits for "),
+    ],
+)
+def test_a_run_that_waits_and_was_interrupted_says_that_no_worker_continues_it(facts: list[ev.Fact], said: str, status: Status, condition: Condition, wait: Wait, first: str) -> None:
+    """What it waits for is told first; that it is there will not be enough."""
+    events = [ev.Event(n, T0, fact) for n, fact in enumerate(facts, 1)]
+    left = run(status, waits=(wait,), interrupted_at=T0)
+    plain = explain(msgspec.structs.replace(left, interrupted_at=None), condition, events)
+    found = explain(left, condition, events)
+    assert found.why == f"{plain.why} {said} No worker continues it until a person resumes it." and found.why.startswith(first)
+    assert found.next[:-1] == plain.next and found.next[-1].command == "holdfast resume r YOUR_FILE.py"
+    assert explain(left, condition, events, Blocked(due=T0)).why == plain.why, "an answer since then has made it due"
+
+
+@pytest.mark.parametrize(("idle", "why", "commands"), [(True, "because the store failed", ["holdfast resume r YOUR_FILE.py"]), (False, "A worker is executing it.", ["holdfast events r --follow", "holdfast cancel r"])])
+def test_a_run_that_its_process_does_not_execute_says_so(idle: bool, why: str, commands: list[str]) -> None:
+    found = explain(run(), Condition.RUNNING, [], Blocked(idle=idle))
+    assert why in found.why and [a.command for a in found.next] == commands

@@ -60,6 +60,30 @@ def test_what_is_none() -> None:
         envelopes.open_envelope(b"HFsealed\x01")
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [(None, None), ("", ""), ("said", "said"), ("HFsealed:x", "HFsealed:x"), ("HFsealed", "HFsealed"), (envelopes.as_text(SEALED), "encrypted under k1")],
+)
+def test_in_the_place_of_an_encrypted_text_its_key_is_shown(text: str | None, shown: str | None) -> None:
+    """Somebody's words that only look so are shown as they are."""
+    assert envelopes.legible(text) == shown
+
+
+@pytest.mark.parametrize("row", [b"", b"data", SEALED, SEALED[:-1], envelopes.wrap(Envelope(msgspec.structs.replace(HEADER, place="shelf:memory:other"), b"n" * 12, b"d"))])
+def test_a_row_that_was_not_encrypted_in_its_place_is_handed_out_as_it_is(row: bytes) -> None:
+    """Only the envelope that was written there stands for data that cannot be read; bytes that a user keeps may be any."""
+    assert envelopes.in_clear(row, "memory", "k") == row
+
+
+@pytest.mark.parametrize(("shelf", "key"), [("memory", "k"), ("answers", "a:b")])
+def test_an_encrypted_row_of_a_shelf_is_not_handed_out_for_its_data(shelf: str, key: str) -> None:
+    place = envelopes.place_of(shelf, key)
+    row = envelopes.wrap(Envelope(msgspec.structs.replace(HEADER, run_id="", place=place), b"n" * 12, b"data"))
+    with pytest.raises(KeyUnavailable) as caught:
+        envelopes.in_clear(row, shelf, key)
+    assert (caught.value.key_id, caught.value.place) == ("k1", place)
+
+
 def test_who_decodes_it_unawares_is_told_which_key() -> None:
     with pytest.raises(KeyUnavailable) as caught:
         canon.decode(SEALED)
