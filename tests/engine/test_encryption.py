@@ -531,6 +531,7 @@ SHOWN = (
 )
 
 
+@pytest.mark.one_store("its commands use the store of the folder")
 @pytest.mark.parametrize("lost", [False, True], ids=["no keys", "another key"])
 @pytest.mark.parametrize("form", ["", " --json"], ids=["text", "json"])
 def test_where_a_text_is_encrypted_its_key_is_shown(form: str, lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from holdfast.core.errors import LeaseLost
 from holdfast.core.status import Status
 from holdfast.stores.sqlite import writer
 
+pytestmark = pytest.mark.one_store("backups are of a store in one file")
+
 
 class Work(State):
     n: int = 0
