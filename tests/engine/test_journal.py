@@ -254,6 +254,41 @@ async def test_what_is_left_of_a_coroutine_ends_with_it() -> None:
     assert end.value.value == "inside" and where.get() == "outside"
 
 
+async def test_a_task_cancelled_before_its_first_step_cancels_what_was_begun() -> None:
+    """What the coroutine holds is free then, though whoever began it is still known of, as by the traceback of an error."""
+    lock, never = asyncio.Lock(), asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        async with lock:
+            await never
+
+    begun = work()
+    rest = Rest(begun, begun.send(None))
+    assert lock.locked()
+    task = asyncio.ensure_future(rest)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled() and not lock.locked() and begun.cr_frame is None
+
+
+@pytest.mark.parametrize("entered", [False, True])
+async def test_what_is_left_can_be_closed(entered: bool) -> None:
+    closed: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            closed.append("closed")
+
+    begun = work()
+    rest = Rest(begun, begun.send(None))
+    if entered:
+        rest.send(None)
+    rest.close()
+    assert closed == ["closed"]
+
+
 def test_without_a_run_nothing_falls_due() -> None:
     """The run is written with the first commit; whoever attends to it is asked before."""
     journal = Journal(MemoryStore(), None, None, 1, Progress("r1"))

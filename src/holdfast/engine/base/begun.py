@@ -4,21 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-class Rest(Generic[T]):
+class Rest(Coroutine[Any, Any, T]):
     """What is left of a coroutine whose first part has been run: it stands where it waits for ``waiting``. It goes on in ``context``, where it has one of
-    its own."""
+    its own.
 
-    __slots__ = ("_context", "_waiting", "_work")
+    A task may have it as it is: one that is cancelled before its first step has the coroutine cancelled where it stands. Wrapped in another one it would stay
+    there, with what it holds, for as long as somebody knows of it.
+    """
+
+    __slots__ = ("_context", "_steps", "_waiting", "_work")
 
     def __init__(self, work: Coroutine[Any, Any, T], waiting: Any, context: Context | None = None) -> None:
         self._work = work
         self._waiting = waiting
         self._context = context
+        self._steps: Generator[Any, Any, T] | None = None
+
+    def send(self, value: Any) -> Any:
+        if self._steps is None:
+            self._steps = self.__await__()
+        return self._steps.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        if self._steps is None:
+            self.send(None)
+        assert self._steps is not None
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        if self._steps is None:
+            self.send(None)
+        assert self._steps is not None
+        self._steps.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
         work, waiting, context = self._work, self._waiting, self._context
