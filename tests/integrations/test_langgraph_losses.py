@@ -368,7 +368,8 @@ async def test_waiting_turns_hold_no_task(tmp_path: Path) -> None:
         before = len(asyncio.all_tasks())
         for number in range(20):
             await rt.invoke(skill, START_INPUT, thread_id=f"t{number}")
-        assert len(asyncio.all_tasks()) <= before
+        left = [task for task in asyncio.all_tasks() if not task.cancelling()]  # one that watched an inbox may be about to end
+        assert len(left) <= before
         assert len(await rt.waits(limit=100)) == 21
 
 
