@@ -312,6 +312,8 @@ OTHER = ErrorValue("KeyError", "other")
         ([ok("0"), bad("1")], ["0"]),
         ([bad("0", OTHER), ok("1"), bad("2")], ["0", "1"]),
         ([bad("0"), ok("1"), ok("2", "effect"), ok("3", "wait")], []),
+        ([bad("0"), ok("=a@b?c"), ok("=a@b", "effect")], []),
+        ([bad("=a@b?c/0"), ok("=a@b?c/1", "wait"), ok("=a@b?c/1?1", "wait")], ["=a@b?c/1?1"]),
         ([bad("0"), ok("1", "feedback"), ok("0?1", "wait"), ok("@retry/1", "wait")], ["1", "0?1", "@retry/1"]),
         ([ok("0/0/0"), bad("0/1/0"), ok("0/2/0"), bad("0", kind="scope")], ["0/0/0", "0/2/0"]),
         ([bad("0/1/0", OTHER), ok("0/2/0"), bad("0", OTHER, kind="scope"), ok("1"), bad("2")], ["0/1/0", "0/2/0", "0", "1"]),
@@ -402,10 +404,11 @@ CHILD_FAILED = ErrorValue.of(ChildFailed("the child kid ended failed: boom"))
         ),
         ([asked_at("0", WaitKind.CHILD)], [StepRecord("a", "0", "child:", kind="wait", value=SEALED)], {"0"}),
         ([asked_at("0?1", WaitKind.EFFECT)], [answered_at("0?1", "abandon"), StepRecord("a", "0", "pay", error=BOOM, kind="effect")], set()),
+        ([asked_at("=k?1/0?1", WaitKind.EFFECT)], [answered_at("=k?1/0?1", "abandon"), StepRecord("a", "=k?1/0", "pay", error=BOOM, kind="effect")], set()),
         ([asked_at("0?1", WaitKind.EFFECT)], [answered_at("0?1", "abandon")], {"0?1"}),
         ([asked_at("0?1", WaitKind.EFFECT)], [answered_at("0?1", "abandon"), StepRecord("a", "0", "pay", value=raw(1), kind="effect")], {"0?1", "0"}),
     ],
-    ids=["silence", "silence that was told", "answered", "another question", "failed child", "canceled child", "completed child", "caught", "let out", "sealed", "abandoned", "abandoned, not gone on with", "abandoned, and done"],
+    ids=["silence", "silence that was told", "answered", "another question", "failed child", "canceled child", "completed child", "caught", "let out", "sealed", "abandoned", "abandoned under a key", "abandoned, not gone on with", "abandoned, and done"],
 )
 def test_an_operator_forgives_what_answered_nobody(facts: list[ev.Fact], results: list[StepRecord], left: set[str]) -> None:
     """§5.10, §7.1: a silence that failed the run, and the end of a child that the code did not go on from, are asked for anew."""

@@ -54,7 +54,10 @@ def _read_answer(record: StepRecord) -> Decision | None:
 
 def _is_beside(record: StepRecord) -> bool:
     """Whether a record is no call of the code at its place in order: feedback, or an answer about a call or a retry, which says itself what it is about."""
-    return record.kind == "feedback" or "?" in record.path or "@" in record.path
+    if record.kind != "wait":
+        return record.kind == "feedback"
+    places = record.path.split("/")  # a key that the code gave to a call may hold any of these signs, behind a =
+    return "?" in places[-1] or any(place.startswith("@") for place in places)
 
 
 def _goes_on(record: StepRecord, path: str) -> bool:
@@ -240,7 +243,7 @@ class Progress:
         for task in {task for task, _ in before}:
             self._forget(task, "", self.failed.get(task), self._tell_failure)
         for (task, path), record in before.items():
-            if (given := _read_answer(record)) is not None and given.action == ABANDON and (call := (task, path.partition("?")[0])) in before and call not in self.records:
+            if (given := _read_answer(record)) is not None and given.action == ABANDON and (call := (task, path.rpartition("?")[0])) in before and call not in self.records:
                 self.records.pop((task, path), None)  # it has failed its step: whether the effect is carried out after all is another question
         self.failed.clear()
 
