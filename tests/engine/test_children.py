@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, flow
+from holdfast.core import events as ev
 from holdfast.core.commit import DedupClaim
-from holdfast.core.errors import ChildFailed, RequestConflict
+from holdfast.core.errors import ChildFailed, LeaseLost, RequestConflict
+from holdfast.engine.drive.conductor import Children
 from holdfast.stores import SqliteStore
+from tests.core.build import folded
 from tests.engine.support import FakeClock
 
 acts: list[str] = []
@@ -165,6 +169,30 @@ async def test_a_parent_waits_for_its_child_that_goes_on_already(tmp_path: Path)
         await everything(rt)
         assert (await rt.get(run.run_id)).result == "this"
         assert len(await rt.runs(skill_id="late")) == 1
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["completed", "live"])
+async def test_a_child_with_another_input_is_another_child(ended: bool, tmp_path: Path) -> None:
+    """What a resumed parent asks of its child now is not answered by what it had asked before."""
+    given = ["first", "second"]
+
+    @flow("echoes", version="1")
+    async def echoes(ctx: Context, what: str) -> str:
+        if not works.get("kid"):
+            raise ValueError("not yet")
+        return what if ended or what == "second" else str(await ctx.ask("What?", str))
+
+    @flow("above", version="1")
+    async def above(ctx: Context) -> str:
+        return str(await ctx.child(echoes, {"what": given[0]}))
+
+    async with Runtime(f"sqlite:///{tmp_path}/runs.db", skills=[echoes, above]) as rt:
+        run = await rt.invoke(above)
+        works["kid"] = True
+        child = (await rt.runs(skill_id="echoes"))[0]
+        await rt.resume(child.run_id, acknowledge=child.stop_reason)
+        given.pop(0)
+        assert (await rt.resume(run.run_id, acknowledge=run.stop_reason)).result == "second"
 
 
 async def test_the_state_of_a_graph_that_completed_meanwhile_is_taken(tmp_path: Path) -> None:
@@ -341,3 +369,24 @@ async def test_a_key_that_another_takes_in_that_moment_fails_the_step(tmp_path: 
     async with Runtime(Blind(tmp_path / "runs.db"), skills=[kid, late], transports={"mail": deliver}) as rt:
         assert [(await rt.invoke(late)).result for _ in range(2)] == [" done", "request_conflict"]
         assert acts.count("charge") == 1 and list(await rt.check()) == []
+
+
+class Nobody:
+    """Drivers that drive nothing."""
+
+    def drain_one(self, run_id: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("error", "told"), [(ValueError("a mistake"), True), (LeaseLost("it has another owner"), False)], ids=["a mistake", "of the run"])
+async def test_what_ends_the_driving_of_a_child_that_nobody_waits_for(error: Exception, told: bool) -> None:
+    """A mistake is not lost; what is wrong with the child's own run is told by whoever looks at that."""
+
+    async def drive(run_id: str, *, stop: asyncio.Event) -> None:
+        raise error
+
+    children = Children(Nobody(), drive)  # type: ignore[arg-type]
+    children.drive(folded(ev.RunStarted()))
+    await asyncio.sleep(0)
+    with pytest.raises(ValueError, match="a mistake") if told else contextlib.nullcontext():
+        await children.rest()

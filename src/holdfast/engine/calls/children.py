@@ -20,6 +20,7 @@ from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core import waits as ws
 from holdfast.core.bounds import wrong
+from holdfast.core.codec import open_row
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import ChildFailed, ClaimTaken, RequestConflict
 from holdfast.core.graph import Program
@@ -40,11 +41,13 @@ Duration = dt.timedelta | float | int | None
 
 
 class Former(msgspec.Struct, frozen=True):
-    """The run that did before what a child is to do. ``own``: this parent, or one that it is a replay or a fork of, has started it; ``here``: this parent itself."""
+    """The run that did before what a child is to do. ``own``: this parent, or one that it is a replay or a fork of, has started it; ``here``: this parent itself;
+    ``same``: with the same input."""
 
     run: Run
     own: bool
     here: bool
+    same: bool
 
 
 async def child(
@@ -67,7 +70,7 @@ async def child(
         if attempt.record(path) is None:
             await steps.afford(attempt, path)
             former = await _find_former(attempt, path, program, given, options)
-    joined = former.run.run_id if former is not None and former.here and not former.run.terminal else None
+    joined = former.run.run_id if former is not None and former.here and former.same and not former.run.terminal else None
     round = journal.progress.asked.get((attempt.key, path), 0)
     session = options.get("session_key") or options.get("thread_id") or ""
     name = ids.child_run_id(journal.run.run_id, attempt.step, attempt.key, path, round, tenant=journal.run.tenant_id, session=str(session))
@@ -87,14 +90,14 @@ async def child(
         born = birth(services, program, given, made, run_id=wait.name)
         draft = born.draft()
         if former is not None:
-            draft.facts.append(lineage.begin_child(parent, former.run))
+            draft.facts.append(lineage.begin_child(parent, former.run, same=former.same))
         draft.facts.append(ev.RunQueued(f"child of {parent.run_id}"))
         return Draft(creates=[born.journal.unsent(draft, TOUCH)])
 
     question = Ask(
         kind=WaitKind.CHILD, prompt=program.id, name=name, cascade=on_parent_end == "cancel", timeout=timeout, on_timeout=on_timeout, creates=create, path=here,
     )
-    if former is not None and former.run.status is Status.COMPLETED and (former.here or not former.own):
+    if former is not None and former.run.status is Status.COMPLETED and former.same and (former.here or not former.own):
         result = await _adopt(attempt, question, path, former.run)
     else:
         try:
@@ -147,15 +150,23 @@ async def _find_former(attempt: Attempt, path: str, program: Program, given: Map
             own = run.parent_run_id == mine or run.parent_run_id in forebears
             if not own and run.status is not Status.COMPLETED:
                 raise RequestConflict(f"the key {key!r} was used by the run {run.run_id}, which is {run.status} and was started elsewhere", hint="retry the step when it has completed, or use another key")
-            return Former(run, own, run.parent_run_id == mine)
+            return Former(run, own, run.parent_run_id == mine, same=True)
     asked = journal.progress.questions.get((attempt.key, path))
     if asked is not None and asked.kind is WaitKind.CHILD:
-        found = await services.store.get(asked.name)
-        return None if found is None or found[0].skill_id != program.id else Former(found[0], own=True, here=True)
+        return await _describe_former(services, asked.name, program, given, here=True)
     if journal.echo is None or (name := await lineage.find_child(services.store, journal.echo, (attempt.step, attempt.key, path))) is None:
         return None
-    found = await services.store.get(name)
-    return None if found is None or found[0].skill_id != program.id else Former(found[0], own=True, here=False)
+    return await _describe_former(services, name, program, given, here=False)
+
+
+async def _describe_former(services: Services, run_id: str, program: Program, given: Mapping[str, Any], *, here: bool) -> Former | None:
+    """A run that stood at this place, if it is one of the same skill."""
+    found = await services.store.get(run_id)
+    if found is None or found[0].skill_id != program.id:
+        return None
+    asked = superstep.pack_input(program, given)[1]
+    first = [event.fact for row in await services.store.rows(run_id, 0, 1) for event in open_row(row).events]
+    return Former(found[0], own=True, here=here, same=any(isinstance(fact, ev.RunSubmitted) and fact.input == asked for fact in first))
 
 
 async def _adopt(attempt: Attempt, question: Ask, path: str, run: Run) -> ws.Decision:

@@ -212,9 +212,9 @@ async def find_child(store: Store, echo: Echo, place: tuple[int, str, str]) -> s
     return echo.children.get(place)
 
 
-def begin_child(parent: Run, former: Run) -> ev.RunReplayed | ev.RunForked:
-    """What a child that does again what a former one did is: in a replay a replay of it, else its fork."""
-    if parent.origin == REPLAY:
+def begin_child(parent: Run, former: Run, *, same: bool) -> ev.RunReplayed | ev.RunForked:
+    """What a child that does again what a former one did is: in a replay, with the same input, a replay of it, else its fork."""
+    if parent.origin == REPLAY and same:
         return ev.RunReplayed(former.run_id, None, parent.replay_effects, parent.inherits)
     return ev.RunForked(former.run_id, None, f"child of {parent.run_id}", parent.replay_effects, parent.inherits)
 

@@ -300,8 +300,7 @@ class Conductor:
             if detach and run.status in WAITING and not run.decisions and (lease.due is None or lease.due > now):
                 return None
             kinds = {w.kind for w in run.waits}
-            is_due = lease.due is not None and lease.due <= now
-            if WaitKind.CHILD in kinds and run.status in WAITING and not run.decisions and not is_due and await self._children(run, lease.due, below):
+            if WaitKind.CHILD in kinds and run.status in WAITING and not run.decisions and not _is_due(lease, now) and await self._children(run, lease.due, below):
                 continue
             if run.status in WAITING and not run.decisions and not lease.live(now):
                 timers = bool(kinds) and kinds <= {WaitKind.TIMER, WaitKind.CHILD}
@@ -436,16 +435,15 @@ class Conductor:
                 found = await self._store.get(name)
                 if found is not None and not found[0].terminal and found[0].skill_id in self._skills.ids:
                     below.drive(found[0])
-            if not (driven := below.driven):
-                break
-            await self._until(None if due is None else (due - self._store.now()) / 1_000_000, driven)
-            below.pass_on_errors()
+            if driven := below.driven:
+                await self._until(None if due is None else (due - self._store.now()) / 1_000_000, driven)
+                below.pass_on_errors()
             after, lease = await self._reader.find(run.run_id)
-            if after.version != run.version or (lease.due is not None and lease.due <= self._store.now()):
+            if after.version != run.version or _is_due(lease, self._store.now()):
                 return True
+            if not driven:
+                return False
             names = below.at_rest  # somebody may have answered one of them
-        after, lease = await self._reader.find(run.run_id)
-        return after.version != run.version or (lease.due is not None and lease.due <= self._store.now())
 
     async def _until(self, seconds: float | None, beside: Collection[asyncio.Task[Any]] = ()) -> None:
         """Until a timer is due; sooner if something changed or one of the tasks ``beside`` has ended, and never so long that a missed hint would matter."""
@@ -624,7 +622,13 @@ class Children:
         for run_id, task in self._tasks.items():
             if not task.done() and not self._drivers.drain_one(run_id):
                 task.cancel()  # nobody is inside one of its steps
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for came in await asyncio.gather(*self._tasks.values(), return_exceptions=True):
+            if isinstance(came, Exception) and not isinstance(came, HoldfastError):  # what is wrong with a child's run is told by whoever looks at it
+                raise came
+
+
+def _is_due(lease: Lease, now: int) -> bool:
+    return lease.due is not None and lease.due <= now
 
 
 def _lane_blocked(run_id: str, blocked: Blocked) -> Rejected:
