@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import sys
 import threading
 import time
@@ -357,7 +358,7 @@ async def test_what_user_code_raises_fails_its_step_and_nothing_else(raises: Cal
 
     @g.node("sync", start=beside, after=None if beside else "a")
     def sync(state: S) -> None:
-        if not asyncio.iscoroutinefunction(raises):
+        if not inspect.iscoroutinefunction(raises):
             raises()
 
     run = await asyncio.wait_for(invoked(g), 20)

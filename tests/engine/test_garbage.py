@@ -110,6 +110,68 @@ async def refuse(n: int) -> int:
     raise ValueError(n)
 
 
+async def fail_at_once(state: Numbers) -> None:
+    raise ValueError(state.n)
+
+
+async def fail_after_a_wait(state: Numbers) -> None:
+    await asyncio.sleep(0)
+    raise ValueError(state.n)
+
+
+def fail_in_a_thread(state: Numbers) -> None:
+    raise ValueError(state.n)
+
+
+async def fail_in_a_call(state: Numbers, ctx: Context) -> None:
+    await ctx.step(refuse, state.n)
+
+
+async def fail_in_an_effect(state: Numbers, ctx: Context) -> None:
+    await ctx.effect(refuse, state.n)
+
+
+async def fail_beside(state: Numbers, ctx: Context) -> None:
+    await ctx.gather(ctx.step(add, 0), ctx.step(refuse, state.n))
+
+
+async def return_what_cannot_be_kept(state: Numbers) -> Any:
+    return {"n": object()}
+
+
+async def take_too_long(state: Numbers) -> None:
+    await asyncio.Event().wait()
+
+
+def refuse_to_route(state: Numbers) -> str:
+    raise ValueError(state.n)
+
+
+def broken(where: str, function: Any, **given: Any) -> Any:
+    """A graph of which a node fails: after another one, or beside it."""
+    graph = Graph(f"{function.__name__}_{where}", Numbers)
+    graph.node(start=True)(second if where == "beside_another" else first)
+    graph.node("breaks", start=where == "beside_another", after=None if where == "beside_another" else "first", **given)(function)
+    return skill(graph)
+
+
+BREAKS: dict[Any, dict[str, Any]] = {
+    fail_at_once: {},
+    fail_after_a_wait: {},
+    fail_in_a_thread: {},
+    fail_in_a_call: {},
+    fail_in_an_effect: {},
+    fail_beside: {},
+    return_what_cannot_be_kept: {},
+    take_too_long: {"timeout": 0.01},
+}
+WHERE: dict[str, dict[str, Any]] = {"in_the_middle": {}, "beside_another": {}, "twice": {"retry": Retry(max_attempts=2, base_us=1_000), "side_effects": "read"}}
+
+misrouted = skill(Graph("misrouted", Numbers))
+misrouted.node(start=True)(first)
+misrouted.branch("first", refuse_to_route)
+
+
 @skill
 @flow("steps")
 async def steps(ctx: Context) -> int:
@@ -189,6 +251,13 @@ INVOKED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "timeout": (late, {}, "failed"),
     "child": (parent, {}, "completed"),
     "child_that_fails": (parent, {"fails": True}, "failed"),
+    "router_that_fails": (misrouted, {}, "failed"),
+    **{
+        f"{function.__name__}_{where}": (broken(where, function, **given, **besides), {}, "failed")
+        for function, given in BREAKS.items()
+        for where, besides in WHERE.items()
+        if (function, where) != (fail_in_an_effect, "twice")  # what came of the effect is unknown then: nobody but a person may say
+    },
 }
 """By what it shows: a skill, its input, and how the run ends."""
 

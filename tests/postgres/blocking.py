@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -27,7 +28,7 @@ class Blocking:
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._store, name)
-        if not asyncio.iscoroutinefunction(target):
+        if not inspect.iscoroutinefunction(target):
             return target
 
         async def verb(*args: Any, **options: Any) -> Any:

@@ -6,8 +6,8 @@ anybody thinking of it.
 
 from __future__ import annotations
 
-import asyncio
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Hashable
 from enum import StrEnum
 from typing import Any, cast
@@ -223,7 +223,7 @@ class _Watched:
 @functools.lru_cache(1024)
 def _is_verb(function: Hashable) -> bool:
     """Whether a store's attribute is a coroutine function. To ask that anew takes longer than most verbs of a store in memory."""
-    return asyncio.iscoroutinefunction(function)
+    return inspect.iscoroutinefunction(function)
 
 
 __all__ = ["READS", "CrashingStore", "Fault", "Plan", "SimulatedCrash", "at_write", "never"]

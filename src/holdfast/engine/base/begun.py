@@ -43,7 +43,7 @@ class Rest(Coroutine[Any, Any, T]):
         self._steps.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        work, waiting, context = self._work, self._waiting, self._context
+        work, waiting, context, self._waiting = self._work, self._waiting, self._context, None
         while True:
             try:
                 yield waiting
@@ -60,6 +60,11 @@ class Rest(Coroutine[Any, Any, T]):
             except StopIteration as end:
                 value: T = end.value
                 return value
+            except BaseException:
+                del waiting  # a future that failed keeps its error, whose traceback refers to this frame
+                raise
+            finally:
+                del given  # so may an error that was thrown in
 
 
 __all__ = ["Rest"]

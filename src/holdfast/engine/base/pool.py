@@ -25,10 +25,13 @@ def _nothing() -> None:
     """Nobody is to be told: the call was cancelled before it began."""
 
 
-class Job:
-    """One call. ``begun`` is told when a thread takes it up, if it had to wait for one. ``tell`` hands on what ``run`` brought."""
+_handed_on: Future[Any] = Future()
 
-    __slots__ = ("args", "begun", "context", "function", "future", "running", "tell", "what")
+
+class Job:
+    """One call. ``begun`` is told when a thread takes it up, if it had to wait for one."""
+
+    __slots__ = ("_hand_on", "args", "begun", "context", "function", "future", "running", "what")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], what: str, begun: Callable[[], None] | None) -> None:
         self.function = function
@@ -38,7 +41,7 @@ class Job:
         self.context = contextvars.copy_context()
         self.future: Future[Any] = Future()
         self.running = False
-        self.tell: Callable[[], None] = _nothing
+        self._hand_on: Callable[[], None] = _nothing
 
     def run(self) -> None:
         if not self.future.set_running_or_notify_cancel():
@@ -56,10 +59,15 @@ class Job:
                 sys.setprofile(profiled)
         except BaseException as e:
             machine.end_child(forks, self.what)
-            self.tell = partial(self.future.set_exception, e)
+            self._hand_on = partial(self.future.set_exception, e)
         else:
             machine.end_child(forks, self.what)
-            self.tell = partial(self.future.set_result, value)
+            self._hand_on = partial(self.future.set_result, value)
+
+    def tell(self) -> None:
+        """Hands on what ``run`` brought, and keeps none of it: the frames of an error's traceback refer to this."""
+        hand_on, self._hand_on, self.future = self._hand_on, _nothing, _handed_on
+        hand_on()
 
 
 class Taking(Executor):
@@ -104,6 +112,7 @@ class Pool:
             StoreClosed: its runtime was closed.
             StepFailure: too many threads run for ever.
         """
+        future = job.future  # the job forgets it once a thread has told what came of it
         with self._guard:
             if self._closed:
                 raise StoreClosed("this runtime was closed")
@@ -123,7 +132,7 @@ class Pool:
             else:
                 self._queued += 1
             self._jobs.put(job)
-        return job.future
+        return future
 
     def give_up(self, job: Job) -> None:
         """Nobody waits for this call any more."""

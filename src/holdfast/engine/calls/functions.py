@@ -147,7 +147,11 @@ class First(msgspec.Struct):
 
     def __await__(self) -> Generator[Any, Any, Any]:
         if self.error is not None:
-            raise self.error
+            error, self.error = self.error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame, which refers to this
         if self.work is None:
             return self.value
         return (yield from Rest(self.work, self.waiting).__await__())
@@ -328,7 +332,7 @@ class Begun(Generic[T]):
         self.over = True
 
     def __await__(self) -> Generator[Any, Any, None]:
-        steps, waiting = self._steps, self._waiting
+        steps, waiting, self._waiting = self._steps, self._waiting, None
         try:
             while not self.over:
                 try:
@@ -346,6 +350,7 @@ class Begun(Generic[T]):
                 else:
                     waiting = self._step(steps.send, None)
         finally:
+            del waiting  # a future that failed keeps its error, whose traceback has this frame
             if self._timer is not None:
                 self._timer.cancel()
 

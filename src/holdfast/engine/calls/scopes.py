@@ -46,9 +46,7 @@ async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, 
             if record is not None:
                 return list(attempt.serve(record))
             common = make_branch(attempt)
-            tasks = _branches(attempt, path, given, limit, common)
-            await all_end(tasks)
-            return await _gather(attempt, path, name, tasks, common)
+            return await _gather(attempt, path, name, _branches(attempt, path, given, limit, common), common)
     finally:
         _drop(given)
 
@@ -81,6 +79,22 @@ def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: i
 
 
 async def _gather(attempt: Attempt, path: str, name: str, tasks: list[asyncio.Task[Any]], common: Branch) -> list[Any]:
+    failed: BaseException | None = None
+    try:
+        await all_end(tasks)
+        failed, suspended = _find_what_they_raised(tasks)
+        if failed is not None:
+            await _record_failure(attempt, path, name, failed, common, [n for n, task in enumerate(tasks) if isinstance(task.exception(), Exception)])
+            raise failed
+        if suspended:
+            raise Suspend(tuple(suspended.values()))
+        return [t.result() for t in tasks]
+    finally:
+        del failed, tasks  # a task keeps the error it ended with, whose traceback refers to this frame
+
+
+def _find_what_they_raised(tasks: list[asyncio.Task[Any]]) -> tuple[BaseException | None, dict[str, Wait]]:
+    """The failure of tasks that have ended, and the waits of those that rest."""
     suspended: dict[str, Wait] = {}
     failed: BaseException | None = None
     for task in tasks:
@@ -89,12 +103,7 @@ async def _gather(attempt: Attempt, path: str, name: str, tasks: list[asyncio.Ta
             suspended |= {w.wait_id: w for w in error.waits}
         elif error is not None and (failed is None or isinstance(failed, Exception) > isinstance(error, Exception)):
             failed = error  # the first in order; a way out that is no error goes before
-    if failed is not None:
-        await _record_failure(attempt, path, name, failed, common, [n for n, task in enumerate(tasks) if isinstance(task.exception(), Exception)])
-        raise failed
-    if suspended:
-        raise Suspend(tuple(suspended.values()))
-    return [t.result() for t in tasks]
+    return failed, suspended
 
 
 async def first_of(attempt: Attempt, calls: Iterable[Awaitable[Any]]) -> tuple[int, Any]:
@@ -112,18 +121,25 @@ async def first_of(attempt: Attempt, calls: Iterable[Awaitable[Any]]) -> tuple[i
                 index, value = await attempt.give(record)
                 return int(index), value
             common = make_branch(attempt)
-            tasks = _branches(attempt, path, given, len(given), common)
-            winner = await _first(attempt, path, tasks)
-            error = tasks[winner].exception()
-            if error is not None:
-                await _record_failure(attempt, path, "first_of", error, common, [winner])
-                raise error
-            value, data = canon.pack([winner, tasks[winner].result()], "first_of()")
-            done = StepRecord(attempt.key, path, "first_of", value=data, kind="first_of")
-            await _settle(attempt, path, "another came first", common, [winner], ev.StepCompleted(attempt.step, attempt.key, path=path, call=Called("first_of")), done)
-            return winner, value[1]
+            return await _race(attempt, path, _branches(attempt, path, given, len(given), common), common)
     finally:
         _drop(given)
+
+
+async def _race(attempt: Attempt, path: str, tasks: list[asyncio.Task[Any]], common: Branch) -> tuple[int, Any]:
+    error: BaseException | None = None
+    try:
+        winner = await _first(attempt, path, tasks)
+        error = tasks[winner].exception()
+        if error is not None:
+            await _record_failure(attempt, path, "first_of", error, common, [winner])
+            raise error
+        value, data = canon.pack([winner, tasks[winner].result()], "first_of()")
+        done = StepRecord(attempt.key, path, "first_of", value=data, kind="first_of")
+        await _settle(attempt, path, "another came first", common, [winner], ev.StepCompleted(attempt.step, attempt.key, path=path, call=Called("first_of")), done)
+        return winner, value[1]
+    finally:
+        del error, tasks  # as in gather
 
 
 async def _first(attempt: Attempt, path: str, tasks: list[asyncio.Task[Any]]) -> int:

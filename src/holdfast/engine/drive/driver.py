@@ -547,7 +547,10 @@ class Driver:
             if outcome.left is not None:
                 self.journal.hold(outcome.left)
             return await self._end_or_hand_back()
-        return await self._conclude(outcome)
+        try:
+            return await self._conclude(outcome)
+        finally:
+            del outcome  # it holds an error, whose traceback may refer to this frame
 
     async def _single(self, task: Task, ahead: Ahead | None) -> Outcome:
         """A super-step of one task: its result and the barrier are one commit."""

@@ -410,9 +410,12 @@ class _Hand(Hand):
 
 async def _end(error: BaseException | None, value: Any = None) -> Any:
     """A call that has ended, in time."""
-    if error is not None:
-        raise error
-    return value
+    try:
+        if error is not None:
+            raise error
+        return value
+    finally:
+        del error  # its traceback refers to this frame
 
 
 __all__ = ["Driving", "Fused"]

@@ -102,7 +102,9 @@ class Siblings(Generic[P, T]):
                     waiting = context.run(begun.send, None)
                     for _ in range(min(len(queue), self._room) - self._free):
                         self._start()
-                    value = await Rest(begun, waiting, context)
+                    rest = Rest(begun, waiting, context)
+                    del waiting  # a future that failed keeps its error, whose traceback refers to this frame
+                    value = await rest
                 else:
                     value = begun
             except StopIteration as end:

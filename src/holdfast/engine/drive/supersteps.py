@@ -100,9 +100,10 @@ class Round:
             if self._running:
                 await self._siblings.cancel()
             self._siblings.close()
-        self._outcome.waits = tuple(w for waits in self._waiting.values() for w in waits)
-        self._outcome.whole = len(self._outcome.results) + len(self._waiting) == len(self._pending)
-        return self._outcome
+        outcome, self._outcome = self._outcome, Outcome()  # one that failed holds an error, and the frames of its traceback may refer to this
+        outcome.waits = tuple(w for waits in self._waiting.values() for w in waits)
+        outcome.whole = len(outcome.results) + len(self._waiting) == len(self._pending)
+        return outcome
 
     @property
     def _over(self) -> bool:
@@ -115,8 +116,7 @@ class Round:
         self._siblings.add(*keys)
 
     def _begin(self, key: str, me: asyncio.Task[Any]) -> Finished | Coroutine[Any, Any, Finished] | None:
-        outcome = self._outcome
-        if outcome.failed is not None or outcome.stopped is not None or self._journal.safe_points.asked:
+        if self._outcome.failed is not None or self._outcome.stopped is not None or self._journal.safe_points.asked:
             return None
         return self._beginner.begin(key, self._pending[key], me)
 
