@@ -200,12 +200,13 @@ def test_a_stopped_worker_wakes_as_a_zombie(place: pathlib.Path) -> None:
 
 
 COMMITTING = """
-import apsw, signal, sys
+import apsw, select, signal, sys
 db = apsw.Connection(sys.argv[1])
 db.execute("CREATE TABLE t (n); BEGIN IMMEDIATE")
 signal.signal(signal.SIGCONT, lambda *_: db.execute("COMMIT"))
 print("holds it", flush=True)
-sys.stdin.read()
+while not select.select([sys.stdin], [], [], 0.05)[0]:
+    pass  # a signal that comes just before a wait is seen after it
 """
 
 

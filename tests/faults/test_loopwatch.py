@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dis
 import gc
 import inspect
 import select
@@ -375,8 +376,18 @@ def mixed() -> None:
             pass
 
 
+def has_not_begun(error: BaseException) -> bool:
+    """Whether the innermost frame of an error had only been entered: there Python 3.13 raises what it did not see in the frame before."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    assert last is not None
+    entered = next(i.offset for i in dis.get_instructions(last.tb_frame.f_code) if i.opname == "RESUME")
+    return sys.version_info >= (3, 13) and last.tb_lasti <= entered
+
+
 async def test_it_strikes_nothing_but_the_nodes_own_code() -> None:
-    """Strikes at code that is mostly the house's: each is raised in a frame of this file, and none comes late."""
+    """Strikes at code that is mostly the house's: each is raised in a frame of this file, or as it calls the house's, and none comes late."""
     me, over, done = threading.get_ident(), threading.Event(), 0
 
     def strikes() -> None:
@@ -401,7 +412,7 @@ async def test_it_strikes_nothing_but_the_nodes_own_code() -> None:
             assert settled is not None
             assert settled.__context__ is not None, "it was raised in the node"
             frames = [f.f_globals["__name__"] for f in traceback_of(settled.__context__)]
-            assert not frames[-1].startswith("holdfast"), (done, frames)
+            assert not frames[-1].startswith("holdfast") or has_not_begun(settled.__context__), (done, frames)
             canon.pack([1, 2, 3], "x")
     finally:
         over.set()

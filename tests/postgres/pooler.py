@@ -122,14 +122,16 @@ class Pooler:
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         said: asyncio.Queue[_Said] = asyncio.Queue()
-        with contextlib.suppress(OSError, EOFError):
-            length = await reader.readexactly(4)
-            startup = length + await reader.readexactly(struct.unpack("!I", length)[0] - 4)
-            reading = asyncio.ensure_future(_told(reader, said))
-            self._tasks.add(reading)
-            reading.add_done_callback(self._tasks.discard)
-            await self._serve(startup, said, writer)
-        writer.close()
+        try:
+            with contextlib.suppress(OSError, EOFError):
+                length = await reader.readexactly(4)
+                startup = length + await reader.readexactly(struct.unpack("!I", length)[0] - 4)
+                reading = asyncio.ensure_future(_told(reader, said))
+                self._tasks.add(reading)
+                reading.add_done_callback(self._tasks.discard)
+                await self._serve(startup, said, writer)
+        finally:
+            writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 

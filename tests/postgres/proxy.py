@@ -155,8 +155,8 @@ class Proxy:
                 task.cancel()
             for pid in pids:
                 self._cuts.pop(pid, None)
-            await asyncio.gather(*tasks, return_exceptions=True)
             to_server.close()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 __all__ = ["Proxy"]

@@ -38,7 +38,7 @@ from holdfast.core.run import Run, fold
 from holdfast.core.tokens import Token
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.keep.transfer import dossier
-from holdfast.ports import Claim, Loaded, RunFilter, Store, Upkeep, as_kept, offers_awaited, offers_gathering, offers_untaken
+from holdfast.ports import Claim, Loaded, RunFilter, Store, Upkeep, as_kept, offers_awaited, offers_gathering, offers_untaken, offers_upkeep
 from holdfast.stores.apply import WHOLE_FLOOR, prepare
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sealing import SealedStore
@@ -1250,7 +1250,7 @@ async def case_wake_ups(h: Harness) -> None:
 
 
 def _keeper(h: Harness) -> Upkeep:
-    assert isinstance(h.store, Upkeep)
+    assert offers_upkeep(h.store)
     return h.store
 
 

@@ -13,7 +13,7 @@ from holdfast.core.commit import Commit
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import StoreCorrupt, VersionConflict
 from holdfast.engine.keep.transfer import copy, dossier
-from holdfast.ports import Upkeep, as_kept
+from holdfast.ports import as_kept, offers_upkeep
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, effect, elsewhere, refused
 
 
@@ -78,7 +78,7 @@ async def case_blob_is_pruned_with_the_last_that_names_it(h: Harness) -> None:
             await script.write(recording(script, told, key="all", shared=True))
         await script.complete()
         h.clock.forward(SECOND)
-    assert isinstance(h.store, Upkeep)
+    assert offers_upkeep(h.store)
     assert (await h.store.prune(h.store.now() - SECOND)).run_ids == ("r1",)
     assert await h.store.blob(both.digest) == both.data
     assert await h.store.blob(told.digest) == told.data

@@ -17,7 +17,7 @@ from holdfast.core.blobs import blob_of
 from holdfast.core.commit import LedgerRow, Settlement
 from holdfast.core.errors import ErrorValue, RunNotFound, StoreCorrupt, VersionConflict
 from holdfast.core.intents import Failed, Intent, IntentState, Sending, Sent
-from holdfast.ports import Store, Upkeep
+from holdfast.ports import Store, offers_upkeep
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, refused, signal
 
 PLAIN = Sending()
@@ -293,7 +293,7 @@ async def case_payloads_are_dropped(h: Harness) -> None:
 @case
 async def case_an_ended_run_goes_once_its_intents_are_settled(h: Harness) -> None:
     """§6.10: a lineage is prunable when its intents are sent, dead or abandoned."""
-    assert isinstance(h.store, Upkeep)
+    assert offers_upkeep(h.store)
     now = h.store.now()
     script = await outbox(h, intent("r1", "a", now))
     await script.complete()

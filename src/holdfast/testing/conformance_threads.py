@@ -9,7 +9,7 @@ from holdfast.core.checkpoint import INPUT_TASK, Carry, Delta, Source, TaskResul
 from holdfast.core.commit import Behind, Commit
 from holdfast.core.errors import VersionConflict
 from holdfast.engine.keep.transfer import dossier
-from holdfast.ports import Upkeep, as_kept
+from holdfast.ports import Upkeep, as_kept, offers_upkeep
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, elsewhere, refused
 
 SAID = canon.admit({"text": "said before"})
@@ -33,7 +33,7 @@ def origin_of(run_id: str) -> bytes:
 
 
 def keeper(h: Harness) -> Upkeep:
-    assert isinstance(h.store, Upkeep)
+    assert offers_upkeep(h.store)
     return h.store
 
 
@@ -117,7 +117,7 @@ async def case_carry_travels_with_its_origin(h: Harness) -> None:
     second = await Script(there, "r2").begin("w")
     await second.write(carrying(second, first))
     await second.complete()
-    assert isinstance(there, Upkeep)
+    assert offers_upkeep(there)
     await there.keep_origin("r2", origin_of("r2"))
     carried = await dossier(there, "r2")
     assert carried.origin is not None

@@ -4,7 +4,8 @@ Theory of operation. No timer fires while code holds the loop, so a thread looks
 still, the thread reads from the loop's stack whose code that is, and whether that is past its time; then it raises ``Overdue`` there, and the
 step fails as one that timed out. What is raised into a thread strikes wherever that thread is next, so it is raised only while the
 innermost frame is code of the user's: this is looked up and acted upon in one call of C, during which no other thread can run. A frame that was left
-before it struck is dealt with at its gate, the place of the engine where the user's code is called (``settle``). So it never strikes the engine.
+before it struck is dealt with at its gate, the place of the engine where the user's code is called (``settle``). So it never strikes the engine,
+but for one thing: since Python 3.13 it may strike a function of the engine's that the user's code calls, as that begins, when nothing of it has run.
 
 What is in C meets it when it comes back. If it does not, the process renews no leases any more, so that others go on with its runs;
 a worker ends, and says which step it was.
