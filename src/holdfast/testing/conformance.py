@@ -37,8 +37,9 @@ from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run, fold
 from holdfast.core.tokens import Token
 from holdfast.core.waits import Wait, WaitKind
+from holdfast.engine.keep.check import keeper
 from holdfast.engine.keep.transfer import dossier
-from holdfast.ports import Claim, Loaded, RunFilter, Store, Upkeep, as_kept, offers_awaited, offers_gathering, offers_untaken, offers_upkeep
+from holdfast.ports import Claim, Loaded, RunFilter, Store, as_kept, offers_awaited, offers_gathering, offers_untaken
 from holdfast.stores.apply import WHOLE_FLOOR, prepare
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sealing import SealedStore
@@ -1249,31 +1250,26 @@ async def case_wake_ups(h: Harness) -> None:
 # -- upkeep -----------------------------------------------------------------------------------------
 
 
-def _keeper(h: Harness) -> Upkeep:
-    assert offers_upkeep(h.store)
-    return h.store
-
-
 @case
 async def case_rebuild(h: Harness) -> None:
     """§12.3: the row becomes the fold with the audit record, if nothing changed since the look and nobody lives on it."""
     await h.store.register("w", TTL)
     script = await (await Script(h.store, "r1").begin("w")).wait()
-    keeper = _keeper(h)
-    evidence = await keeper.evidence("r1")
+    upkeep = keeper(h.store)
+    evidence = await upkeep.evidence("r1")
     assert evidence is not None
     assert (evidence.run, evidence.tip and evidence.tip.seq, evidence.problems) == (script.run, script.tip and script.tip.seq, ())
     audit = script.touching(ev.StateRepaired("snapshot_field_drift"))
-    await keeper.rebuild(evidence, [replace(audit, after=evidence.tip)])
+    await upkeep.rebuild(evidence, [replace(audit, after=evidence.tip)])
     got = await h.store.get("r1")
     assert got is not None
     assert (got[0], got[1].fence, got[1].due) == (audit.run, audit.fence, None)
-    assert [e.type for e in codec.open_row((await keeper.log("r1"))[-1]).events] == ["state.repaired"]
-    await refused(VersionConflict, keeper.rebuild(evidence, [audit]))
+    assert [e.type for e in codec.open_row((await upkeep.log("r1"))[-1]).events] == ["state.repaired"]
+    await refused(VersionConflict, upkeep.rebuild(evidence, [audit]))
     (claim,) = await h.store.claim("w", (), None, limit=1, run_id="r1")
-    held = await keeper.evidence("r1")
+    held = await upkeep.evidence("r1")
     assert held is not None
-    await refused(LeaseLost, keeper.rebuild(held, [audit]))
+    await refused(LeaseLost, upkeep.rebuild(held, [audit]))
     loaded = await h.store.load("r1")
     assert loaded is not None
     going = Script.of(h.store, loaded, claim.fence)
@@ -1292,15 +1288,15 @@ async def case_adopt(h: Harness) -> None:
     await script.write(script.commit(ev.SideEffectRecorded(recorded.effect_id, "k", 1, "act"), effects=(recorded,)))
     await script.wait()
     found = await dossier(there, "r1")
-    keeper = _keeper(h)
-    assert await keeper.adopt(found)
-    assert not await keeper.adopt(found)
+    upkeep = keeper(h.store)
+    assert await upkeep.adopt(found)
+    assert not await upkeep.adopt(found)
     assert tuple(await as_kept(h.store).rows("r1")) == found.rows
     assert await as_kept(h.store).effects("r1") == list(found.effects)
     assert await h.store.effects("r1") == [recorded] == await there.effects("r1")
-    assert await keeper.run_ids() == ["r1"]
+    assert await upkeep.run_ids() == ["r1"]
     await (await Script(other, "r1", lane="another").begin("w")).steps(3)
-    await refused(VersionConflict, keeper.adopt(await dossier(other, "r1")))
+    await refused(VersionConflict, upkeep.adopt(await dossier(other, "r1")))
     await h.store.register("v", TTL)
     assert await h.store.claim("v", (), None, limit=1) == []
     (claim,) = await h.store.claim("v", (), None, limit=1, run_id="r1")
@@ -1327,17 +1323,17 @@ async def case_prune(h: Harness) -> None:
         await script.write(script.commit(ev.SideEffectAttempted("x", "k"), effects=effects, claims=(claim,)))
         await script.complete()
     h.clock.forward(SECOND)
-    keeper = _keeper(h)
-    assert (await keeper.prune(h.store.now())).run_ids == ()
+    upkeep = keeper(h.store)
+    assert (await upkeep.prune(h.store.now())).run_ids == ()
     await (await _script(h, "a2")).complete()
-    assert (await keeper.prune(h.store.now() - SECOND)).run_ids == ()
+    assert (await upkeep.prune(h.store.now() - SECOND)).run_ids == ()
     h.clock.forward(SECOND)
-    planned = await keeper.prune(h.store.now(), dry=True)
+    planned = await upkeep.prune(h.store.now(), dry=True)
     assert (planned.run_ids, list(planned.kept)) == (("a1", "a2"), ["b1"])
     assert await h.store.get("a1") is not None
-    assert await keeper.prune(h.store.now()) == planned
+    assert await upkeep.prune(h.store.now()) == planned
     assert [await h.store.get(r) for r in ("a1", "a2")] == [None, None]
-    assert await keeper.run_ids() == ["b1", "c1"]
+    assert await upkeep.run_ids() == ["b1", "c1"]
     assert [e.key for e in await h.store.effects(key="all")] == ["all"]
     assert await h.store.effects(key="mine") == []
     assert [await h.store.find_claim("request", "default/notes", r) is None for r in ("a1", "b1")] == [True, False]
@@ -1353,15 +1349,15 @@ async def case_whoever_is_late_for_a_pruned_run_is_told(h: Harness) -> None:
     script = await Script(h.store, "r1").begin("w")
     late = script.commit(ev.NoteAdded("late"))
     await script.complete()
-    keeper = _keeper(h)
-    assert await keeper.find_pruned("r1") is None
+    upkeep = keeper(h.store)
+    assert await upkeep.find_pruned("r1") is None
     copy = await dossier(h.store, "r1")
     h.clock.forward(SECOND)
-    await keeper.prune(h.store.now(), dry=True, actor="eve")
-    assert await keeper.find_pruned("r1") is None
-    await keeper.prune(h.store.now(), actor="eve")
-    assert await keeper.find_pruned("r1") == Tombstone("r1", h.store.now(), "eve") and await keeper.find_pruned("r2") is None
-    for asked in (h.store.commit(late), h.store.put(signal("r1", "k", 0)), keeper.adopt(copy), h.store.claim("w", (), None, limit=1, run_id="r1")):
+    await upkeep.prune(h.store.now(), dry=True, actor="eve")
+    assert await upkeep.find_pruned("r1") is None
+    await upkeep.prune(h.store.now(), actor="eve")
+    assert await upkeep.find_pruned("r1") == Tombstone("r1", h.store.now(), "eve") and await upkeep.find_pruned("r2") is None
+    for asked in (h.store.commit(late), h.store.put(signal("r1", "k", 0)), upkeep.adopt(copy), h.store.claim("w", (), None, limit=1, run_id="r1")):
         error = await refused(RunPruned, asked, "pruned")
         assert isinstance(error, RunPruned) and (error.run_id, error.by) == ("r1", "eve")
     await refused(RunNotFound, h.store.put(signal("r2", "k", 0)), "run_not_found")
@@ -1378,14 +1374,14 @@ async def case_a_key_outlasts_its_pruned_run(h: Harness) -> None:
     await script.write(script.commit(ev.NoteAdded("asked for"), claims=tuple(claims.values())))
     await script.complete()
     h.clock.forward(SECOND)
-    await _keeper(h).prune(h.store.now())
+    await keeper(h.store).prune(h.store.now())
     assert [await h.store.find_claim("request", "default/notes", key) for key in claims] == [claims["timed"], None, None]
     again = DedupClaim("request", "default/notes", "timed", "r2", "d", until + SECOND)
     await refused(Conflict, h.store.commit(Script(h.store, "r2").first(claims=(again,))), "claim_taken")
     assert await h.store.verify() == []
     h.clock.forward(20 * SECOND)
     assert await h.store.find_claim("request", "default/notes", "timed") is None
-    assert (await _keeper(h).prune(h.store.now())).run_ids == ()
+    assert (await keeper(h.store).prune(h.store.now())).run_ids == ()
     assert await h.store.verify() == []
     await h.store.commit(Script(h.store, "r3").first(claims=(DedupClaim("request", "default/notes", "timed", "r3", "d", h.store.now() + SECOND),)))
     assert await h.store.verify() == []

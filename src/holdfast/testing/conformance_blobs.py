@@ -12,8 +12,9 @@ from holdfast.core.codec import open_row
 from holdfast.core.commit import Commit
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import StoreCorrupt, VersionConflict
+from holdfast.engine.keep.check import keeper
 from holdfast.engine.keep.transfer import copy, dossier
-from holdfast.ports import as_kept, offers_upkeep
+from holdfast.ports import as_kept
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, effect, elsewhere, refused
 
 
@@ -78,18 +79,18 @@ async def case_blob_is_pruned_with_the_last_that_names_it(h: Harness) -> None:
             await script.write(recording(script, told, key="all", shared=True))
         await script.complete()
         h.clock.forward(SECOND)
-    assert offers_upkeep(h.store)
-    assert (await h.store.prune(h.store.now() - SECOND)).run_ids == ("r1",)
+    upkeep = keeper(h.store)
+    assert (await upkeep.prune(h.store.now() - SECOND)).run_ids == ("r1",)
     assert await h.store.blob(both.digest) == both.data
     assert await h.store.blob(told.digest) == told.data
     await refused(StoreCorrupt, h.store.blob(own.digest), "blob_unreadable")
     later = await Script(h.store, "r3").begin("w")
     await later.write(recording(later, told, kept=True))
-    assert (await h.store.prune(h.store.now())).run_ids == ("r2",)
+    assert (await upkeep.prune(h.store.now())).run_ids == ("r2",)
     await refused(StoreCorrupt, h.store.blob(both.digest), "blob_unreadable")
     await later.complete()
     h.clock.forward(SECOND)
-    assert (await h.store.prune(h.store.now())).run_ids == ("r3",)
+    assert (await upkeep.prune(h.store.now())).run_ids == ("r3",)
     assert await h.store.blob(told.digest) == told.data, "the tombstone still gives its result"
     assert [e.result for e in await h.store.effects(key="all")] == [told.reference]
 

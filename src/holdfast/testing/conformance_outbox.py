@@ -17,7 +17,8 @@ from holdfast.core.blobs import blob_of
 from holdfast.core.commit import LedgerRow, Settlement
 from holdfast.core.errors import ErrorValue, RunNotFound, StoreCorrupt, VersionConflict
 from holdfast.core.intents import Failed, Intent, IntentState, Sending, Sent
-from holdfast.ports import Store, offers_upkeep
+from holdfast.engine.keep.check import keeper
+from holdfast.ports import Store
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, refused, signal
 
 PLAIN = Sending()
@@ -293,15 +294,14 @@ async def case_payloads_are_dropped(h: Harness) -> None:
 @case
 async def case_an_ended_run_goes_once_its_intents_are_settled(h: Harness) -> None:
     """§6.10: a lineage is prunable when its intents are sent, dead or abandoned."""
-    assert offers_upkeep(h.store)
     now = h.store.now()
     script = await outbox(h, intent("r1", "a", now))
     await script.complete()
     h.clock.forward(10 * SECOND)
-    assert (await h.store.prune(h.store.now())).run_ids == ()
+    assert (await keeper(h.store).prune(h.store.now())).run_ids == ()
     (got,) = await h.store.claim_intents("d", MAIL, limit=1, ttl_us=TTL)
     assert await settle(h.store, got, intents.Refused(ErrorValue("E", "no")))
-    assert (await h.store.prune(h.store.now())).run_ids == ("r1",)
+    assert (await keeper(h.store).prune(h.store.now())).run_ids == ("r1",)
     assert await h.store.intents() == []
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from holdfast.core import events as ev
 from holdfast.core.commit import DedupClaim, Tip
 from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, RunNotFound, StoreCorrupt, VersionConflict
 from holdfast.core.lease import Take
-from holdfast.ports import Store, Upkeep
+from holdfast.engine.keep.check import keeper
+from holdfast.ports import Store
 from holdfast.testing.conformance import SECOND, TTL, Clock, Script, signal
 from holdfast.testing.conformance_blobs import bulk, recording
 from holdfast.testing.conformance_threads import carrying
@@ -45,10 +46,6 @@ async def both(turn: int, first: Awaitable[Any], second: Awaitable[Any]) -> tupl
         if isinstance(outcome, BaseException) and not isinstance(outcome, HoldfastError):
             raise outcome
     return (found[1], found[0]) if turn % 2 else (found[0], found[1])
-
-
-def keeper(store: Store) -> Upkeep:
-    return cast(Upkeep, store)
 
 
 @pair

@@ -8,8 +8,9 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, Carry, Delta, Source, TaskResult, advance, empty
 from holdfast.core.commit import Behind, Commit
 from holdfast.core.errors import VersionConflict
+from holdfast.engine.keep.check import keeper
 from holdfast.engine.keep.transfer import dossier
-from holdfast.ports import Upkeep, as_kept, offers_upkeep
+from holdfast.ports import as_kept
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, elsewhere, refused
 
 SAID = canon.admit({"text": "said before"})
@@ -30,11 +31,6 @@ def carrying(script: Script, predecessor: Script, *, since: int = 0, whole: int 
 
 def origin_of(run_id: str) -> bytes:
     return codec.encode_whole(empty(run_id, SAID), b"")
-
-
-def keeper(h: Harness) -> Upkeep:
-    assert offers_upkeep(h.store)
-    return h.store
 
 
 @case
@@ -65,9 +61,9 @@ async def case_carry_needs_its_lender(h: Harness) -> None:
     second = await Script(h.store, "r2").begin("w")
     commit = carrying(second, first)
     h.clock.forward(SECOND)
-    assert (await keeper(h).prune(h.store.now())).run_ids == ("r1",)
+    assert (await keeper(h.store).prune(h.store.now())).run_ids == ("r1",)
     await refused(VersionConflict, h.store.commit(commit))
-    assert await keeper(h).list_carries() == []
+    assert await keeper(h.store).list_carries() == []
     await second.steps(1)
     assert await h.store.verify() == []
 
@@ -83,7 +79,7 @@ async def case_carry_keeps_its_lender(h: Harness) -> None:
     third = await Script(h.store, "r3").begin("w")
     await third.write(carrying(third, second))
     h.clock.forward(SECOND)
-    keep = keeper(h)
+    keep = keeper(h.store)
     assert sorted(await keep.list_carries()) == [("r2", "r1"), ("r3", "r2")]
     assert (await keep.prune(h.store.now(), dry=True)).run_ids == ("r1", "r2")
     held = await keep.prune(h.store.now())
@@ -117,12 +113,11 @@ async def case_carry_travels_with_its_origin(h: Harness) -> None:
     second = await Script(there, "r2").begin("w")
     await second.write(carrying(second, first))
     await second.complete()
-    assert offers_upkeep(there)
-    await there.keep_origin("r2", origin_of("r2"))
+    await keeper(there).keep_origin("r2", origin_of("r2"))
     carried = await dossier(there, "r2")
     assert carried.origin is not None
-    assert await keeper(h).adopt(carried)
-    assert await keeper(h).list_carries() == []
+    assert await keeper(h.store).adopt(carried)
+    assert await keeper(h.store).list_carries() == []
     loaded = await h.store.load("r2")
     assert loaded is not None and loaded.whole is not None
     assert (loaded.whole[0].values, loaded.tip.whole) == (SAID, len(carried.origin))
