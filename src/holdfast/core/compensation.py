@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.core import decisions
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import CHECK, Checkpoint, StepRecord
+from holdfast.core.checkpoint import Checkpoint, StepRecord
 from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import StepLimit
 from holdfast.core.run import Run
@@ -134,21 +134,3 @@ def redoes(checkpoint: Checkpoint, gone: Iterable[Effect]) -> bool:
 def find_taken_back(effects: Sequence[Effect], run_id: str, head: Checkpoint) -> list[Effect]:
     """What completed steps did and is taken back, or may be: a resume would go on as if it stood, a fork does it again."""
     return [e for e in missing(effects, run_id) if not redoes(head, [e])]
-
-
-def is_made_of(record: StepRecord, path: str) -> bool:
-    """Whether a record of a task is that of the effect at ``path`` in it, or was made of what that gave: by a scope or a step around it, by a
-    later super-step of a sub-flow that it is in, or as a result that a person was asked about."""
-    there, here = path.split("/"), record.path.split("/")
-    shared = 0
-    while shared < min(len(there), len(here)) and there[shared] == here[shared]:
-        shared += 1
-    if shared == len(here) or here[shared] == CHECK:
-        return True
-    return record.kind == "task" and shared < len(there) and 0 < _round(there[shared]) < _round(here[shared])
-
-
-def _round(place: str) -> int:
-    """The super-step of a sub-flow that a place is of; 0 if it is of none."""
-    step, dot, _ = place.partition(".")
-    return int(step) if dot and step.isdecimal() else 0

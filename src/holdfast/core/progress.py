@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core import canon, compensation, decisions, envelopes, ids, payloads
+from holdfast.core import canon, compensation, decisions, envelopes, ids, outdated, payloads
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.channels import CUSTOM, TOPIC, grow
@@ -80,7 +80,7 @@ class Progress:
     failed attempts by (task, path), with when the next may begin. ``takeovers``: how many owners have died since the run last got on,
     ``late`` how many were late with their lease though they lived (§10.6), and ``cuts`` how often its
     driving was cancelled as soon as it had begun. ``asked``: how often each place has opened a wait,
-    and ``questions`` the newest one there;
+    and ``questions`` the newest one there; ``outdated`` are places where what is on record, or asked, answers only the very same call;
     ``news``: signals not yet written to channels of their names; ``older``: where in the log more of them are, from which event to which,
     for a whole checkpoint does not hold signals. ``hash`` is the chain hash of the last row, ``fence`` the one it
     was written under, 0 where it was not read.
@@ -91,7 +91,8 @@ class Progress:
     """
 
     __slots__ = (
-        "_first", "_names", "asked", "attempts", "checkpoint", "cuts", "failed", "fence", "hash", "late", "news", "older", "questions", "records", "results", "sends", "seq", "takeovers", "waits",
+        "_first", "_names", "asked", "attempts", "checkpoint", "cuts", "failed", "fence", "hash", "late", "news", "older", "outdated", "questions", "records", "results", "sends", "seq", "takeovers",
+        "waits",
     )
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
@@ -110,6 +111,7 @@ class Progress:
         self.failed: dict[str, ErrorValue] = {}
         self.asked: dict[tuple[str, str], int] = {}
         self.questions: dict[tuple[str, str], Wait] = {}
+        self.outdated: set[tuple[str, str]] = set()
         self.news: list[ev.SignalReceived] = []
         self.older: tuple[int, int] | None = None
         self._first, self._names = 0, dict[str, None]()
@@ -131,6 +133,7 @@ class Progress:
         self.asked = {(t.task, t.path): t.count for t in kept.asked}
         self.questions = {(w.task, w.path): w for w in kept.questions}
         self.failed = dict(kept.failed)
+        self.outdated = set(kept.outdated)
 
     def whole(self) -> Checkpoint:
         """The head with all that is on record since: what to save whole where the log stands now, so that loading can begin here."""
@@ -146,6 +149,7 @@ class Progress:
             heard=self._first,
             names=tuple(self._names),
             upto=self.seq,
+            outdated=tuple(sorted(self.outdated)),
         )
         return msgspec.structs.replace(self.checkpoint, waits=self.waits, unfinished=kept)
 
@@ -158,6 +162,7 @@ class Progress:
             asked=tuple([Tried(t, path, count) for (t, path), count in self.asked.items() if t in keys]),
             questions=tuple([w for w in self.questions.values() if w.task in keys]),
             failed={t: e for t, e in self.failed.items() if t in keys},
+            outdated=tuple(sorted(p for p in self.outdated if p[0] in keys)),
         )
 
     def leaves_out(self, names: Iterable[str]) -> bool:
@@ -172,8 +177,13 @@ class Progress:
     def record(self, result: Result) -> None:
         if isinstance(result, TaskResult):
             self.results[result.task] = result
-        else:
-            self.records[result.task, result.path] = result
+            return
+        place = result.task, result.path
+        if place in self.records:
+            del self.records[place]  # their order is that in which they came
+        if result.kind != "wait":  # an answer is about what was asked before it came
+            self.outdated.discard(place)
+        self.records[place] = result
 
     @property
     def busy(self) -> bool:
@@ -189,6 +199,7 @@ class Progress:
         self.failed.clear()
         self.asked.clear()
         self.questions.clear()
+        self.outdated.clear()
         if kept is not None:
             self._recall(kept)
         if not first:
@@ -203,6 +214,7 @@ class Progress:
                 case ev.WaitRequested(wait=wait):
                     self.asked[wait.task, wait.path] = self.asked.get((wait.task, wait.path), 0) + 1
                     self.questions[wait.task, wait.path] = wait
+                    self.outdated.discard((wait.task, wait.path))
                 case ev.SignalReceived() as signal:
                     self.news.append(signal)
                 case ev.WaitClosed(wait_id=wait_id, returned=ev.SignalReceived()):
@@ -260,7 +272,7 @@ class Progress:
         return None if told is None else (CHILD_FAILED, told)
 
     def _take_back(self) -> None:
-        """Forgets the results of effects that were taken back, and what was made of them: these are done again (§6.11)."""
+        """Forgets the results of effects that were taken back: these are done again (§6.11). What may have been made of them is outdated."""
         for place in [p for p in self.records if p[0] == compensation.TASK]:
             record = self.records.pop(place)
             if record.kind not in _TAKEN_BACK or record.error is not None:
@@ -268,8 +280,11 @@ class Progress:
             step, task, path = compensation.undone_at(record.path)
             if step == self.checkpoint.step_of(task):
                 self.results.pop(task, None)
-                for gone in [p for p, r in self.records.items() if p[0] == task and compensation.is_made_of(r, path)]:
-                    del self.records[gone]
+                found = outdated.find_outdated([r for p, r in self.records.items() if p[0] == task], path)
+                for gone in found.gone:
+                    del self.records[task, gone]
+                self.outdated.difference_update([(task, p) for p in found.gone])
+                self.outdated.update([(task, p) for p in found.same], [(task, w.path) for w in self.waits if w.task == task])
 
     def _forget(self, task: str, beneath: str, ended: ErrorValue | None, failure_of: Callable[[StepRecord], tuple[str, str] | None]) -> None:
         """Forgets recorded failures, but for those that the code caught and went on from: it must find these again. ``failure_of`` tells which records are.
