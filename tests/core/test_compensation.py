@@ -176,6 +176,18 @@ def test_what_a_fork_goes_by_that_is_gone() -> None:
         assert comp.find_gone([theirs], own, lambda e, made=made: made) == [theirs] * named
 
 
+def test_what_a_run_was_given_that_is_gone() -> None:
+    """Under a key that others have too: at whatever place the owner did it. What was done again since, or is known to be gone, is not named."""
+    theirs = effect("7", run_id="r", undone="x")
+    given = effect("0", status=EffectStatus.REUSED, source_effect_id=theirs.effect_id, undo="")
+    assert comp.find_lent([theirs], [given]) == [replace(given, undone="x")]
+    for other, own in [
+        (replace(theirs, undone=""), [given]), (theirs, [replace(given, undone="x")]), (theirs, [given, effect("0", 2)]), (theirs, [replace(given, source_effect_id="r.1.pay.7#2")]),
+        (theirs, [replace(given, status=EffectStatus.RECORDED)]), (theirs, []),
+    ]:
+        assert comp.find_lent([other], own) == []
+
+
 def standing_at(step: int, *pending: Task) -> Checkpoint:
     """A checkpoint after so many super-steps; the values that waiting tasks see are no matter here."""
     return replace(empty(RUN), step=step, pending=pending, held={t.began: {} for t in pending if t.began})

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Runtime, flow
+from holdfast import Context, Graph, Runtime, State, flow
+from holdfast.core.errors import EffectsUndone
 from tests.engine.outside import House
 from tests.engine.test_after_an_undo import Desk
 
@@ -26,6 +27,12 @@ class Office(Desk):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[str] = []
+        self.meanwhile: Callable[[], Awaitable[Any]] | None = None
+
+    async def wait_for_it(self) -> None:
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
 
     async def write(self, text: str, *more: Any) -> str:
         self.asked.append(text)
@@ -174,3 +181,99 @@ async def test_also_by_another_process_and_once_more(house: House, way: Way) -> 
     rt = await house.process(*skills)
     run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
     assert run.status == "completed" and run.result[0] == "R4" and "R4" in str(run.result[1]) and "R3" not in str(run.result[1])
+
+
+# -- results under a shared key -------------------------------------------------------------------------
+
+
+def orders(office: Office) -> list[Any]:
+    @flow("owner")
+    async def owner(ctx: Context) -> str:
+        receipt: str = await ctx.effect(office.book, key="order-7", undo=office.cancel)
+        await ctx.approve("Go?")
+        return receipt
+
+    @flow("guest")
+    async def guest(ctx: Context, asks: bool) -> Any:
+        receipt = await ctx.effect(office.book, key="order-7", undo=office.cancel)
+        text = await ctx.step(office.write, receipt)
+        if asks:
+            await ctx.approve("Go?")
+        else:
+            await ctx.step(office.wait_for_it)
+        return [receipt, text]
+
+    return [owner, guest]
+
+
+async def test_a_run_does_not_end_with_what_the_owner_of_the_key_took_back(house: House) -> None:
+    """Also where it is no fork (§6.3, §6.11): it fails, and a resume books for itself."""
+    office = Office()
+    skills = orders(office)
+    rt = await house.process(*skills)
+    first = await rt.invoke("owner")
+    second = await rt.invoke("guest", {"asks": True})
+    assert office.booked == 1 and second.status == "waiting_for_human"
+    await rt.cancel(first.run_id)
+    house.kill(rt)
+    rt = await house.process(*skills)
+    second = await rt.approve(second.run_id, actor="ada")
+    assert (second.status, second.stop_reason) == ("failed", "effects_undone")
+    assert first.run_id in second.error.message and "resume" in second.error.hint
+    second = await rt.resume(second.run_id, acknowledge=second.stop_reason)
+    second = await rt.approve(second.run_id, actor="ada") if second.waits else second
+    assert (second.status, list(second.result)) == ("completed", ["R2", "<R2>"]) and office.standing == {"R2"}
+    assert await rt.check() == []
+
+
+async def test_nor_where_the_owner_takes_it_back_meanwhile(house: House) -> None:
+    office = Office()
+    rt = await house.process(*orders(office))
+    first = await rt.invoke("owner")
+    office.meanwhile = lambda: rt.cancel(first.run_id)
+    second = await rt.invoke("guest", {"asks": False})
+    assert (second.status, second.stop_reason) == ("failed", "effects_undone")
+    second = await rt.resume(second.run_id, acknowledge=second.stop_reason)
+    assert (second.status, list(second.result)) == ("completed", ["R2", "<R2>"]) and office.standing == {"R2"}
+
+
+class Kept(State):
+    receipt: str = ""
+    n: int = 0
+
+
+async def test_nor_past_a_step_that_is_done(house: House) -> None:
+    """Plain steps follow, which need no look at the ledger. A fork of the run itself does it again."""
+    office = Office()
+    graph = Graph("steps", Kept)
+
+    @graph.node(start=True)
+    async def book(state: Kept, ctx: Context) -> dict[str, Any]:
+        return {"receipt": await ctx.effect(office.book, key="order-7", undo=office.cancel)}
+
+    @graph.node(after=book)
+    async def wait(state: Kept) -> dict[str, Any]:
+        await office.wait_for_it()
+        return {"n": 1}
+
+    @graph.node(after=wait)
+    async def end(state: Kept) -> dict[str, Any]:
+        return {"n": 2}
+
+    rt = await house.process(*orders(office), graph)
+    first = await rt.invoke("owner")
+    office.meanwhile = lambda: rt.cancel(first.run_id)
+    second = await rt.invoke(graph)
+    assert (second.status, second.stop_reason) == ("failed", "effects_undone") and f"holdfast fork {second.run_id}" in second.error.hint
+    with pytest.raises(EffectsUndone):
+        await rt.resume(second.run_id, acknowledge=second.stop_reason)
+    fork = await rt.fork(second.run_id, actor="ada")
+    assert fork.status == "completed" and {fork.state.receipt} == {"R2"} == office.standing
+
+
+async def test_a_result_that_stands_is_kept(house: House) -> None:
+    office = Office()
+    rt = await house.process(*orders(office))
+    await rt.invoke("owner")
+    second = await rt.invoke("guest", {"asks": False})
+    assert (second.status, list(second.result)) == ("completed", ["R1", "<R1>"])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from holdfast.core import decisions
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, StepRecord
@@ -123,6 +125,13 @@ def find_gone(theirs: Sequence[Effect], own: Iterable[Effect], made: Callable[[E
         return made(e) if at is None else at.status is EffectStatus.REUSED and at.source_effect_id == e.effect_id and not at.undone
 
     return [e for e in theirs if e.undone and e.status is EffectStatus.RECORDED and goes_by(e)]
+
+
+def find_lent(theirs: Iterable[Effect], own: Iterable[Effect]) -> list[Effect]:
+    """What a run was given under a key that others have too, and its owner has taken back since: the run's own records of it, as they are from now on."""
+    undone = {e.effect_id: e.undone for e in theirs if e.undone}
+    latest = {(e.step, e.task, e.path): e for e in own}
+    return [replace(e, undone=undone[e.source_effect_id]) for e in latest.values() if e.status is EffectStatus.REUSED and not e.undone and e.source_effect_id in undone]
 
 
 def redoes(checkpoint: Checkpoint, gone: Iterable[Effect]) -> bool:

@@ -85,13 +85,13 @@ class Progress:
     for a whole checkpoint does not hold signals. ``hash`` is the chain hash of the last row, ``fence`` the one it
     was written under, 0 where it was not read.
 
-    ``sends``: whether the run may have enqueued intents, which a whole checkpoint does not tell.
+    ``sends``: whether the run may have enqueued intents, which a whole checkpoint does not tell; ``borrows``: whether it may go by what another run did.
 
     ``whole`` is where to begin: a whole checkpoint, or one numbered 0 with what the run carries from its thread (§4.15).
     """
 
     __slots__ = (
-        "_first", "_names", "asked", "attempts", "checkpoint", "cuts", "failed", "fence", "hash", "late", "news", "older", "outdated", "questions", "records", "results", "sends", "seq", "takeovers",
+        "_first", "_names", "asked", "attempts", "borrows", "checkpoint", "cuts", "failed", "fence", "hash", "late", "news", "older", "outdated", "questions", "records", "results", "sends", "seq", "takeovers",
         "waits",
     )
 
@@ -103,7 +103,7 @@ class Progress:
         self.takeovers = 0
         self.late = 0
         self.cuts = 0
-        self.sends = whole is not None and whole[0].upto > 0
+        self.sends = self.borrows = whole is not None and whole[0].upto > 0
         self.waits: tuple[Wait, ...] = ()
         self.results: dict[str, TaskResult] = {}
         self.records: dict[tuple[str, str], StepRecord] = {}
@@ -375,6 +375,8 @@ class Progress:
                     self.cuts += 1
                 case ev.StepEnded() | ev.SideEffectRecorded():
                     self.takeovers = self.late = self.cuts = 0
+                case ev.SideEffectReused(effect_id=act) if not act.startswith(f"{self.checkpoint.run_id}."):
+                    self.borrows = True
                 case ev.IntentEnqueued():
                     self.sends = True
                 case ev.WaitRequested(wait=wait):

@@ -252,7 +252,7 @@ class Journal:
             return None
         if checkpoint.skipped or checkpoint.topics or checkpoint.held:
             return None
-        if progress.busy or logs.has_listener():
+        if progress.busy or progress.borrows or logs.has_listener():
             return None
         self._line = Line(program, run, self._tip, self.fence, checkpoint, machine.sole)
         for name in ("run", "tip", "progress"):

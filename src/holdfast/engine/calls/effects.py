@@ -979,6 +979,7 @@ class Performance:
         done = StepRecord(self.attempt.key, self.path, self.name, value=effect.result, kind="effect", attempt=self.attempt.number, digest=self.request)
         draft = Draft(facts=[*told, self._fact(ev.SideEffectReused, effect)], results=[done])
         if effect.run_id != run.run_id:
+            self.journal.progress.borrows = True
             row = replace(self._attempt(None), status=EffectStatus.REUSED, source_effect_id=effect.effect_id, settled_at=self.services.clock.now())
             draft.effects.append(row)
         await self.journal.save(draft)

@@ -21,7 +21,7 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Ended, Source, StepRecord, TaskResult
 from holdfast.core.codec import Row, open_row, open_rows
 from holdfast.core.commit import DedupClaim
-from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.effects import Effect, EffectStatus, origin
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, StepFailure
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, TOUCH
@@ -109,14 +109,23 @@ async def _read_birth(store: Store, run: Run) -> tuple[int, bool]:
 
 
 async def expect_standing(services: Services, journal: Journal) -> None:
-    """Refuses to go on with a fork when what it was given, or took over, has been taken back in the run that it had it from. That goes on
+    """Refuses to go on with a run when what it was given, or a fork took over, has been taken back in the run that it had it from. That goes on
     record with the failure, so that a resume does it again where its step has not come to its end.
 
     Raises:
         StepFailure: naming it, and the way out.
     """
     run, echo, progress = journal.run, journal.echo, journal.progress
-    if echo is None or run.origin == REPLAY:
+    if run.origin == REPLAY:
+        return
+    own = await journal.asking(services.store.effects(run.run_id))
+    lenders = {_owner(e) for e in own if e.status is EffectStatus.REUSED and e.source_effect_id}.difference([run.run_id] if echo is None else [run.run_id, *echo.forebears])
+    progress.borrows = bool(lenders)
+    lent = compensation.find_lent([e for lender in lenders for e in await journal.asking(services.store.effects(lender))], own)
+    if lent:
+        journal.hold(Draft(results=[compensation.note_gone(e) for e in lent], effects=lent))
+        raise _explain_gone(run, progress, lent, _owner(lent[0]), "which gave this run its result", run.run_id)
+    if echo is None:
         return
     theirs = [e for forebear in echo.forebears for e in await journal.asking(services.store.effects(forebear))]
     undone_at = {e.effect_id: e.attempted_at for e in theirs}
@@ -129,18 +138,26 @@ async def expect_standing(services: Services, journal: Journal) -> None:
             return effect.task in progress.results or any(t == effect.task and outdated.is_around(r, effect.path) for (t, _), r in progress.records.items())
         return effect.step <= echo.began and (effect.settled_at or 0) < run.created_at < undone_at.get(effect.undone, 0)
 
-    own = await journal.asking(services.store.effects(run.run_id))
     gone = compensation.find_gone(theirs, own, keeps)
     if not gone:
         return
     undone = {e.effect_id: e.undone for e in gone}
     rows = [msgspec.structs.replace(e, undone=undone[e.source_effect_id]) for e in own if e.status is EffectStatus.REUSED and e.source_effect_id in undone]
     journal.hold(Draft(results=[compensation.note_gone(e) for e in gone], effects=rows))
-    again = run.run_id if compensation.redoes(progress.checkpoint, gone) else gone[0].run_id
-    raise StepFailure(
-        f"{', '.join(f'{e.capability} (step {e.step})' for e in gone)} of the run {gone[0].run_id}, which this run was forked from, was undone there in the meantime",
+    raise _explain_gone(run, progress, gone, gone[0].run_id, "which this run was forked from", gone[0].run_id)
+
+
+def _owner(effect: Effect) -> str:
+    """The run whose act it is about."""
+    return origin(effect).partition(".")[0]
+
+
+def _explain_gone(run: Run, progress: Progress, gone: list[Effect], owner: str, how: str, again: str) -> StepFailure:
+    """The failure of a run that goes by what ``owner`` has taken back. ``again``: the run whose fork carries that out again, where this run is past it."""
+    return StepFailure(
+        f"{', '.join(f'{e.capability} (step {e.step})' for e in gone)} of the run {owner}, {how}, was undone there in the meantime",
         code="effects_undone",
-        hint="resume this run: it carries that out itself" if again == run.run_id else f"holdfast fork {again} {target_of(run.target)} carries that out again",
+        hint="resume this run: it carries that out itself" if compensation.redoes(progress.checkpoint, gone) else f"holdfast fork {again} {target_of(run.target)} carries that out again",
     )
 
 
