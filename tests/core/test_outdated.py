@@ -11,13 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import compensation as comp
+from holdfast.core import decisions, outdated
 from holdfast.core import events as ev
-from holdfast.core import outdated
 from holdfast.core.called import Call
 from holdfast.core.checkpoint import StepRecord, TaskResult
 from holdfast.core.errors import ErrorValue
 from holdfast.core.outdated import Outdated
 from holdfast.core.progress import Progress
+from holdfast.core.waits import Decision
 from tests.core.build import RUN, wait
 
 ERROR = ErrorValue(type="builtins.ValueError", message="no")
@@ -172,14 +173,19 @@ def test_an_undone_effect_has_no_record_any_more() -> None:
 def test_what_is_recorded_anew_is_not_outdated() -> None:
     """An answer is about what was asked before it; a new question is not. A barrier forgets it all, a whole checkpoint brings it back."""
     p = _progress()
-    for path, kind in [("0", "step"), ("1", "wait"), ("2", "wait"), ("3", "step")]:
+    for path, kind in [("0", "step"), ("1", "wait"), ("3", "step")]:
         p.record(StepRecord("pay", path, "f", kind=kind, digest="d"))
         p.outdated.add(("pay", path))
+    p.record(decisions.answer(Decision(wait_id=f"{RUN}.1.pay.2/!1", action="approve", actor="ada", decided_at=0)))
+    p.outdated.add(("pay", "2"))
     p.record(StepRecord("pay", "0", "f", digest="d"))
     p.record(StepRecord("pay", "1", "f", kind="wait"))
-    p.hear([ev.Event(1, 0, ev.WaitRequested(replace(wait(), task="pay", path="2")))])
+    p.record(decisions.answer(Decision(wait_id=f"{RUN}.1.pay.4", action="approve", actor="ada", decided_at=0)))
+    p.outdated |= {("pay", "4"), ("pay", "5")}
+    for path in ("2", "4", "5"):
+        p.hear([ev.Event(1, 0, ev.WaitRequested(replace(wait(), wait_id=f"{RUN}.1.pay.{path}", task="pay", path=path)))])
     assert p.outdated == {("pay", "1"), ("pay", "3")}
-    assert list(p.records) == [("pay", "2"), ("pay", "3"), ("pay", "0"), ("pay", "1")], "in the order in which they came"
+    assert list(p.records) == [("pay", "3"), ("pay", "0"), ("pay", "1"), ("pay", "4")], "in the order in which they came; an outdated answer goes where something else is asked"
     whole = p.whole()
     assert Progress(RUN, (whole, b"")).outdated == p.outdated
     assert p.find_unfinished(whole).outdated == ()

@@ -214,13 +214,22 @@ class Progress:
                 case ev.WaitRequested(wait=wait):
                     self.asked[wait.task, wait.path] = self.asked.get((wait.task, wait.path), 0) + 1
                     self.questions[wait.task, wait.path] = wait
-                    self.outdated.discard((wait.task, wait.path))
+                    self._renew(wait)
                 case ev.SignalReceived() as signal:
                     self.news.append(signal)
                 case ev.WaitClosed(wait_id=wait_id, returned=ev.SignalReceived()):
                     self._give_back(*decisions.place(wait_id))
                 case _:
                     pass
+
+    def _renew(self, wait: Wait) -> None:
+        """Something else is asked where an outdated answer is on record, which goes."""
+        place = wait.task, wait.path
+        if place not in self.outdated:
+            return
+        self.outdated.discard(place)
+        if (record := self.records.get(place)) is not None and ((given := _read_answer(record)) is None or given.wait_id != wait.wait_id):
+            del self.records[place]
 
     def _give_back(self, task: str, path: str) -> None:
         """Forgets an answer that is another's now, and what was made of it within the scope that gave it back: the outermost one that is on record."""
