@@ -191,3 +191,46 @@ def test_what_is_recorded_anew_is_not_outdated() -> None:
     assert p.find_unfinished(whole).outdated == ()
     p.barrier()
     assert not p.outdated
+
+
+# -- where code went on after a failure ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("later", "failed", "on"),
+    [
+        ("1", "0", True),
+        ("1/0/0", "0", True),
+        ("=k", "0", True),
+        ("1/0/1", "1/0/0", True),
+        ("1/0/1/0/0", "1/0/0", True),
+        ("2", "1/0/0", True),
+        ("2/0/0", "1/0/0", True),
+        ("1/1/0", "1/0/0", False),
+        ("1/1/0/0/0", "1/0/0", False),
+        ("1/0/1/0/0", "1/0/0/2/0", True),
+        ("1/0/3/0/0", "1/0/2/0/0", False),
+        ("0/1/0", "0", False),
+        ("1.pay/0", "1.book/0", False),
+        ("2.pay/0/1/0", "1.book/0", True),
+        ("1.book/1/0/0", "1.book/0/0/0", True),
+        ("@1/1/0/0", "@1/0/0/0", True),
+        ("@1/0/0/0", "0/0/0", True),
+        ("0/1/0", "@1/0/0/0", False),
+    ],
+)
+def test_whether_the_code_went_on_after_a_failure(later: str, failed: str, on: bool) -> None:
+    """In the same line of control or in one around it, or beneath a call of such a line. A branch beside it says nothing."""
+    assert outdated.goes_on(record(later), failed, {"1/0/0"}) is on
+
+
+def test_a_scope_that_ended_well_went_on_after_what_failed_in_it() -> None:
+    assert outdated.goes_on(record("1"), "1/0/0", ()) and not outdated.goes_on(record("1", error=ERROR), "1/0/0", ())
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "beside"),
+    [("0?1", "wait", True), ("@retry/1", "wait", True), ("@redo", "feedback", True), ("0", "wait", False), ("=a?b/0", "wait", False), ("0?1", "step", False)],
+)
+def test_what_is_no_call_at_its_place(path: str, kind: str, beside: bool) -> None:
+    assert outdated.is_beside(record(path, kind)) is beside

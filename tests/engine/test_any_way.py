@@ -245,9 +245,9 @@ async def play(seed: int, house: House) -> str:
         except EffectsUndone:
             run = await rt.fork(run.run_id, actor="ada")
         except HoldfastError as e:
-            if e.code not in ("nothing_eligible", "undecided_wait", "settled_terminal", "conflict", "run_is_live"):
+            if e.code not in ("nothing_eligible", "undecided_wait"):
                 raise
-            story.append(f"{e.code}: {e}")
+            await answer(rt, run, rng, world)
             run = await rt.get(run.run_id)
     return "\n".join([*story, "it comes to no end"])
 

@@ -8,7 +8,7 @@ arguments, a question by what was shown, a child by its input. One that does not
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -57,6 +57,35 @@ def is_around(record: StepRecord, path: str) -> bool:
     return shared == len(here) < len(there) or (shared == len(here) - 1 and here[shared] == CHECK)
 
 
+def is_beside(record: StepRecord) -> bool:
+    """Whether a record is no call of the code at its place in order: feedback, or an answer about a call or a retry, which says itself what it is about."""
+    if record.kind != "wait":
+        return record.kind == "feedback"
+    places = record.path.split("/")  # a key that the code gave to a call may hold any of these signs, behind a =
+    return "?" in places[-1] or any(place.startswith("@") for place in places)
+
+
+def goes_on(record: StepRecord, path: str, at: Collection[str]) -> bool:
+    """Whether this later record shows that the code went on after what happened at ``path``: it is of the same line of control or of one around it, or beneath
+    a call of such a line, and not itself the failure of a scope that the other was in. ``at``: the places with a record, which tell calls from the branches of a scope."""
+    if path.startswith(record.path + "/"):
+        return record.error is None
+    there, here = path.split("/"), record.path.split("/")
+    differ = next((n for n, (a, b) in enumerate(zip(there, here, strict=False)) if a != b), None)
+    if differ is None:
+        return False
+    outer = next(n for n, place in enumerate(there) if not place.startswith("@") and not _round(place))
+    if differ < outer:
+        return _round(there[differ]) < _round(here[differ])
+    return differ in (outer, len(there) - 1, len(here) - 1) or "/".join(there[: differ + 1]) in at
+
+
+def _round(place: str) -> int:
+    """The super-step of a sub-flow that a place is of; 0 if it is of none."""
+    step, dot, _ = place.partition(".")
+    return int(step) if dot and step.isdecimal() else 0
+
+
 def is_same(record: StepRecord, call: Call) -> bool:
     """Whether a record is surely that of this very call."""
     return (record.name, record.kind, record.digest) == (call.name, call.kind, call.digest) and (call.fn is None or _tells_all(call.fn))
@@ -70,4 +99,4 @@ def _tells_all(fn: Callable[..., Any]) -> bool:
     return not (inner and (fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__))
 
 
-__all__ = ["Outdated", "find_outdated", "is_around", "is_same"]
+__all__ = ["Outdated", "find_outdated", "goes_on", "is_around", "is_beside", "is_same"]

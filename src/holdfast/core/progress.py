@@ -52,23 +52,6 @@ def _read_answer(record: StepRecord) -> Decision | None:
     return decisions.read_answer(record)
 
 
-def _is_beside(record: StepRecord) -> bool:
-    """Whether a record is no call of the code at its place in order: feedback, or an answer about a call or a retry, which says itself what it is about."""
-    if record.kind != "wait":
-        return record.kind == "feedback"
-    places = record.path.split("/")  # a key that the code gave to a call may hold any of these signs, behind a =
-    return "?" in places[-1] or any(place.startswith("@") for place in places)
-
-
-def _goes_on(record: StepRecord, path: str) -> bool:
-    """Whether this later record shows that the code went on after what happened at ``path``: it is of the same line of
-    control or of one around it, and not itself the failure of a scope that the other was in."""
-    if path.startswith(record.path + "/"):
-        return record.error is None
-    scope = record.path.rpartition("/")[0]
-    return not scope or path.startswith(scope + "/")
-
-
 _QUIET = frozenset({ev.StepStarted, ev.CheckpointSaved, ev.RunStarted, ev.RunClaimed, ev.BudgetSpent, ev.SideEffectAttempted})
 """Kinds that tell nothing that later steps of a super-step must know: most facts of a log are of these, or of a step that completed."""
 
@@ -302,14 +285,15 @@ class Progress:
         way goes with it: where the failure does not come again, the code makes other calls at the same places. An effect among them is in the ledger, and is not repeated.
         """
         mine = [r for (t, path), r in self.records.items() if t == task and path.startswith(beneath)]
+        at = {r.path for r in mine}
         for number, failure in enumerate(mine):
             if (error := failure_of(failure)) is None or (task, failure.path) not in self.records:
                 continue
-            later = [r for r in mine[number + 1 :] if _goes_on(r, failure.path)]
+            later = [r for r in mine[number + 1 :] if outdated.goes_on(r, failure.path, at)]
             if not later:
                 del self.records[task, failure.path]
             elif ended is not None and error == (ended.type, ended.message):
-                for record in (failure, *(r for r in later if not _is_beside(r))):
+                for record in (failure, *(r for r in later if not outdated.is_beside(r))):
                     self.records.pop((task, record.path), None)
 
     def step(self, record: Record) -> None:

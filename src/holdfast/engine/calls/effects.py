@@ -272,6 +272,8 @@ class Performance:
         if echoed is None:
             return None
         if (echoed.kind, echoed.name) != ("effect", self.name):
+            if self.journal.echo is not None and (self.attempt.step, self.attempt.key, self.path) in self.journal.echo.outdated:
+                return None
             raise self.attempt.places.mismatch(self.path, f"effect {self.name}")
         return echoed if echoed.digest in ("", self.request) else None
 

@@ -181,14 +181,26 @@ async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -
     for (step, task, path), act in found.stood.items():
         if act in undone:
             found.results.pop(task, None)
-            out = outdated.find_outdated([r for p, r in found.records.items() if p[:2] == (step, task)], path)
-            for gone in out.gone:
-                del found.records[step, task, gone]
-            found.outdated.update([(step, task, p) for p in out.same])
+            _outdate(found, step, task, path)
+    for step, task, path in [p for p, r in found.records.items() if _is_met_anew(r)]:
+        if (step, task, path) in found.records:
+            _outdate(found, step, task, path)
     for at, record in list(found.records.items()):
         if record.kind not in _CARRIED or _of_people(record):
             del found.records[at]
     return found
+
+
+def _outdate(found: Unfinished, step: int, task: str, path: str) -> None:
+    out = outdated.find_outdated([r for p, r in found.records.items() if p[:2] == (step, task)], path)
+    for gone in out.gone:
+        del found.records[step, task, gone]
+    found.outdated.update([(step, task, p) for p in out.same])
+
+
+def _is_met_anew(record: StepRecord) -> bool:
+    """Whether a fork may be told something else here than its source was: it asks people anew, and tries again what failed outside."""
+    return (record.kind == "effect" and record.error is not None) or (_of_people(record) and not outdated.is_beside(record))
 
 
 async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
@@ -208,7 +220,10 @@ async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) 
     checkpoint, forebear = progress.checkpoint, loaded[0]
     pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
     stood = {p: act for p, act in stood.items() if p[:2] in pending}
+    before = set(progress.records)
     progress.forgive()
+    taken = before.difference(progress.records)
+    stood = {p: act for p, act in stood.items() if p[1:] not in taken}  # what was made of these is known already
     records = {(checkpoint.step_of(task), task, path): record for (task, path), record in progress.records.items() if task != compensation.TASK}
     out = {(checkpoint.step_of(task), task, path) for task, path in progress.outdated}
     results = {r.task: r for r in progress.results.values() if r.task[0] != "@"}
