@@ -172,10 +172,10 @@ def _request(attempt: Attempt, name: str, args: tuple[Any, ...], options: Option
 async def _answer(
     attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str, record: StepRecord | None, item: str
 ) -> Any:
-    """What is on record here; only where that is nothing, or a failure to be tried again, are keys made and records looked up."""
-    if record is not None and (record.error is None or attempt.number <= record.attempt):
+    """What is on record here; only where that is nothing are keys made and records looked up. A failure that is to be tried again is on record no more (§10.9)."""
+    if record is not None:
         return await attempt.give(record)
-    return await Performance(attempt, fn, args, options, name, path, item).run(again=record is not None)
+    return await Performance(attempt, fn, args, options, name, path, item).run()
 
 
 class Performance:
@@ -216,10 +216,8 @@ class Performance:
 
     # -- deciding -----------------------------------------------------------------------------------
 
-    async def run(self, *, again: bool = False) -> Any:
-        """``again``: the node is tried again after this effect had failed."""
-        if again:
-            await self._again(self.attempt.number)
+    async def run(self) -> Any:
+        """What the effect gives: that of a record under its key, or done now."""
         if self.journal.echo is not None and self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._find_echo()) is not None:
             return await self._replay(echoed)
         until: int | None = None
