@@ -10,11 +10,10 @@ from msgspec.structs import replace
 from holdfast.core import compensation as comp
 from holdfast.core import effects as fx
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Checkpoint, StepRecord, Task, TaskResult, empty
+from holdfast.core.checkpoint import Checkpoint, StepRecord, Task, empty
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import ErrorValue
 from holdfast.core.lease import Alive
-from holdfast.core.progress import Progress
 from holdfast.core.run import fold_all
 from holdfast.core.status import Status
 from tests.core.build import RUN, folded, numbered, submitted, wait
@@ -177,6 +176,18 @@ def test_what_a_fork_goes_by_that_is_gone() -> None:
         assert comp.find_gone([theirs], own, lambda e, made=made: made) == [theirs] * named
 
 
+def test_what_a_run_was_given_that_is_gone() -> None:
+    """Under a key that others have too: at whatever place the owner did it. What was done again since, or is known to be gone, is not named."""
+    theirs = effect("7", run_id="r", undone="x")
+    given = effect("0", status=EffectStatus.REUSED, source_effect_id=theirs.effect_id, undo="")
+    assert comp.find_lent([theirs], [given]) == [replace(given, undone="x")]
+    for other, own in [
+        (replace(theirs, undone=""), [given]), (theirs, [replace(given, undone="x")]), (theirs, [given, effect("0", 2)]), (theirs, [replace(given, source_effect_id="r.1.pay.7#2")]),
+        (theirs, [replace(given, status=EffectStatus.RECORDED)]), (theirs, []),
+    ]:
+        assert comp.find_lent([other], own) == []
+
+
 def standing_at(step: int, *pending: Task) -> Checkpoint:
     """A checkpoint after so many super-steps; the values that waiting tasks see are no matter here."""
     return replace(empty(RUN), step=step, pending=pending, held={t.began: {} for t in pending if t.began})
@@ -200,55 +211,3 @@ def test_a_resume_lacks_what_completed_steps_did(head: Checkpoint, named: bool) 
     assert comp.find_taken_back([gone], RUN, head) == [gone] * named
     assert comp.redoes(head, [gone]) is not named and comp.redoes(head, [])
     assert not comp.redoes(head, [gone, effect("0", step=1, task="another", undone="x")]) or head.step == 0
-
-
-@pytest.mark.parametrize(
-    ("place", "kind", "path", "made"),
-    [
-        ("0", "effect", "0", True),
-        ("1", "scope", "1/0/0", True),
-        ("1/0", "step", "1/0/0", True),
-        ("1/1", "step", "1/0/0", False),
-        ("10", "step", "1", False),
-        ("1", "step", "10", False),
-        ("@check", "task", "0", True),
-        ("@check/0", "wait", "@node", True),
-        ("@1/@check", "task", "@1/=k", True),
-        ("@1/@check", "task", "0", False),
-        ("=@check", "step", "0", False),
-        ("2.ask/@check", "task", "2.ask/0", True),
-        ("1.ask/@check", "task", "1.book/0", False),
-        ("1.book", "task", "1.book/@node", True),
-        ("1.ask", "task", "1.book/0", False),
-        ("2.ask", "task", "1.book/0", True),
-        ("10.ask", "task", "9.book/0", True),
-        ("2.ask/0", "step", "1.book/0", False),
-        ("2.sub/1.ask", "task", "1.book/0", True),
-        ("1.sub/2.ask", "task", "1.sub/1.book/0", True),
-        ("1.sub/1.ask", "task", "1.sub/2.book/0", False),
-        ("=2.x", "task", "=1.y/0", False),
-        ("0/1", "step", "0", False),
-    ],
-)
-def test_what_was_made_of_an_effect(place: str, kind: str, path: str, made: bool) -> None:
-    """What was around it, a result that a person is asked about, and what later super-steps of its sub-flow came to; no call beside it."""
-    assert comp.is_made_of(StepRecord("pay", place, "f", kind=kind), path) is made
-
-
-def test_an_undone_effect_has_no_record_any_more() -> None:
-    """When an operator goes on: neither it, nor what it was part of, nor the task's result; failed undos took nothing back."""
-    p = Progress(RUN)
-    p.checkpoint = replace(p.checkpoint, step=0)
-    for task, path, kind in [
-        ("pay", "0", "effect"), ("pay", "1/0", "effect"), ("pay", "1", "scope"), ("pay", "2", "step"), ("pay", "@check", "task"), ("ship", "0", "effect"),
-    ]:
-        p.records[task, path] = StepRecord(task, path, "f", kind=kind)
-    for task in ("pay", "ship"):
-        p.results[task] = TaskResult(task)
-    undone = [(1, "pay", "1/0", None, comp.GONE), (1, "pay", "1/0", None, "effect"), (1, "ship", "0", ERROR, "effect"), (9, "pay", "2", None, "effect"), (1, "pay", "2", None, "wait")]
-    for step, task, path, error, kind in undone:
-        place = f"{step}.{task}.{path}#1" + ("?1" if kind == "wait" else "")
-        p.records[comp.TASK, place] = StepRecord(comp.TASK, place, "refund", error=error, kind=kind)
-    p.records[comp.TASK, comp.END] = StepRecord(comp.TASK, comp.END, "step_failed", error=ERROR, kind="ending")
-    p.forgive()
-    assert set(p.records) == {("pay", "0"), ("pay", "2"), ("ship", "0")} and set(p.results) == {"ship"}

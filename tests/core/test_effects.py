@@ -62,6 +62,12 @@ CASES: list[tuple[str, list[Effect], dict[str, Any], Alive, str]] = [
     ("other arguments at a place of its own", [effect("recorded")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Ask"),
     ("another effect at a place of its own", [effect("recorded")], {"request": "other", "placed": True, "name": "tell"}, Alive.UNKNOWN, "Beside"),
     ("other arguments at a place, in the gap", [effect("attempted")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Mismatch"),
+    ("other arguments at a place, after a failure", [effect("failed")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Beside"),
+    ("other arguments at a place, after it was left behind", [effect("abandoned")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Beside"),
+    (
+        "other arguments at a place, given up by decision", [effect("abandoned", detail=fx.BY_DECISION)], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN,
+        "Mismatch",
+    ),
     ("other arguments at a place of another run", [effect("recorded", run_id="old")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Mismatch"),
     ("a reuse is no attempt", [effect("recorded", run_id="old"), effect("reused")], {}, Alive.UNKNOWN, "Reuse"),
     ("blocked is no attempt", [effect("blocked")], {}, Alive.UNKNOWN, "Act"),

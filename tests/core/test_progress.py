@@ -180,6 +180,14 @@ def test_whether_a_run_may_have_something_to_send() -> None:
     assert Progress(RUN, (msgspec.structs.replace(head, seq=3), b"")).sends and not Progress(RUN, (cps.empty(RUN), b"")).sends
 
 
+def test_whether_a_run_may_go_by_what_another_did() -> None:
+    """§6.3: its log tells; of what lies before a whole checkpoint nobody knows."""
+    log, head = begun()
+    assert not walked(log.commit(ev.SideEffectReused(f"{RUN}.1.a.0#1", "k"))).borrows
+    assert walked(log.commit(ev.SideEffectReused("other.1.a.0#1", "k"))).borrows
+    assert Progress(RUN, (msgspec.structs.replace(head, seq=3), b"")).borrows and not Progress(RUN, (cps.empty(RUN), b"")).borrows
+
+
 def test_another_attempt_forgives_the_failures_beneath_it() -> None:
     """§10.9: a retried call runs its failed parts again, keeps its finished ones, and touches no other's."""
     log, _ = begun()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Graph, Retry, Runtime, State, flow
+from tests.engine.outside import House
 
 booked: list[str] = []
 done: list[str] = []
@@ -259,3 +260,64 @@ async def test_a_cancel_loses_no_answer(tmp_path: Path) -> None:
         run = await rt.resume(run.run_id)
         assert (await rt.approve(run.run_id)).result == "bob approve"
         assert list(await rt.check()) == []
+
+
+async def test_a_map_in_a_handler_shows_that_the_code_went_on(tmp_path: Path) -> None:
+    """A failure that the code caught is found again, also where all that it did since is beneath another call."""
+    house, called = House("memory", tmp_path), list[str]()
+
+    async def tell(what: str) -> str:
+        called.append(what)
+        if called == ["ticket"]:
+            raise ValueError("sold out")
+        return what
+
+    async def end() -> None:
+        if called.count("end") < 1:
+            called.append("end")
+            raise RuntimeError("not yet")
+
+    @flow("handles")
+    async def handles(ctx: Context) -> Any:
+        try:
+            got = [await ctx.step(tell, "ticket")]
+        except ValueError:
+            got = await ctx.map(tell, ["sorry"])
+        await end()
+        return got
+
+    rt = await house.process(handles)
+    run = await rt.invoke(handles)
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    assert (run.status, list(run.result)) == ("completed", ["sorry"]) and called == ["ticket", "sorry", "end"]
+    await house.close()
+
+
+async def test_an_effect_that_failed_and_was_caught_is_found_again(tmp_path: Path) -> None:
+    """A retry of the node carries out again what ended it, and nothing that the code went on from."""
+    house, called = House("memory", tmp_path), list[str]()
+
+    async def pay(what: str) -> str:
+        called.append(what)
+        if len(called) == 1:
+            raise ValueError("no money")
+        return what
+
+    async def end() -> None:
+        if called.count("end") < 1:
+            called.append("end")
+            raise RuntimeError("not yet")
+
+    @flow("pays", retry=Retry(max_attempts=2, base_us=0))
+    async def pays(ctx: Context) -> Any:
+        try:
+            got = await ctx.effect(pay, "card", idempotent=True)
+        except ValueError:
+            got = await ctx.step(pay, "cash")
+        await end()
+        return got
+
+    rt = await house.process(pays)
+    run = await rt.invoke(pays)
+    assert (run.status, run.result, called) == ("completed", "cash", ["card", "cash", "end"])
+    await house.close()

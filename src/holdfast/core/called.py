@@ -1,9 +1,9 @@
-"""What a recorded call is called where people read of it: its function, and in a fan-out the item, in a few characters."""
+"""A recorded call, and what it is called where people read of it: its function, and in a fan-out the item, in a few characters."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -22,6 +22,24 @@ class Called(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def __str__(self) -> str:
         return f"{self.name} ({legible(self.item)})" if self.item else self.name
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One call at its place. ``digest`` tells calls of one name apart by their arguments; a call that ``opens`` has calls beneath it; ``fn`` is the function that it calls."""
+
+    path: str
+    name: str
+    kind: str
+    digest: str = ""
+    args: tuple[Any, ...] = ()
+    opens: bool = False
+    called: Called = Called("")
+    fn: Callable[..., Any] | None = None
+
+    @property
+    def telling(self) -> bool:
+        """Whether its digest says all that it is given."""
+        return bool(self.digest) or not self.args
 
 
 MOST_BRIEF = 40
@@ -60,4 +78,4 @@ def _spell(plain: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=str)
 
 
-__all__ = ["Called", "brief", "brief_of"]
+__all__ = ["Call", "Called", "brief", "brief_of"]

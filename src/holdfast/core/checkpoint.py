@@ -152,6 +152,17 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
 Result = TaskResult | StepRecord
 
 
+def find_scopes(records: Iterable[StepRecord]) -> frozenset[str]:
+    """The places with anything on record beneath them."""
+    found = set()
+    for record in records:
+        path = record.path
+        while "/" in path:
+            path = path.rpartition("/")[0]
+            found.add(path)
+    return frozenset(found)
+
+
 class Held(msgspec.Struct, frozen=True, array_like=True):
     """What the tasks of one super-step see that wait while the run goes on: ``values``, encoded, are those in which it differs from the
     checkpoint's own; ``absent`` are channels that had no value yet."""
@@ -186,7 +197,7 @@ class Unfinished(msgspec.Struct, frozen=True, array_like=True):
 
     With a barrier these are the tasks that wait while the run goes on. One that was saved later, with a signal, holds all that has happened
     since the barrier, up to event ``upto``. Signals themselves stay in the log: ``heard`` is the first event since the barrier that
-    tells of one, 0 if none has come, and ``names`` what they were called.
+    tells of one, 0 if none has come, and ``names`` what they were called. ``outdated``: the places of records that answer only the very same call.
     """
 
     results: tuple[TaskResult | StepRecord, ...] = ()
@@ -200,6 +211,7 @@ class Unfinished(msgspec.Struct, frozen=True, array_like=True):
     names: tuple[str, ...] = ()
     upto: int = 0
     cuts: int = 0
+    outdated: tuple[tuple[str, str], ...] = ()
 
 
 class Carry(msgspec.Struct, frozen=True, array_like=True):

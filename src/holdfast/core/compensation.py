@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec.structs import replace
+
 from holdfast.core import decisions
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import CHECK, Checkpoint, StepRecord
+from holdfast.core.checkpoint import Checkpoint, StepRecord
 from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import StepLimit
 from holdfast.core.run import Run
@@ -125,6 +127,13 @@ def find_gone(theirs: Sequence[Effect], own: Iterable[Effect], made: Callable[[E
     return [e for e in theirs if e.undone and e.status is EffectStatus.RECORDED and goes_by(e)]
 
 
+def find_lent(theirs: Iterable[Effect], own: Iterable[Effect]) -> list[Effect]:
+    """What a run was given under a key that others have too, and its owner has taken back since: the run's own records of it, as they are from now on."""
+    undone = {e.effect_id: e.undone for e in theirs if e.undone}
+    latest = {(e.step, e.task, e.path): e for e in own}
+    return [replace(e, undone=undone[e.source_effect_id]) for e in latest.values() if e.status is EffectStatus.REUSED and not e.undone and e.source_effect_id in undone]
+
+
 def redoes(checkpoint: Checkpoint, gone: Iterable[Effect]) -> bool:
     """Whether a run that goes on at this checkpoint does these effects again: there, their tasks have not begun or have not come to a barrier."""
     pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
@@ -134,21 +143,3 @@ def redoes(checkpoint: Checkpoint, gone: Iterable[Effect]) -> bool:
 def find_taken_back(effects: Sequence[Effect], run_id: str, head: Checkpoint) -> list[Effect]:
     """What completed steps did and is taken back, or may be: a resume would go on as if it stood, a fork does it again."""
     return [e for e in missing(effects, run_id) if not redoes(head, [e])]
-
-
-def is_made_of(record: StepRecord, path: str) -> bool:
-    """Whether a record of a task is that of the effect at ``path`` in it, or was made of what that gave: by a scope or a step around it, by a
-    later super-step of a sub-flow that it is in, or as a result that a person was asked about."""
-    there, here = path.split("/"), record.path.split("/")
-    shared = 0
-    while shared < min(len(there), len(here)) and there[shared] == here[shared]:
-        shared += 1
-    if shared == len(here) or here[shared] == CHECK:
-        return True
-    return record.kind == "task" and shared < len(there) and 0 < _round(there[shared]) < _round(here[shared])
-
-
-def _round(place: str) -> int:
-    """The super-step of a sub-flow that a place is of; 0 if it is of none."""
-    step, dot, _ = place.partition(".")
-    return int(step) if dot and step.isdecimal() else 0

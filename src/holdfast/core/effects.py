@@ -299,10 +299,12 @@ def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
 
 
 def _judge_other(last: Effect, asked: Asked, own: bool) -> Verdict:
-    """Another request is on record. At a place of the run itself that was of a handler, whose failure is tried again: the code goes another way now."""
-    if not asked.placed or not own or last.status is not EffectStatus.RECORDED:
+    """Another request is on record. At a place of the run itself that was of a handler, whose failure is tried again, or came of what was taken back: the
+    code goes another way now."""
+    if not asked.placed or not own or last.open or last.detail == BY_DECISION:
         return Mismatch(last)
-    return Ask(last, OTHER_ARGUMENTS) if last.capability == asked.name else Beside(last)
+    done = last.status is EffectStatus.RECORDED  # else it is known not to have happened
+    return Ask(last, OTHER_ARGUMENTS) if done and last.capability == asked.name else Beside(last)
 
 
 def find_undo(records: Sequence[Effect], effect: Effect) -> Effect | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core import canon, compensation, decisions, envelopes, ids, payloads
+from holdfast.core import canon, compensation, decisions, envelopes, ids, outdated, payloads
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.channels import CUSTOM, TOPIC, grow
@@ -52,23 +52,6 @@ def _read_answer(record: StepRecord) -> Decision | None:
     return decisions.read_answer(record)
 
 
-def _is_beside(record: StepRecord) -> bool:
-    """Whether a record is no call of the code at its place in order: feedback, or an answer about a call or a retry, which says itself what it is about."""
-    if record.kind != "wait":
-        return record.kind == "feedback"
-    places = record.path.split("/")  # a key that the code gave to a call may hold any of these signs, behind a =
-    return "?" in places[-1] or any(place.startswith("@") for place in places)
-
-
-def _goes_on(record: StepRecord, path: str) -> bool:
-    """Whether this later record shows that the code went on after what happened at ``path``: it is of the same line of
-    control or of one around it, and not itself the failure of a scope that the other was in."""
-    if path.startswith(record.path + "/"):
-        return record.error is None
-    scope = record.path.rpartition("/")[0]
-    return not scope or path.startswith(scope + "/")
-
-
 _QUIET = frozenset({ev.StepStarted, ev.CheckpointSaved, ev.RunStarted, ev.RunClaimed, ev.BudgetSpent, ev.SideEffectAttempted})
 """Kinds that tell nothing that later steps of a super-step must know: most facts of a log are of these, or of a step that completed."""
 
@@ -80,18 +63,19 @@ class Progress:
     failed attempts by (task, path), with when the next may begin. ``takeovers``: how many owners have died since the run last got on,
     ``late`` how many were late with their lease though they lived (§10.6), and ``cuts`` how often its
     driving was cancelled as soon as it had begun. ``asked``: how often each place has opened a wait,
-    and ``questions`` the newest one there;
+    and ``questions`` the newest one there; ``outdated`` are places where what is on record, or asked, answers only the very same call;
     ``news``: signals not yet written to channels of their names; ``older``: where in the log more of them are, from which event to which,
     for a whole checkpoint does not hold signals. ``hash`` is the chain hash of the last row, ``fence`` the one it
     was written under, 0 where it was not read.
 
-    ``sends``: whether the run may have enqueued intents, which a whole checkpoint does not tell.
+    ``sends``: whether the run may have enqueued intents, which a whole checkpoint does not tell; ``borrows``: whether it may go by what another run did.
 
     ``whole`` is where to begin: a whole checkpoint, or one numbered 0 with what the run carries from its thread (§4.15).
     """
 
     __slots__ = (
-        "_first", "_names", "asked", "attempts", "checkpoint", "cuts", "failed", "fence", "hash", "late", "news", "older", "questions", "records", "results", "sends", "seq", "takeovers", "waits",
+        "_first", "_names", "asked", "attempts", "borrows", "checkpoint", "cuts", "failed", "fence", "hash", "late", "news", "older", "outdated", "questions", "records", "results", "sends", "seq", "takeovers",
+        "waits",
     )
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
@@ -102,7 +86,7 @@ class Progress:
         self.takeovers = 0
         self.late = 0
         self.cuts = 0
-        self.sends = whole is not None and whole[0].upto > 0
+        self.sends = self.borrows = whole is not None and whole[0].upto > 0
         self.waits: tuple[Wait, ...] = ()
         self.results: dict[str, TaskResult] = {}
         self.records: dict[tuple[str, str], StepRecord] = {}
@@ -110,6 +94,7 @@ class Progress:
         self.failed: dict[str, ErrorValue] = {}
         self.asked: dict[tuple[str, str], int] = {}
         self.questions: dict[tuple[str, str], Wait] = {}
+        self.outdated: set[tuple[str, str]] = set()
         self.news: list[ev.SignalReceived] = []
         self.older: tuple[int, int] | None = None
         self._first, self._names = 0, dict[str, None]()
@@ -131,6 +116,7 @@ class Progress:
         self.asked = {(t.task, t.path): t.count for t in kept.asked}
         self.questions = {(w.task, w.path): w for w in kept.questions}
         self.failed = dict(kept.failed)
+        self.outdated = set(kept.outdated)
 
     def whole(self) -> Checkpoint:
         """The head with all that is on record since: what to save whole where the log stands now, so that loading can begin here."""
@@ -146,6 +132,7 @@ class Progress:
             heard=self._first,
             names=tuple(self._names),
             upto=self.seq,
+            outdated=tuple(sorted(self.outdated)),
         )
         return msgspec.structs.replace(self.checkpoint, waits=self.waits, unfinished=kept)
 
@@ -158,6 +145,7 @@ class Progress:
             asked=tuple([Tried(t, path, count) for (t, path), count in self.asked.items() if t in keys]),
             questions=tuple([w for w in self.questions.values() if w.task in keys]),
             failed={t: e for t, e in self.failed.items() if t in keys},
+            outdated=tuple(sorted(p for p in self.outdated if p[0] in keys)),
         )
 
     def leaves_out(self, names: Iterable[str]) -> bool:
@@ -172,8 +160,13 @@ class Progress:
     def record(self, result: Result) -> None:
         if isinstance(result, TaskResult):
             self.results[result.task] = result
-        else:
-            self.records[result.task, result.path] = result
+            return
+        place = result.task, result.path
+        if place in self.records:
+            del self.records[place]  # their order is that in which they came
+        if result.kind != "wait":  # an answer is about what was asked before it came
+            self.outdated.discard(place)
+        self.records[place] = result
 
     @property
     def busy(self) -> bool:
@@ -189,6 +182,7 @@ class Progress:
         self.failed.clear()
         self.asked.clear()
         self.questions.clear()
+        self.outdated.clear()
         if kept is not None:
             self._recall(kept)
         if not first:
@@ -203,12 +197,22 @@ class Progress:
                 case ev.WaitRequested(wait=wait):
                     self.asked[wait.task, wait.path] = self.asked.get((wait.task, wait.path), 0) + 1
                     self.questions[wait.task, wait.path] = wait
+                    self._renew(wait)
                 case ev.SignalReceived() as signal:
                     self.news.append(signal)
                 case ev.WaitClosed(wait_id=wait_id, returned=ev.SignalReceived()):
                     self._give_back(*decisions.place(wait_id))
                 case _:
                     pass
+
+    def _renew(self, wait: Wait) -> None:
+        """Something else is asked where an outdated answer is on record, which goes."""
+        place = wait.task, wait.path
+        if place not in self.outdated:
+            return
+        self.outdated.discard(place)
+        if (record := self.records.get(place)) is not None and ((given := _read_answer(record)) is None or given.wait_id != wait.wait_id):
+            del self.records[place]
 
     def _give_back(self, task: str, path: str) -> None:
         """Forgets an answer that is another's now, and what was made of it within the scope that gave it back: the outermost one that is on record."""
@@ -260,7 +264,7 @@ class Progress:
         return None if told is None else (CHILD_FAILED, told)
 
     def _take_back(self) -> None:
-        """Forgets the results of effects that were taken back, and what was made of them: these are done again (§6.11)."""
+        """Forgets the results of effects that were taken back: these are done again (§6.11). What may have been made of them is outdated."""
         for place in [p for p in self.records if p[0] == compensation.TASK]:
             record = self.records.pop(place)
             if record.kind not in _TAKEN_BACK or record.error is not None:
@@ -268,8 +272,11 @@ class Progress:
             step, task, path = compensation.undone_at(record.path)
             if step == self.checkpoint.step_of(task):
                 self.results.pop(task, None)
-                for gone in [p for p, r in self.records.items() if p[0] == task and compensation.is_made_of(r, path)]:
-                    del self.records[gone]
+                found = outdated.find_outdated([r for p, r in self.records.items() if p[0] == task], path)
+                for gone in found.gone:
+                    del self.records[task, gone]
+                self.outdated.difference_update([(task, p) for p in found.gone])
+                self.outdated.update([(task, p) for p in found.same], [(task, w.path) for w in self.waits if w.task == task])
 
     def _forget(self, task: str, beneath: str, ended: ErrorValue | None, failure_of: Callable[[StepRecord], tuple[str, str] | None]) -> None:
         """Forgets recorded failures, but for those that the code caught and went on from: it must find these again. ``failure_of`` tells which records are.
@@ -278,14 +285,15 @@ class Progress:
         way goes with it: where the failure does not come again, the code makes other calls at the same places. An effect among them is in the ledger, and is not repeated.
         """
         mine = [r for (t, path), r in self.records.items() if t == task and path.startswith(beneath)]
+        at = {r.path for r in mine}
         for number, failure in enumerate(mine):
             if (error := failure_of(failure)) is None or (task, failure.path) not in self.records:
                 continue
-            later = [r for r in mine[number + 1 :] if _goes_on(r, failure.path)]
+            later = [r for r in mine[number + 1 :] if outdated.goes_on(r, failure.path, at)]
             if not later:
                 del self.records[task, failure.path]
             elif ended is not None and error == (ended.type, ended.message):
-                for record in (failure, *(r for r in later if not _is_beside(r))):
+                for record in (failure, *(r for r in later if not outdated.is_beside(r))):
                     self.records.pop((task, record.path), None)
 
     def step(self, record: Record) -> None:
@@ -360,6 +368,8 @@ class Progress:
                     self.cuts += 1
                 case ev.StepEnded() | ev.SideEffectRecorded():
                     self.takeovers = self.late = self.cuts = 0
+                case ev.SideEffectReused(effect_id=act) if not act.startswith(f"{self.checkpoint.run_id}."):
+                    self.borrows = True
                 case ev.IntentEnqueued():
                     self.sends = True
                 case ev.WaitRequested(wait=wait):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.core import outdated
+from holdfast.core.called import Call
 from holdfast.core.checkpoint import Ended, StepRecord, TaskResult
 from holdfast.core.effects import Effect
 from holdfast.core.intents import Intent
@@ -17,7 +19,7 @@ class Echo(msgspec.Struct):
     what was on record there too, as far as it calls the same with the same arguments (``exact``); ``results`` are the tasks finished there.
     ``ended``: the barriers of a replay's source that tasks waited beyond or signals came to, by their number (§5.11);
     ``reached``: how far it came. ``began``: the super-step of the checkpoint that a fork began at, and ``stood``: the effects of its
-    forebears that the tasks pending there had been given, by place. ``children``: those that its forebears started, by place, once somebody has asked."""
+    forebears that the tasks pending there had been given, by place. ``outdated``: what may have been made of something that is no more. ``scopes``: places with calls beneath. ``children``: those that its forebears started, by place, once somebody has asked."""
 
     scope: str
     records: dict[tuple[int, str, str], StepRecord] = {}
@@ -32,6 +34,16 @@ class Echo(msgspec.Struct):
     began: int = -1
     stood: dict[tuple[int, str, str], str] = {}
     children: dict[tuple[int, str, str], str] | None = None
+    outdated: frozenset[tuple[int, str, str]] = frozenset()
+    scopes: frozenset[tuple[int, str, str]] = frozenset()
+
+    def answers(self, place: tuple[int, str, str], record: StepRecord, call: Call) -> bool:
+        """Whether a record of the source answers a call at its place. In an exact fork the arguments are the same; calls beneath it are looked at each by itself."""
+        if not self.exact:
+            return True
+        if place in self.outdated:
+            return outdated.is_same(record, call)
+        return record.digest == call.digest and call.telling and not (call.opens and record.kind == "step" and place in self.scopes)
 
     @property
     def last(self) -> int:

@@ -24,6 +24,7 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core import run as records
 from holdfast.core.blobs import Blob
+from holdfast.core.called import Call
 from holdfast.core.channels import Weights
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult
 from holdfast.core.codec import open_row
@@ -251,7 +252,7 @@ class Journal:
             return None
         if checkpoint.skipped or checkpoint.topics or checkpoint.held:
             return None
-        if progress.busy or logs.has_listener():
+        if progress.busy or progress.borrows or logs.has_listener():
             return None
         self._line = Line(program, run, self._tip, self.fence, checkpoint, machine.sole)
         for name in ("run", "tip", "progress"):
@@ -343,16 +344,18 @@ class Journal:
         record = self.record(wait.task, wait.path)
         return record is not None and record.kind == "wait" and decisions.read_answer(record).wait_id == wait.wait_id
 
-    def record(self, task: str, path: str, digest: str | None = None) -> StepRecord | None:
+    def record(self, task: str, path: str, call: Call | None = None) -> StepRecord | None:
         """The record at a place. A replay is answered from its echo, and writes what it is given into its own log.
 
-        ``digest`` is that of the arguments, where a call is to be answered: a fork computes anew what it calls with others.
+        ``call``: that which is to be answered. A fork computes anew what it calls with other arguments.
         """
         known = self.progress.records.get((task, path))
         if known is not None or self.echo is None:
             return known
         echoed = self.find_echo(task, path)
-        if echoed is None or echoed.kind == "effect" or (self.echo.exact and digest is not None and digest != echoed.digest):
+        if echoed is None or echoed.kind == "effect":
+            return None
+        if call is not None and not self.echo.answers((self.progress.checkpoint.step_of(task), task, path), echoed, call):
             return None
         self.hold(Draft(results=[echoed]))
         return echoed
@@ -667,8 +670,10 @@ class Journal:
         for result in draft.results:
             if isinstance(result, TaskResult):
                 self._progress.results[result.task] = result
+            elif (place := (result.task, result.path)) in self._progress.records or place in self._progress.outdated:
+                self._progress.record(result)
             else:
-                self._progress.records[result.task, result.path] = result
+                self._progress.records[place] = result
 
 
 async def _to_its_end(writing: asyncio.Task[None]) -> None:

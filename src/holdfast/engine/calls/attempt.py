@@ -19,11 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
-from holdfast.core import bounds, canon, ids
-from holdfast.core.called import Called
-from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
+from holdfast.core import bounds, canon, ids, outdated
+from holdfast.core.called import Call
+from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task, find_scopes
 from holdfast.core.chunks import RING_BYTES, Place
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ConcurrentScope, InvalidInput, RecordMismatch, SuspensionSwallowed
@@ -107,18 +105,6 @@ def attempting(path: str, attempt: int) -> Iterator[None]:
         calling.reset(token)
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
-    """One call at its place. ``digest`` tells calls of one name apart by their arguments; a call that ``opens`` has calls beneath it."""
-
-    path: str
-    name: str
-    kind: str
-    digest: str = ""
-    args: tuple[Any, ...] = ()
-    opens: bool = False
-    called: Called = Called("")
-
-
 class Places:
     """The places of one attempt at a task. ``node`` is the node's name, for those who read an error. Its scopes know it by a ``mark``: if they referred to it, all
     that it holds would be freed by the garbage collector alone."""
@@ -191,7 +177,9 @@ class Places:
         """
         path, name, kind, digest = call.path, call.name, call.kind, call.digest
         self._told.append(label(kind, name))
-        record = self._journal.record(self._key, path, digest)
+        record = self._journal.record(self._key, path, call)
+        if record is not None and (self._key, path) in self._journal.progress.outdated and not outdated.is_same(record, call):
+            record = None
         if record is None and self._services.recording is not None:
             record = self._services.recording.answer(Asked(self._journal.run.run_id, self._step, self._key, path, kind, name, digest, call.args))
             if record is not None:
@@ -214,19 +202,24 @@ class Places:
             self._odd[name, record.digest] = path
         return record
 
+    def is_outdated(self, path: str) -> bool:
+        """Whether what is on record at a place, or asked there, answers only the very same call: something that it may have been made of is no more."""
+        return (self._key, path) in self._journal.progress.outdated
+
     def find_question(self, path: str, kind: WaitKind, prompt: str, *, swappable: bool) -> Wait | None:
         """The question of this kind that was asked at a place, whatever its wording (§5.8).
 
         Raises:
             RecordMismatch: the wording is that of the question at another place, so that two of them were swapped (L-10).
         """
-        questions = self._journal.progress.questions
+        questions, out = self._journal.progress.questions, self._journal.progress.outdated
         before = questions.get((self._key, path))
         if before is not None and before.kind is not kind:
             return None
         if swappable and (before is None or before.prompt != prompt):
             for (task, at), wait in questions.items():
-                if task == self._key and at != path and wait.kind is kind and wait.prompt == prompt and (before is not None or at in self.reworded):
+                other = task == self._key and at != path and (task, at) not in out
+                if other and wait.kind is kind and wait.prompt == prompt and (before is not None or at in self.reworded):
                     raise self.mismatch(path, f"{kind.value} {prompt!r}, which was asked at {at}")
             if before is not None:
                 self.reworded.add(path)
@@ -234,18 +227,14 @@ class Places:
 
     def _mine(self) -> list[StepRecord]:
         prefix = self.root.prefix
-        return [r for (task, _), r in list(self._journal.progress.records.items()) if task == self._key and r.path.startswith(prefix)]
+        out = self._journal.progress.outdated
+        return [r for place, r in list(self._journal.progress.records.items()) if place[0] == self._key and r.path.startswith(prefix) and place not in out]
 
     def _find_scopes(self) -> frozenset[str]:
         """The places of an earlier attempt that were scopes: something is recorded beneath them."""
         if self._scopes is None:
-            found = set()
-            for record in self._mine():
-                path = record.path
-                while "/" in path:
-                    path = path.rpartition("/")[0]
-                    found.add(path)
-            self._scopes = frozenset(found)
+            mine = self._mine()
+            self._scopes = find_scopes(mine) if mine else frozenset()
         return self._scopes
 
     def mismatch(self, path: str, now: str) -> RecordMismatch:

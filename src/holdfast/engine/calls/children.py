@@ -64,10 +64,11 @@ async def child(
     program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(_program(skill))
     given = dict(inputs or {})
     path = attempt.places.peek() if here is None else here
-    known, former = open_at(attempt, path), None
+    stands = await _may_stand(attempt, path, program, given)
+    known, former = open_at(attempt, path) if stands else None, None
     if known is None:
         await lanes.refuse_own(services.store, journal.run, options)
-        if attempt.record(path) is None:
+        if not stands or attempt.record(path) is None:
             await steps.afford(attempt, path)
             former = await _find_former(attempt, path, program, given, options)
     joined = former.run.run_id if former is not None and former.here and former.same and not former.run.terminal else None
@@ -96,6 +97,7 @@ async def child(
 
     question = Ask(
         kind=WaitKind.CHILD, prompt=program.id, name=name, cascade=on_parent_end == "cancel", timeout=timeout, on_timeout=on_timeout, creates=create, path=here,
+        stands=stands,
     )
     if former is not None and former.run.status is Status.COMPLETED and former.same and (former.here or not former.own):
         result = await _adopt(attempt, question, path, former.run)
@@ -157,6 +159,20 @@ async def _find_former(attempt: Attempt, path: str, program: Program, given: Map
     if journal.echo is None or (name := await lineage.find_child(services.store, journal.echo, (attempt.step, attempt.key, path))) is None:
         return None
     return await _describe_former(services, name, program, given, here=False)
+
+
+async def _may_stand(attempt: Attempt, path: str, program: Program, given: Mapping[str, Any]) -> bool:
+    """Whether what is on record here may be the end of such a child. It is not that of one with another input where something before it is no more, or in a fork."""
+    journal, place = attempt.journal, (attempt.step, attempt.key, path)
+    asked, echo = journal.progress.questions.get(place[1:]), journal.echo
+    if attempt.places.is_outdated(path):
+        before = None if asked is None or asked.kind is not WaitKind.CHILD else asked.name
+    elif asked is None and echo is not None and echo.exact and place in echo.records:
+        before = await lineage.find_child(attempt.services.store, echo, place)
+    else:
+        return True
+    former = None if before is None else await _describe_former(attempt.services, before, program, given, here=True)
+    return former is not None and former.same
 
 
 async def _describe_former(services: Services, run_id: str, program: Program, given: Mapping[str, Any], *, here: bool) -> Former | None:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from holdfast.core import canon, commands, compensation, ids, intents, views
 from holdfast.core import effects as fx
 from holdfast.core import events as ev
-from holdfast.core.called import Called
+from holdfast.core.called import Call, Called
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.commit import InboxItem
 from holdfast.core.effects import LEDGERED, Effect, EffectClass, EffectStatus, ReplayPolicy, effect_key
@@ -52,7 +52,7 @@ from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries, steps, undos
-from holdfast.engine.calls.attempt import Attempt, Call, Restart, Suspend, attempting
+from holdfast.engine.calls.attempt import Attempt, Restart, Suspend, attempting
 from holdfast.engine.calls.elsewhere import Elsewhere
 from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, call, describe_function, name_of
 from holdfast.engine.calls.waits import Ask, Redo, request
@@ -141,7 +141,8 @@ async def perform(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...
     with places.open(name, options.key) as path:
         if options.undo is not None:
             _keep_undo(attempt, path, options.undo)
-        record = places.lookup(Call(path, name, "effect", args=args))
+        digest = _request(attempt, name, args, options) if (attempt.key, path) in attempt.journal.progress.outdated else ""
+        record = places.lookup(Call(path, name, "effect", digest, args))
         return await _answer(attempt, fn, args, options, name, path, record, places.scope().item)
 
 
@@ -154,7 +155,8 @@ async def perform_once(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any
     """An effect at a place that is open."""
     if options.undo is not None:
         _keep_undo(attempt, path, options.undo)
-    record = attempt.places.lookup(Call(path, name, "effect", args=args))  # other arguments than on record are no matter: the act is done
+    digest = _request(attempt, name, args, options) if (attempt.key, path) in attempt.journal.progress.outdated else ""
+    record = attempt.places.lookup(Call(path, name, "effect", digest, args))  # other arguments than on record are no matter, where nothing before it is outdated: the act is done
     return await _answer(attempt, fn, args, options, name, path, record, attempt.places.scope().item)
 
 
@@ -162,13 +164,18 @@ def _keep_undo(attempt: Attempt, path: str, undo: Callable[..., Any]) -> None:
     undos.keep(attempt.services.undos, ids.step_id(attempt.journal.run.run_id, attempt.step, attempt.key, path), undo)
 
 
+def _request(attempt: Attempt, name: str, args: tuple[Any, ...], options: Options) -> str:
+    """The digest of what an effect is asked for (§6.3)."""
+    return canon.fingerprint([name, list(args)], "" if options.key is not None else attempt.journal.run.run_id)
+
+
 async def _answer(
     attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str, record: StepRecord | None, item: str
 ) -> Any:
-    """What is on record here; only where that is nothing, or a failure to be tried again, are keys made and records looked up."""
-    if record is not None and (record.error is None or attempt.number <= record.attempt):
+    """What is on record here; only where that is nothing are keys made and records looked up. A failure that is to be tried again is on record no more (§10.9)."""
+    if record is not None:
         return await attempt.give(record)
-    return await Performance(attempt, fn, args, options, name, path, item).run(again=record is not None)
+    return await Performance(attempt, fn, args, options, name, path, item).run()
 
 
 class Performance:
@@ -184,6 +191,7 @@ class Performance:
         self.services: Services = attempt.services
         self.journal = attempt.journal
         self.store = self.services.store
+        self.request = _request(attempt, name, args, options)
         run, echo = self.journal.run, self.journal.echo
         self.shared = options.key is not None
         self.policy = fx.strictest(fx.strictest(options.replay, run.replay_effects), self.services.place.replay)
@@ -194,7 +202,6 @@ class Performance:
         self.apart = self.key if self.shared or echo is None else self._key(run.run_id)
         if self.policy is ReplayPolicy.REEXECUTE:
             self.key = self.apart
-        self.request = canon.fingerprint([name, list(args)], "" if self.shared else run.run_id)
         if options.undoes is not None:
             self.key = self.apart = fx.undo_key(options.undoes.key)
             self.request = canon.fingerprint([name, options.undoes.effect_id])
@@ -209,10 +216,8 @@ class Performance:
 
     # -- deciding -----------------------------------------------------------------------------------
 
-    async def run(self, *, again: bool = False) -> Any:
-        """``again``: the node is tried again after this effect had failed."""
-        if again:
-            await self._again(self.attempt.number)
+    async def run(self) -> Any:
+        """What the effect gives: that of a record under its key, or done now."""
         if self.journal.echo is not None and self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._find_echo()) is not None:
             return await self._replay(echoed)
         until: int | None = None
@@ -265,6 +270,8 @@ class Performance:
         if echoed is None:
             return None
         if (echoed.kind, echoed.name) != ("effect", self.name):
+            if self.journal.echo is not None and (self.attempt.step, self.attempt.key, self.path) in self.journal.echo.outdated:
+                return None
             raise self.attempt.places.mismatch(self.path, f"effect {self.name}")
         return echoed if echoed.digest in ("", self.request) else None
 
@@ -972,6 +979,7 @@ class Performance:
         done = StepRecord(self.attempt.key, self.path, self.name, value=effect.result, kind="effect", attempt=self.attempt.number, digest=self.request)
         draft = Draft(facts=[*told, self._fact(ev.SideEffectReused, effect)], results=[done])
         if effect.run_id != run.run_id:
+            self.journal.progress.borrows = True
             row = replace(self._attempt(None), status=EffectStatus.REUSED, source_effect_id=effect.effect_id, settled_at=self.services.clock.now())
             draft.effects.append(row)
         await self.journal.save(draft)

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.core import canon, decisions
 from holdfast.core import events as ev
-from holdfast.core.called import Called
+from holdfast.core.called import Call, Called
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import Conflict, RecordMismatch, StoreError, UsageError
 from holdfast.core.run import Run
@@ -23,7 +23,7 @@ from holdfast.core.waits import TIMEOUT, Wait
 from holdfast.engine.base import failures
 from holdfast.engine.base.failures import contain, record
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.calls.attempt import Attempt, Call, Restart, Scope, Suspend, current
+from holdfast.engine.calls.attempt import Attempt, Restart, Scope, Suspend, current
 from holdfast.engine.calls.branches import Branch, enter, find_unused, make_branch, wait_to_end
 
 TURNS = 64

@@ -17,7 +17,7 @@ import msgspec
 from holdfast import logs
 from holdfast.core import bounds, budgets, canon, decisions, ids
 from holdfast.core import events as ev
-from holdfast.core.called import Called, brief
+from holdfast.core.called import Call, Called, brief
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import StoreError
 from holdfast.core.limits import Later, soon
@@ -28,7 +28,7 @@ from holdfast.engine.base.failures import ControlFlow, record
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries
-from holdfast.engine.calls.attempt import Attempt, Call, Scope, attempting, current
+from holdfast.engine.calls.attempt import Attempt, Scope, attempting, current
 from holdfast.engine.calls.functions import Patience, asynchronous, call, describe_function, name_of
 from holdfast.engine.calls.waits import Ask, request
 
@@ -112,7 +112,7 @@ async def step(
     name = bounds.text(name, "name") if name is not None else name_of(fn)
     digest = digest_of(args) if args and key is None else ""
     with attempt.places.open(name, key) as path:
-        made = Call(path, name, "step", digest, args, called=Called(name if given else describe_function(fn, name), attempt.places.scope().item))
+        made = Call(path, name, "step", digest, args, called=Called(name if given else describe_function(fn, name), attempt.places.scope().item), fn=fn)
         if limit is None:
             return await _once(attempt, made, retry, lambda: _patiently(attempt, fn, args, patience, name))
 
@@ -143,7 +143,8 @@ async def item(attempt: Attempt, fn: Callable[[Any], Any], value: Any) -> Any:
             finally:
                 current.reset(token)
 
-        return await _once(attempt, Call(path, name, "step", digest_of(args), args, opens=True, called=Called(describe_function(fn, name), short)), retries.ONCE, act)
+        made = Call(path, name, "step", digest_of(args), args, opens=True, called=Called(describe_function(fn, name), short), fn=fn)
+        return await _once(attempt, made, retries.ONCE, act)
 
 
 async def _once(attempt: Attempt, made: Call, retry: Retry, act: Act) -> Any:
@@ -213,10 +214,13 @@ def value(attempt: Attempt, name: str, make: Callable[[], Any]) -> Any:
 def spend(attempt: Attempt, amounts: Mapping[str, float]) -> None:
     """Counts what this step has used of the run's budgets, once."""
     with attempt.places.open("spend") as path:
-        if attempt.places.lookup(Call(path, "spend", "value")) is not None:
+        known = attempt.places.lookup(Call(path, "spend", "value"))
+        if known is not None and not attempt.places.is_outdated(path):
             return
         clean = bounds.limits({n: a for n, a in amounts.items() if a != 0}, "spend", bounds.SPENT)
         kept = StepRecord(attempt.key, path, "spend", value=canon.encode(canon.FrozenDict(clean)), kind="value")
+        if known is not None and known.value == kept.value:
+            return
         attempt.journal.hold(Draft(facts=[ev.BudgetSpent(attempt.step, attempt.key, clean)], results=[kept]))
 
 

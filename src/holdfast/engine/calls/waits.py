@@ -21,6 +21,7 @@ from holdfast.authoring import microseconds
 from holdfast.core import canon, decisions, ids, kinds, waits
 from holdfast.core import events as ev
 from holdfast.core import waits as ws
+from holdfast.core.called import Call
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import ClaimTaken, EffectInProgress, HoldfastError, InvalidInput, RecordMismatch, StepRejected
 from holdfast.core.waits import Decision as RawDecision
@@ -29,7 +30,7 @@ from holdfast.engine.base.echo import Echo
 from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls.attempt import Attempt, Call, Suspend
+from holdfast.engine.calls.attempt import Attempt, Suspend
 from holdfast.engine.calls.branches import Branch, find_branch
 from holdfast.handle import Decision
 
@@ -57,7 +58,7 @@ class Redo(ControlFlow):
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked at a place. ``fits`` says what is wrong with an answer on record, or None if it may be used. ``about``: what a
     consent to it covers (§5.8); then the prompt's wording does not tell it from another question. ``wait_id``: that of the same question,
-    where another run of the lineage asks it too."""
+    where another run of the lineage asks it too. ``stands``: whether what is on record here, or asked already, may be this call's."""
 
     kind: WaitKind
     prompt: str = ""
@@ -80,6 +81,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     fits: Callable[[RawDecision], str | None] | None = None
     about: waits.Subject | None = None
     creates: Callable[[Wait], Draft] | None = None
+    stands: bool = True
 
     @property
     def asked(self) -> str:
@@ -95,10 +97,12 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
     """
     name, verdict, places = ask.asked, ask.verdict, attempt.places
     with places.open(ask.kind.value) if ask.path is None else nullcontext(ask.path) as path:
-        if ask.about is not None and ask.kind is not WaitKind.INPUT:  # a consent is told by its place and by what it covers: its wording may change (§5.8)
+        outdated = attempt.journal.progress.outdated and places.is_outdated(path)
+        again = not ask.stands or (outdated and not _asks_the_same(attempt, ask, path, verdict))
+        if not again and ask.about is not None and ask.kind is not WaitKind.INPUT:  # a consent is told by its place and by what it covers: its wording may change (§5.8)
             before = places.find_question(path, ask.kind, ask.prompt, swappable=ask.path is None)
             name = name if before is None else before.asked
-        record = places.lookup(Call(path, name, "wait"))
+        record = None if again else places.lookup(Call(path, name, "wait"))
         if record is not None:
             given = decisions.read_answer(record)
             wrong = explain_outdated(attempt.services, given) or (ask.fits(given) if ask.fits is not None else None) or _explain_change(attempt, ask, path, given)
@@ -106,7 +110,9 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
                 return given
             verdict = wrong
         known = open_at(attempt, path)
-        if known is not None:
+        if known is not None and again:
+            attempt.journal.hold(Draft(facts=[ev.WaitClosed(known.wait_id, "something else is asked")]))
+        elif known is not None:
             if known.asked != name:
                 raise RecordMismatch(
                     f"wait {path} of {attempt.key}: the open question is {known.asked!r}, but the code now asks {ask.asked!r}", hint="restore the order of the waits"
@@ -145,6 +151,20 @@ async def _open(attempt: Attempt, opening: Awaitable[None]) -> None:
         with suppress(HoldfastError):
             await attempt.journal.command(lambda run: None, ev.SYSTEM)  # its turn comes after that commit
         raise
+
+
+def _asks_the_same(attempt: Attempt, ask: Ask, path: str, verdict: str) -> bool:
+    """Whether what was asked at a place is word for word what is asked now. A signal goes by its name, and a child by its input."""
+    before = attempt.journal.progress.questions.get((attempt.key, path))
+    if before is None or ask.kind in (WaitKind.SIGNAL, WaitKind.CHILD):
+        return before is None or before.asked == ask.asked
+    now = make_wait(attempt, ask, path, verdict)
+    return _say(now) == _say(before)
+
+
+def _say(wait: Wait) -> tuple[object, ...]:
+    """All that a question says, and how long it waits for its answer."""
+    return wait.asked, wait.digest, wait.covers, wait.schema, None if wait.deadline is None else wait.deadline - wait.requested_at
 
 
 def open_at(attempt: Attempt, path: str) -> Wait | None:

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core import bounds, canon, compensation, ids, superstep
+from holdfast.core import bounds, canon, compensation, ids, outdated, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Ended, Source, StepRecord, TaskResult
 from holdfast.core.codec import Row, open_row, open_rows
 from holdfast.core.commit import DedupClaim
-from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.effects import Effect, EffectStatus, origin
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, StepFailure
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, TOUCH
@@ -36,6 +36,7 @@ from holdfast.engine.desk.door import REPLAY, Wish
 from holdfast.ports import Loaded, Store, offers_upkeep
 
 MANY = 1_000_000
+Place = tuple[int, str, str]
 _OF_PEOPLE = frozenset(f"{kind.value}:" for kind in HUMAN)
 # Calls inside these are answered one by one, so that what a policy says of each effect holds.
 _OPENED = frozenset({"task", "feedback"})
@@ -75,6 +76,7 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
     if found.began >= 0 and run.source_checkpoint_id is not None and not edited:
         unfinished = await find_unfinished(services, of, run.source_checkpoint_id)
         found.records, found.results, found.exact, found.stood = unfinished.records, tuple(unfinished.results.values()), True, unfinished.stood
+        found.outdated, found.scopes = frozenset(unfinished.outdated), frozenset(unfinished.scopes)
     found.effects = [e for r in reversed(found.forebears) for e in await store.effects(r)]
     return found
 
@@ -107,14 +109,23 @@ async def _read_birth(store: Store, run: Run) -> tuple[int, bool]:
 
 
 async def expect_standing(services: Services, journal: Journal) -> None:
-    """Refuses to go on with a fork when what it was given, or took over, has been taken back in the run that it had it from. That goes on
+    """Refuses to go on with a run when what it was given, or a fork took over, has been taken back in the run that it had it from. That goes on
     record with the failure, so that a resume does it again where its step has not come to its end.
 
     Raises:
         StepFailure: naming it, and the way out.
     """
     run, echo, progress = journal.run, journal.echo, journal.progress
-    if echo is None or run.origin == REPLAY:
+    if run.origin == REPLAY:
+        return
+    own = await journal.asking(services.store.effects(run.run_id))
+    lenders = {_owner(e) for e in own if e.status is EffectStatus.REUSED and e.source_effect_id}.difference([run.run_id] if echo is None else [run.run_id, *echo.forebears])
+    progress.borrows = bool(lenders)
+    lent = compensation.find_lent([e for lender in lenders for e in await journal.asking(services.store.effects(lender))], own)
+    if lent:
+        journal.hold(Draft(results=[compensation.note_gone(e) for e in lent], effects=lent))
+        raise _explain_gone(run, progress, lent, _owner(lent[0]), "which gave this run its result", run.run_id)
+    if echo is None:
         return
     theirs = [e for forebear in echo.forebears for e in await journal.asking(services.store.effects(forebear))]
     undone_at = {e.effect_id: e.attempted_at for e in theirs}
@@ -124,52 +135,79 @@ async def expect_standing(services: Services, journal: Journal) -> None:
         if (effect.step, effect.task) in pending:
             if echo.stood.get((effect.step, effect.task, effect.path)) != effect.effect_id:
                 return False
-            return effect.task in progress.results or any(t == effect.task and compensation.is_made_of(r, effect.path) for (t, _), r in progress.records.items())
+            return effect.task in progress.results or any(t == effect.task and outdated.is_around(r, effect.path) for (t, _), r in progress.records.items())
         return effect.step <= echo.began and (effect.settled_at or 0) < run.created_at < undone_at.get(effect.undone, 0)
 
-    own = await journal.asking(services.store.effects(run.run_id))
     gone = compensation.find_gone(theirs, own, keeps)
     if not gone:
         return
     undone = {e.effect_id: e.undone for e in gone}
     rows = [msgspec.structs.replace(e, undone=undone[e.source_effect_id]) for e in own if e.status is EffectStatus.REUSED and e.source_effect_id in undone]
     journal.hold(Draft(results=[compensation.note_gone(e) for e in gone], effects=rows))
-    again = run.run_id if compensation.redoes(progress.checkpoint, gone) else gone[0].run_id
-    raise StepFailure(
-        f"{', '.join(f'{e.capability} (step {e.step})' for e in gone)} of the run {gone[0].run_id}, which this run was forked from, was undone there in the meantime",
+    raise _explain_gone(run, progress, gone, gone[0].run_id, "which this run was forked from", gone[0].run_id)
+
+
+def _owner(effect: Effect) -> str:
+    """The run whose act it is about."""
+    return origin(effect).partition(".")[0]
+
+
+def _explain_gone(run: Run, progress: Progress, gone: list[Effect], owner: str, how: str, again: str) -> StepFailure:
+    """The failure of a run that goes by what ``owner`` has taken back. ``again``: the run whose fork carries that out again, where this run is past it."""
+    return StepFailure(
+        f"{', '.join(f'{e.capability} (step {e.step})' for e in gone)} of the run {owner}, {how}, was undone there in the meantime",
         code="effects_undone",
-        hint="resume this run: it carries that out itself" if again == run.run_id else f"holdfast fork {again} {target_of(run.target)} carries that out again",
+        hint="resume this run: it carries that out itself" if compensation.redoes(progress.checkpoint, gone) else f"holdfast fork {again} {target_of(run.target)} carries that out again",
     )
 
 
 class Unfinished(NamedTuple):
-    """What was finished and recorded of the tasks that a checkpoint stands in the middle of. ``stood``: the effect at each place, as the log had it there."""
+    """What was finished and recorded of the tasks that a checkpoint stands in the middle of. ``stood``: the effect at each place, as the log had it there;
+    ``outdated``: what may have been made of something that is no more; ``scopes``: places with calls beneath."""
 
     results: dict[str, TaskResult]
-    records: dict[tuple[int, str, str], StepRecord]
-    stood: dict[tuple[int, str, str], str]
+    records: dict[Place, StepRecord]
+    stood: dict[Place, str]
+    outdated: set[Place]
+    scopes: set[Place]
 
 
 async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
-    """What a fork finds that begins at a checkpoint in the middle of a step: what was finished and recorded of that, but for what was made of
-    effects that no longer stand, whichever run of the lineage they were taken back in."""
+    """What a fork finds that begins at a checkpoint in the middle of a step: what was finished and recorded of that. What may have been made of
+    effects that no longer stand, whichever run of the lineage they were taken back in, is outdated. Failures, effects and people's answers are left out: these are met anew."""
     found = await _read_unfinished(services, run_id, checkpoint_id)
     effects = [e for owner in {act.partition(".")[0] for act in found.stood.values()} for e in await services.store.effects(owner)]
-    gone = {e.effect_id for e in effects if e.undone} | compensation.in_doubt(effects)
+    undone = {e.effect_id for e in effects if e.undone} | compensation.in_doubt(effects)
     for (step, task, path), act in found.stood.items():
-        if act in gone:
+        if act in undone:
             found.results.pop(task, None)
-            for place in [p for p, r in found.records.items() if p[:2] == (step, task) and compensation.is_made_of(r, path)]:
-                del found.records[place]
+            _outdate(found, step, task, path)
+    for step, task, path in [p for p, r in found.records.items() if _is_met_anew(r)]:
+        if (step, task, path) in found.records:
+            _outdate(found, step, task, path)
+    for at, record in list(found.records.items()):
+        if record.kind not in _CARRIED or _of_people(record):
+            del found.records[at]
     return found
 
 
+def _outdate(found: Unfinished, step: int, task: str, path: str) -> None:
+    out = outdated.find_outdated([r for p, r in found.records.items() if p[:2] == (step, task)], path)
+    for gone in out.gone:
+        del found.records[step, task, gone]
+    found.outdated.update([(step, task, p) for p in out.same])
+
+
+def _is_met_anew(record: StepRecord) -> bool:
+    """Whether a fork may be told something else here than its source was: it asks people anew, and tries again what failed outside."""
+    return (record.kind == "effect" and record.error is not None) or (_of_people(record) and not outdated.is_beside(record))
+
+
 async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
-    """What the log says of the tasks that a checkpoint stands in the middle of. Failures, effects and people's answers are left out: these are met
-    anew. A fork of a fork finds what the first one began with too."""
+    """What the log says of the tasks that a checkpoint stands in the middle of. A fork of a fork finds what the first one began with too."""
     loaded = await services.store.get(run_id)
     if loaded is None:
-        return Unfinished({}, {}, {})
+        return Unfinished({}, {}, {}, set(), set())
     rows = await services.store.rows(run_id)
     progress = Progress(run_id, await services.threads.origin(run_id, rows))
     stood: dict[tuple[int, str, str], str] = {}
@@ -182,22 +220,24 @@ async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) 
     checkpoint, forebear = progress.checkpoint, loaded[0]
     pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
     stood = {p: act for p, act in stood.items() if p[:2] in pending}
+    before = set(progress.records)
     progress.forgive()
-    records = {
-        (checkpoint.step_of(task), task, path): record
-        for (task, path), record in progress.records.items()
-        if record.kind in _CARRIED and task != compensation.TASK and not _of_people(record)
-    }
+    taken = before.difference(progress.records)
+    stood = {p: act for p, act in stood.items() if p[1:] not in taken}  # what was made of these is known already
+    records = {(checkpoint.step_of(task), task, path): record for (task, path), record in progress.records.items() if task != compensation.TASK}
+    out = {(checkpoint.step_of(task), task, path) for task, path in progress.outdated}
     results = {r.task: r for r in progress.results.values() if r.task[0] != "@"}
     source, at = forebear.source_run_id, forebear.source_checkpoint_id
     if source is not None and at is not None and forebear.origin != REPLAY and not (await _read_birth(services.store, forebear))[1]:
         theirs = await _read_unfinished(services, source, at)
         earlier = {p: r for p, r in theirs.records.items() if p[:2] in pending}
+        out |= {p for p in theirs.outdated if p in earlier and p not in records}
         if earlier or forebear.current_step_id is None:
             results = theirs.results | results
         records = earlier | records
         stood = {p: act for p, act in theirs.stood.items() if p[:2] in pending} | stood
-    return Unfinished(results, records, stood)
+    scopes = {(*at, scope) for at in pending for scope in cps.find_scopes([r for place, r in records.items() if place[:2] == at])}
+    return Unfinished(results, records, stood, out, scopes)
 
 
 async def find_child(store: Store, echo: Echo, place: tuple[int, str, str]) -> str | None:

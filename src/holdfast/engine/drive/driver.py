@@ -476,7 +476,7 @@ class Driver:
         journal = self.journal
         try:
             superstep.expect(self._program, journal.progress.checkpoint.pending)  # a barrier plans only what the program has
-            if journal.echo is not None:
+            if journal.echo is not None or journal.progress.borrows:
                 await lineage.expect_standing(self._services, journal)
         except StepFailure as e:
             await self._fail(Draft(), e, record(e))
@@ -668,7 +668,7 @@ class Driver:
             draft.facts += superstep.list_starts(moved)
             await journal.checkpoint(draft, delta, moved)
             return False
-        if journal.echo is not None:
+        if journal.echo is not None or journal.progress.borrows:
             await lineage.expect_standing(self._services, journal)
         result = results[parent.pending[-1].key].result if program.flow else None
         kept = Draft(facts=[f for f in draft.facts if isinstance(f, ev.StepEnded)], results=[results[k] for k in inline])
