@@ -503,6 +503,20 @@ async def test_what_was_not_undone_after_all_stands(house: House, how: str) -> N
     assert await rt.check() == []
 
 
+@pytest.mark.parametrize(("through", "said"), [(True, "record_result"), (False, "abandon")])
+async def test_what_a_person_said_of_an_undo_holds_when_the_run_is_cancelled(house: House, through: bool, said: str) -> None:
+    """§6.11: nobody went on with the run since. What came through is not undone twice, and what did not is undone; nobody is asked again."""
+    desk = Dying("R2", through=through)
+    rt, run = await ended_in_doubt(house, two_bookings(desk))
+    run = await rt.resume(run.run_id)
+    assert "may have been undone" in run.waits[0].prompt
+    await rt.decide(run.run_id, said, actor="ada")
+    run = await rt.cancel(run.run_id)
+    assert (run.status, run.waits, desk.standing) == ("canceled", (), set())
+    assert "failed" not in [e.status for e in await rt.effects(run.run_id)], "no booking is cancelled twice"
+    assert await rt.check() == []
+
+
 async def test_the_same_doubt_is_asked_about_each_time_it_arises(house: House) -> None:
     """It stood the first time; that is no answer to whether the next undo has come through."""
     desk = Dying("R1", through=False)

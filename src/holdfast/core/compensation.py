@@ -6,7 +6,7 @@ the run is to end, so that whoever comes after a crash goes on taking back and r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from holdfast.core import decisions
 from holdfast.core import events as ev
@@ -15,7 +15,7 @@ from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import StepLimit
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE
-from holdfast.core.waits import TIMEOUT
+from holdfast.core.waits import ABANDON, RECORD_RESULT, TIMEOUT, Decision, Wait, WaitKind
 
 TASK = "@undo"
 END = "@end"
@@ -37,6 +37,25 @@ def stack(effects: Iterable[Effect], run_id: str, recorded: Sequence[str]) -> tu
     order = {effect_id: n for n, effect_id in enumerate(recorded)}
     mine = [e for e in effects if e.run_id == run_id and e.undo and e.status is EffectStatus.RECORDED and not e.undone]
     return tuple(sorted(mine, key=lambda e: (order.get(e.effect_id, -1), e.effect_id), reverse=True))
+
+
+def find_told(effects: Iterable[Effect], run_id: str, questions: Iterable[Wait], given: Mapping[str, Decision]) -> list[tuple[Effect, Decision]]:
+    """The attempts of a run that nobody knows the outcome of but a person who has said it, before anybody went on with the run (§6.5).
+
+    Of an effect: that it was done. Of the undo of one, which its call asks about: that it came through, or that it did not.
+    ``given``: the answers, by the id of the wait. One is about the attempts that there were when it was given.
+    """
+    asked = [(w, given[w.wait_id]) for w in questions if w.kind is WaitKind.EFFECT and w.task != TASK and w.wait_id in given]
+    told = []
+    for effect in effects:
+        if effect.run_id != run_id or not effect.open or not (effect.undo or effect.task == TASK):
+            continue
+        for wait, decision in asked:
+            about = wait.effect_id == effect.effect_id or (effect.task != TASK and wait.effect_id == effect.source_effect_id)
+            says = decision.action == RECORD_RESULT or (effect.task == TASK and decision.action == ABANDON)
+            if about and says and effect.attempted_at <= decision.decided_at:
+                told.append((effect, decision))
+    return told
 
 
 def place(effect: Effect) -> str:

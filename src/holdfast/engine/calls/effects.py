@@ -51,7 +51,7 @@ from holdfast.engine.base import failures
 from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls import retries, steps, undos
+from holdfast.engine.calls import retries, steps, undos, words
 from holdfast.engine.calls.attempt import Attempt, Call, Restart, Suspend, attempting
 from holdfast.engine.calls.elsewhere import Elsewhere
 from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, call, describe_function, name_of
@@ -381,7 +381,7 @@ class Performance:
         if decision.action == APPROVE:
             return True, await self._reuse(effect)
         if decision.action == RECORD_RESULT:
-            return await self._take_word(effect, decision.payload if decision.payload is not None else canon.encode(None))
+            return await self._take_word(effect, words.read_payload(decision))
         if decision.action == ABANDON:
             return True, await self._give_up(effect, fx.attribute(decision.actor, decision.note or ""))
         if ask.reason == fx.REPLAY:
@@ -411,21 +411,10 @@ class Performance:
         )
         stands = decision.action == ABANDON
         if mine:
-            await self.journal.save(self._settle_undo(effect, undo, stands, decision))
+            await self.journal.save(words.settle_undo(effect, undo, decision, self.services.clock.now()))
         if stands:
             return True, await self._reuse(effect)
         return (False, None) if mine else await self._act(effect, same=False)
-
-    def _settle_undo(self, effect: Effect, undo: Effect, stands: bool, decision: Decision) -> Draft:
-        """The attempt to take an effect of this run back, as a person says it ended."""
-        by, now = fx.attribute(decision.actor, decision.note or ""), self.services.clock.now()
-        if stands:
-            fact: ev.EffectFact = ev.SideEffectAbandoned(undo.effect_id, undo.key, undo.step, undo.task, undo.path, fx.BY_DECISION)
-            return Draft(facts=[fact], effects=[replace(undo, status=EffectStatus.ABANDONED, closed=True, settled_at=now, detail=fx.BY_DECISION)])
-        data = decision.payload if decision.payload is not None else canon.encode(None)
-        fact = ev.SideEffectRecorded(undo.effect_id, undo.key, undo.step, undo.task, undo.path, f"as {by} found")
-        done = replace(undo, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now, closed=True)
-        return Draft(facts=[fact], effects=[done, replace(effect, undone=undo.effect_id)])
 
     async def _take_word(self, effect: Effect, data: bytes) -> tuple[bool, Any]:
         """What a person said that it gave, as the call gives it, or what the call fails with by that."""
@@ -933,7 +922,7 @@ class Performance:
         effect = self._attempt(None)
         if decision.action != RECORD_RESULT:
             return await self._give_up(effect, fx.attribute(decision.actor, decision.note or ""))
-        data = decision.payload if decision.payload is not None else canon.encode(None)
+        data = words.read_payload(decision)
         return await self._record(replace(effect, closed=True), canon.decode(data), data)
 
     async def block(self, why: str) -> EffectFailed:
