@@ -677,3 +677,53 @@ async def test_a_fork_that_did_it_itself_goes_on(house: House) -> None:
     await rt.cancel(run.run_id)
     fork = await answer(rt, fork)
     assert (fork.status, {fork.result}) == ("completed", desk.standing)
+
+
+# -- what somebody is told to do ------------------------------------------------------------------------
+
+
+async def follow(rt: Runtime, command: str) -> Any:
+    """Does what a command says, as the runtime's own verbs do it."""
+    _, verb, run_id, _, *more = command.split()
+    if verb == "resume":
+        return await rt.resume(run_id, acknowledge=more[-1] if more else None)
+    return await rt.fork(run_id, f"{run_id}.{more[-1]}" if more else None)
+
+
+def asks_after(desk: Desk) -> Graph[Trip]:
+    graph = Graph("after", Trip)
+
+    @graph.node(start=True)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"got": [await ctx.effect(desk.book, "flight", undo=desk.cancel)]}
+
+    @graph.node(after="book")
+    async def ask(state: Trip, ctx: Context) -> None:
+        await ctx.approve("Go?")
+
+    return graph
+
+
+@pytest.mark.parametrize("make", [two_bookings, booked_before, in_a_map, asks_after])
+async def test_what_explain_advises_works(house: House, make: Callable[[Desk], Any]) -> None:
+    """§7.3, §6.11: no command that it names is refused, and none goes on with what was undone. The same holds of a cancel as of a failure."""
+    number, commands = 0, ["the first"]
+    while number < len(commands):
+        desk = Desk()
+        rt = await house.process(skill := make(desk))
+        run = await rt.invoke(skill)
+        run = run if run.status == "failed" else await rt.cancel(run.run_id)
+        assert run.terminal and desk.standing == set()
+        commands = [a["command"] for a in (await rt.explain(run.run_id))["next"] if a["command"].split()[1] in ("resume", "fork")]
+        again = await answer(rt, await follow(rt, commands[number]))
+        assert again.status == "completed" and desk.standing == set(again.result if make is two_bookings else again.state.got), commands[number]
+        number += 1
+    assert number
+
+
+async def test_the_refusal_of_a_failed_run_names_no_resume_that_is_refused_too(house: House) -> None:
+    desk = Desk()
+    rt = await house.process(booked_before(desk))
+    run = await rt.invoke(booked_before(desk))
+    with pytest.raises(EffectsUndone, match=r"book \(step 1\)"):
+        await rt.resume(run.run_id)

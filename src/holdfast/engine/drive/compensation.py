@@ -17,7 +17,7 @@ from holdfast.core.checkpoint import Checkpoint, Source, StepRecord, Task
 from holdfast.core.codec import open_rows
 from holdfast.core.commit import InboxItem
 from holdfast.core.decisions import Facts
-from holdfast.core.effects import Effect
+from holdfast.core.effects import Effect, name_gone
 from holdfast.core.errors import EffectFailed, EffectsUndone, LeaseLost, StoreError, make_own
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import REJECTED, Terminal, resolve_terminal_outcome
@@ -99,9 +99,8 @@ def refuse_to_go_on(run: Run, effects: list[Effect], head: Checkpoint) -> None:
     """
     gone = core.find_taken_back(effects, run.run_id, head)
     if gone:
-        named = [f"{e.capability} (step {e.step}{'' if e.undone else ', whether it was undone is unknown'})" for e in gone]
         raise EffectsUndone(
-            f"effects of its earlier steps were undone: {', '.join(named)}; a resume would continue as if that were still done",
+            f"effects of its earlier steps were undone: {name_gone(gone)}; a resume would continue as if that were still done",
             hint=f"holdfast fork {run.run_id} {target_of(run.target)} does it again, from the step that did it",
         )
 

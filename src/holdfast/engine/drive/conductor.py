@@ -28,6 +28,7 @@ from holdfast.core import run as records
 from holdfast.core.checkpoint import Source, StepRecord
 from holdfast.core.commit import InboxItem, Tip
 from holdfast.core.errors import (
+    AcknowledgeRequired,
     ChainBroken,
     Conflict,
     EventUnreadable,
@@ -536,7 +537,11 @@ class Conductor:
         if (blocked := await self._way_cleared(run, lease)) is not None:  # before anything is written
             raise _lane_blocked(run_id, blocked)
         if run.status not in LIVE and run.status is not Status.PENDING and not await self._desk.due_by_a_signal(run):
-            decisions.refuse_resume(run, acknowledge)
+            try:
+                decisions.refuse_resume(run, acknowledge)
+            except AcknowledgeRequired:
+                await self._refuse_without(run)  # nobody is sent to acknowledge what cannot be resumed at all
+                raise
         doubts: list[StepRecord] = []
         if run.status in TERMINAL:
             doubts = await self._refuse_without(run)
