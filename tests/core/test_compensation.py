@@ -129,11 +129,11 @@ def test_the_place_names_the_effect() -> None:
 
 
 def test_which_ends_take_back() -> None:
-    """A failure and a cancel on request; no limit on super-steps (§4.9), no halt, denial, policy, and nobody's absence (§5.17)."""
+    """A failure and a cancel on request; no limit on super-steps or on takeovers (§4.9, §10.6), no halt, denial, policy, and nobody's absence (§5.17)."""
     failed, canceled = ev.RunFailed("step_failed", ERROR), ev.RunCanceled("canceled")
     assert comp.ending([ev.NoteAdded("x"), failed]) == StepRecord("@undo", "@end", "step_failed", error=ERROR, kind="ending")
     assert comp.ending([canceled]) == StepRecord("@undo", "@end", "canceled", kind="ending")
-    for other in (ev.RunCanceled("halted", settled=True), ev.RunCanceled("canceled", settled=True), ev.RunCanceled("unattended_handoff"), ev.RunCompleted(), ev.RunFailed("step_limit", ERROR)):
+    for other in (ev.RunCanceled("halted", settled=True), ev.RunCanceled("canceled", settled=True), ev.RunCanceled("unattended_handoff"), ev.RunCompleted(), ev.RunFailed("step_limit", ERROR), ev.RunFailed("takeover_limit", ERROR), ev.RunFailed("lease_too_short", ERROR)):
         assert comp.ending([other]) is None
     assert comp.ending([]) is None
 

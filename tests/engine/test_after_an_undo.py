@@ -11,6 +11,7 @@ import pytest
 from holdfast import Context, Goto, Graph, Runtime, State, append, flow
 from holdfast.core.errors import EffectsUndone
 from tests.engine.outside import Crash, House
+from tests.inside import lower
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -411,6 +412,60 @@ async def test_what_stood_at_a_limit_is_taken_back_when_the_run_fails_after_all(
     run = await rt.invoke(graph, {}, step_limit=4)
     run = await rt.resume(run.run_id, acknowledge=run.stop_reason, step_limit=100)
     assert (run.status, run.stop_reason, desk.standing) == ("failed", "step_failed", set())
+
+
+async def killed_over_and_over(house: House, skill: Any, most: int) -> tuple[Runtime, str]:
+    """A run whose owners die at their first act, one after the other, until there are no more takeovers."""
+    rt = await house.process(skill)
+    with pytest.raises(Crash):
+        await rt.invoke(skill)
+    house.kill(rt)
+    [run] = await rt.runs()
+    for _ in range(most):
+        rt = await house.process(skill)
+        lower(rt, takeovers=most)
+        with pytest.raises(Crash):
+            await rt.resume(run.run_id)
+        house.kill(rt)
+    rt = await house.process(skill)
+    lower(rt, takeovers=most)
+    return rt, run.run_id
+
+
+async def test_no_more_takeovers_take_nothing_back_either(house: House) -> None:
+    """§10.6, T-77: what kills the workers says nothing of what was done before; once it is found, the run goes on from there, as its hint says."""
+    desk, deadly = Desk(), [True]
+    graph = Graph("deadly", Trip)
+
+    @graph.node(start=True)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"got": [await ctx.effect(desk.book, "flight", undo=desk.cancel)]}
+
+    @graph.node(after="book")
+    async def pay(state: Trip) -> dict[str, Any]:
+        if deadly[0]:
+            raise Crash
+        return {"paid": list(state.got)}
+
+    rt, run_id = await killed_over_and_over(house, graph, 2)
+    run = await rt.resume(run_id)
+    assert (run.status, run.stop_reason, desk.standing) == ("failed", "takeover_limit", {"R1"})
+    assert "then resume" in run.error.hint
+    deadly[0] = False
+    run = await rt.resume(run_id, acknowledge=run.stop_reason)
+    stands(desk, run)
+
+
+async def test_no_more_takeovers_in_mid_undo_go_on_with_that(house: House) -> None:
+    """§6.11: how the run is to end is on record, and the next owner goes on taking back."""
+    desk = Dying("R1", through=False)
+    skill = two_bookings(desk)
+    rt, run_id = await killed_over_and_over(house, skill, 0)
+    run = await rt.resume(run_id)
+    assert [w.kind for w in run.waits] == ["effect"]
+    run = await rt.decide(run_id, "abandon", actor="ada")
+    run = await rt.resume(run_id)
+    assert (run.status, run.stop_reason, desk.standing) == ("failed", "step_failed", {"R1"})
 
 
 # -- an undo of which nobody knows how it went ----------------------------------------------------------

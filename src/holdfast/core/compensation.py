@@ -19,6 +19,9 @@ from holdfast.core.waits import ABANDON, RECORD_RESULT, TIMEOUT, Decision, Wait,
 
 TASK = "@undo"
 END = "@end"
+TAKEOVER_LIMIT, LEASE_TOO_SHORT = "takeover_limit", "lease_too_short"
+LIMITS = frozenset({StepLimit.code, TAKEOVER_LIMIT, LEASE_TOO_SHORT})
+"""Why a run fails that has done nothing wrong that anybody knows of: it has come to a limit, and a person is to look before more is done."""
 PLACE = (TASK, END)
 """Where it is on record how a run is to end that has begun to take back."""
 ENDING = "ending"
@@ -72,12 +75,12 @@ def undone_at(path: str) -> tuple[int, str, str]:
 def ending(facts: Iterable[ev.Fact]) -> StepRecord | None:
     """How a run is to end by these facts, to be written down first; None if such an end takes nothing back.
 
-    A failure does, and a cancel on request. A halt, a denial or a policy says that nothing more is to be done; a limit on super-steps, that
-    the run goes on where it stands once it is higher (§4.9).
+    A failure does, and a cancel on request. A halt, a denial or a policy says that nothing more is to be done; a limit of the runtime's own, that
+    the run goes on where it stands once somebody has looked (§4.9, §10.6).
     """
     for fact in facts:
         match fact:
-            case ev.RunFailed(stop_reason=StepLimit.code):
+            case ev.RunFailed(stop_reason=reason) if reason in LIMITS:
                 return None
             case ev.RunFailed(stop_reason=reason, error=error):
                 return StepRecord(TASK, END, reason, error=error, kind=ENDING)
