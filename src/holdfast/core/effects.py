@@ -154,6 +154,8 @@ def successor(key: str, records: Sequence[Effect]) -> str | None:
 
 _PARTS = 4
 BY_DECISION = "by decision"
+AGAIN = "attempted again; whether the attempt before it was carried out is unknown"
+"""The detail of a record under which an act is attempted again: what becomes of nothing now leaves it unknown, for the first attempt may have come through."""
 ELSEWHERE = "answered in the run "
 _STRICTNESS = {ReplayPolicy.REEXECUTE: 0, ReplayPolicy.USE_RECORDED: 1, ReplayPolicy.REQUIRE_HUMAN: 2}
 

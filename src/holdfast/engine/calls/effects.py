@@ -682,6 +682,9 @@ class Performance:
 
     async def _close_in_vain(self, effect: Effect, why: str) -> tuple[bool, Any]:
         """Closes an attempt that came to nothing: it is to be judged what follows."""
+        if effect.detail == fx.AGAIN:
+            await self._lose_track(effect, why, closed=True)
+            return False, None
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
         await self.journal.save(Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone]))
         return False, None
@@ -757,6 +760,9 @@ class Performance:
                     return False, None
             if isinstance(failure, Suspend | Restart | Redo):
                 # It rests before it has acted to the end; entered again it is attempted anew.
+                if effect.detail == fx.AGAIN:
+                    await self._lose_track(effect, "its node is waiting", closed=True)
+                    raise failure
                 blocked = replace(effect, status=EffectStatus.BLOCKED, closed=True, settled_at=self.services.clock.now())
                 await self._save(effect, Draft(facts=[self._fact(ev.SideEffectBlocked, effect, "its node is waiting")], effects=[blocked]), "it rests")
                 raise failure
@@ -833,6 +839,7 @@ class Performance:
             tenant_id=run.tenant_id,
             undo=undos.label(self.options.undo) if self.options.undo is not None else "",
             args=canon.pack(list(self.args), f"what {self.name} is given")[1] if self.options.undo is not None else None,
+            detail="" if same is None else fx.AGAIN,
             source_effect_id=self.about or None if self.options.undoes is None else self.options.undoes.effect_id,
         )
 
@@ -985,11 +992,14 @@ class Performance:
 
     async def _abandon(self, effect: Effect, shut: NotBegun) -> tuple[bool, Any]:
         """Too late to act: the attempt closes itself on its own row, whoever has the lease now (§6.5). One that was late for a moment
-        is attempted anew."""
+        is attempted anew. An attempt before it on the same row is as unknown as it was."""
         why = str(shut)
+        kind: type[ev.EffectFact] = ev.SideEffectAbandoned
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
+        if effect.detail == fx.AGAIN:
+            gone, kind = replace(effect, status=EffectStatus.UNKNOWN, closed=True, detail=why), ev.SideEffectUnknown
         if self.journal.dead is None and await self.services.holds():
-            await self.journal.save(Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone]))
+            await self.journal.save(Draft(facts=[self._fact(kind, effect, why)], effects=[gone]))
             if shut.late:
                 return False, None
             raise asyncio.CancelledError(why)
