@@ -603,6 +603,14 @@ class Recalls(Protocol):
 
 
 @runtime_checkable
+class Releases(Protocol):
+    """A store whose claims do not look at what a run's log says, so that one may be claimed that can neither be loaded nor committed to (§1.4)."""
+
+    async def release(self, run_id: str, owner: str, fence: int, due: int) -> None:
+        """Gives back a run that this owner holds under this fence, without a commit: nobody takes it before ``due``."""
+
+
+@runtime_checkable
 class Served(Protocol):
     """What a store behind a server can say of that server, beside what is kept there."""
 
@@ -819,6 +827,11 @@ def _hand(verb: Any) -> tuple[int, str]:
     return id(getattr(verb, "__self__", None)), getattr(verb, "__qualname__", "").rpartition(".")[0]
 
 
+def offers_release(store: object) -> TypeGuard[Releases]:
+    """Whether a store has this verb, its own or that of one that it stands before."""
+    return _offers(store, Releases)
+
+
 def offers_counting(store: object) -> TypeGuard[Counted]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Counted)
@@ -993,7 +1006,7 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "Gathering", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Seat", "Served",
+    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "Gathering", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Releases", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Seat", "Served",
     "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Watchful", "Worker", "as_kept", "offers_acknowledging", "offers_copies", "offers_gathering", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
     "offers_steps", "offers_threads", "offers_upkeep", "outcome_told", "takes_statements",
 ]

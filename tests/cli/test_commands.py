@@ -662,9 +662,12 @@ async def car(state: Trip, ctx: Context) -> None:
 def test_the_way_on_after_earlier_steps_were_undone_is_a_fork(holdfast: Type) -> None:
     """§6.11, §7.3: the page offers what will be accepted, and the refusal of a resume names it too."""
     Path("legs.py").write_text(LEGS, "utf-8")
-    run_id = holdfast("run", "legs.py", "--input", '{"who": "Ada"}', "--json").json["run_id"]
-    page = holdfast("show", run_id).out
-    assert f"fork {run_id}" in page and f"resume {run_id}" not in page
+    ended = holdfast("run", "legs.py", "--input", '{"who": "Ada"}')
+    [run_id] = set(re.findall(r"[0-9a-z]{26}", ended.out))
+    pages = [ended.out, holdfast("show", run_id).out, holdfast("explain", run_id).out]
+    assert all(f"fork {run_id} legs.py:legs\n" in page and f"resume {run_id}" not in page for page in pages)
+    refused = holdfast("resume", run_id, "legs.py")
+    assert (refused.code, refused.err.split(":")[0]) == (6, "effects_undone"), "nobody is sent to acknowledge it first"
     refused = holdfast("resume", run_id, "legs.py", "--acknowledge", "step_failed")
     assert (refused.code, refused.err.split(":")[0]) == (6, "effects_undone") and f"fork {run_id}" in refused.err
 

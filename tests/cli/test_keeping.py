@@ -285,6 +285,10 @@ REFUSED = {
     "import broken": 1, "restore copy.db --workspace ws": 2, "restore nowhere.db --workspace ws": 2, "token create --scopes nope": 2, "token create --scopes ,": 2,
     "token create --scopes view --tenant=": 2, "schedule add work.py --cron x": 2, "schedule add work.py --every 1h --id=": 2, "schedule add work.py --every 1h --zone No/Where": 2,
     "limits set x --in-flight 1 --actor=": 2, "run work.py": 2, "run work.py --input 5": 2, "run work.py --key=": 2, "submit work.py": 2, "submit work.py --thread=": 2,
+    "worker work.py --queue=": 2, f"worker work.py --queue a --queue {'x' * 600}": 2, "worker work.py --transports work.py:graph": 2, "queues pause --actor= x": 2,
+    "mcp work.py --scopes nope": 2, "mcp work.py --scopes ,": 2, "mcp work.py --actor=": 2, f"mcp work.py --actor {'x' * 5000}": 2, "mcp work.py --token-file nowhere.txt": 2,
+    "mcp work.py --token-file work.py": 6, "tool-runner --workspace . --tools work.py:note": 2, "tool-runner --workspace . --tools work.py:none": 2,
+    "dispatch --transports work.py:graph": 2, "serve work.py --public-url x": 2, "serve work.py --port 0 --token-file nowhere.txt": 2,
 }
 
 
@@ -298,6 +302,7 @@ def test_what_is_refused_makes_no_store(words: str, holdfast: Any, run_id: str, 
     holdfast("export", run_id, "broken")
     events = Path("broken", run_id, "events.jsonl")
     events.write_text(events.read_text("utf-8").replace("work", "play"), "utf-8")
+    Path("work.py").write_text(Path("work.py").read_text("utf-8") + "\n\nnone = []\n", "utf-8")
     shutil.rmtree(DB.parent)
     before = files(folder)
     done = holdfast(*words.split())
@@ -312,6 +317,9 @@ def test_what_is_not_refused_makes_the_store_and_is_done_once(holdfast: Any, run
         shutil.rmtree(DB.parent)
         assert holdfast(*words).code == 0
         assert len(holdfast("runs", "--json").json["runs"]) == 1
+    shutil.rmtree(DB.parent)
+    assert holdfast("queues", "pause", "default").code == 0
+    assert [q["paused"] for q in holdfast("queues", "--json").json["queues"]] == [True], "what it says it did is kept"
     shutil.rmtree(DB.parent)
     assert holdfast("token", "create", "--scopes", "view").code == 0
     assert len(holdfast("token", "list", "--json").json["tokens"]) == 1

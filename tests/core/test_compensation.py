@@ -16,6 +16,7 @@ from holdfast.core.errors import ErrorValue
 from holdfast.core.lease import Alive
 from holdfast.core.run import fold_all
 from holdfast.core.status import Status
+from holdfast.core.waits import Decision, Wait, WaitKind
 from tests.core.build import RUN, folded, numbered, submitted, wait
 
 ERROR = ErrorValue(type="builtins.ValueError", message="no")
@@ -69,6 +70,53 @@ def test_what_is_not_taken_back(changes: dict[str, Any]) -> None:
     assert comp.stack([effect("0", **changes), effect("1")], RUN, []) == (effect("1"),)
 
 
+def asked(effect_id: str, path: str, action: str, task: str = "pay", kind: WaitKind = WaitKind.EFFECT) -> tuple[Wait, dict[str, Decision]]:
+    question = wait(kind=kind, task=task, path=path, effect_id=effect_id, wait_id=f"{RUN}.1.{task}.{path}")
+    return question, {question.wait_id: Decision(wait_id=question.wait_id, action=action, actor="ada", decided_at=5)}
+
+
+def test_what_a_person_has_said_of_an_attempt() -> None:
+    """§6.5: that it was done. A fork asks about its own record of a forebear's act under that act's name."""
+    unknown = effect("0", status=EffectStatus.UNKNOWN)
+    question, given = asked(unknown.effect_id, "0?1", "record_result")
+    [decision] = given.values()
+    assert comp.find_told([unknown], RUN, [question], given) == [(unknown, decision)]
+    forks = effect("0", status=EffectStatus.UNKNOWN, source_effect_id="act")
+    question, given = asked("act", "0?1", "record_result")
+    assert comp.find_told([forks], RUN, [question], given) == [(forks, *given.values())]
+
+
+def test_what_a_person_has_said_of_an_undo() -> None:
+    """That it came through, or that the effect stands."""
+    undo = effect("1.pay.0#1", task=comp.TASK, undo="", status=EffectStatus.UNKNOWN, source_effect_id=effect("0").effect_id)
+    for action in ("record_result", "abandon"):
+        question, given = asked(undo.effect_id, "0?undo1.1", action)
+        assert comp.find_told([undo], RUN, [question], given) == [(undo, *given.values())]
+        of_itself = asked(undo.effect_id, "1.pay.0#1?1", action, task=comp.TASK)
+        assert comp.find_told([undo], RUN, of_itself[:1], of_itself[1]) == [], "the undo asks for itself when it is entered again"
+
+
+@pytest.mark.parametrize("action", ["abandon", "reexecute"])
+def test_what_was_not_said_to_be_done_stays_unknown(action: str) -> None:
+    unknown = effect("0", status=EffectStatus.UNKNOWN)
+    question, given = asked(unknown.effect_id, "0?1", action)
+    assert comp.find_told([unknown], RUN, [question], given) == []
+
+
+def test_what_no_answer_is_about() -> None:
+    """An open question, one of another kind, another effect, one that was attempted after the answer; and what cannot be taken back, is settled, or another run's."""
+    unknown = effect("0", status=EffectStatus.UNKNOWN)
+    question, given = asked(unknown.effect_id, "0?1", "record_result")
+    assert comp.find_told([unknown], RUN, [question], {}) == []
+    retry = asked(unknown.effect_id, "0?r1", "record_result", kind=WaitKind.RETRY)
+    assert comp.find_told([unknown], RUN, retry[:1], retry[1]) == []
+    others = [
+        effect("1", status=EffectStatus.UNKNOWN), replace(unknown, attempted_at=6), replace(unknown, undo=""), replace(unknown, status=EffectStatus.RECORDED),
+        replace(unknown, run_id="other"),
+    ]
+    assert comp.find_told(others, RUN, [question], given) == []
+
+
 def test_the_place_names_the_effect() -> None:
     for path in ("0", "1.child/0/=k#1", "@node"):
         e = effect(path, 3, step=12)
@@ -80,11 +128,11 @@ def test_the_place_names_the_effect() -> None:
 
 
 def test_which_ends_take_back() -> None:
-    """A failure and a cancel on request; no limit on super-steps (§4.9), no halt, denial, policy, and nobody's absence (§5.17)."""
+    """A failure and a cancel on request; no limit on super-steps or on takeovers (§4.9, §10.6), no halt, denial, policy, and nobody's absence (§5.17)."""
     failed, canceled = ev.RunFailed("step_failed", ERROR), ev.RunCanceled("canceled")
     assert comp.ending([ev.NoteAdded("x"), failed]) == StepRecord("@undo", "@end", "step_failed", error=ERROR, kind="ending")
     assert comp.ending([canceled]) == StepRecord("@undo", "@end", "canceled", kind="ending")
-    for other in (ev.RunCanceled("halted", settled=True), ev.RunCanceled("canceled", settled=True), ev.RunCanceled("unattended_handoff"), ev.RunCompleted(), ev.RunFailed("step_limit", ERROR)):
+    for other in (ev.RunCanceled("halted", settled=True), ev.RunCanceled("canceled", settled=True), ev.RunCanceled("unattended_handoff"), ev.RunCompleted(), ev.RunFailed("step_limit", ERROR), ev.RunFailed("takeover_limit", ERROR), ev.RunFailed("lease_too_short", ERROR)):
         assert comp.ending([other]) is None
     assert comp.ending([]) is None
 

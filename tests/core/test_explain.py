@@ -136,6 +136,20 @@ def test_what_was_under_way_is_named_and_an_error_is_told_once() -> None:
     assert told([ev.StepFailed(1, "pay", BOOM), ev.RunFailed("boom", BOOM)])[-1] == "The run failed with that error."
 
 
+@pytest.mark.parametrize(("status", "condition"), [(Status.FAILED, Condition.FAILED), (Status.CANCELED, Condition.CANCELLED)])
+def test_what_completed_steps_did_and_was_undone_is_done_again_by_a_fork_alone(status: Status, condition: Condition) -> None:
+    """§6.11: a resume is refused, and a fork from the newest checkpoint would go on with what is gone."""
+    hotel = Effect(
+        effect_id="r.1.book.0#1", run_id="r", lineage_root="r", step=1, task="book", path="0", attempt=1, capability="book", effect_class=EffectClass.EXTERNAL, key="k", undone="u",
+    )
+    doubtful = msgspec.structs.replace(hotel, capability="rent", step=2, undone="")
+    ended = run(status, stop_reason="x", error=BOOM, checkpoint_head="r.c9")
+    found = explain(ended, condition, [], Blocked(gone=(hotel, doubtful)))
+    assert "undone: book (step 1), rent (step 2, whether it was undone is unknown). A resume is refused" in found.why
+    assert [a.command for a in found.next] == ["holdfast fork r YOUR_FILE.py"]
+    assert any(" resume " in a.command for a in explain(ended, condition, []).next)
+
+
 def test_an_unattended_halt_can_be_resumed_and_a_settled_one_cannot() -> None:
     assert "resume" in explain(run(Status.CANCELED, stop_reason="unattended"), Condition.HALTED, []).next[0].command
     assert "fork" in explain(run(Status.CANCELED, stop_reason="halted", settled=True), Condition.HALTED, []).next[0].command

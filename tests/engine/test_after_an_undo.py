@@ -11,6 +11,7 @@ import pytest
 from holdfast import Context, Goto, Graph, Runtime, State, append, flow
 from holdfast.core.errors import EffectsUndone
 from tests.engine.outside import Crash, House
+from tests.inside import lower
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -413,6 +414,60 @@ async def test_what_stood_at_a_limit_is_taken_back_when_the_run_fails_after_all(
     assert (run.status, run.stop_reason, desk.standing) == ("failed", "step_failed", set())
 
 
+async def killed_over_and_over(house: House, skill: Any, most: int) -> tuple[Runtime, str]:
+    """A run whose owners die at their first act, one after the other, until there are no more takeovers."""
+    rt = await house.process(skill)
+    with pytest.raises(Crash):
+        await rt.invoke(skill)
+    house.kill(rt)
+    [run] = await rt.runs()
+    for _ in range(most):
+        rt = await house.process(skill)
+        lower(rt, takeovers=most)
+        with pytest.raises(Crash):
+            await rt.resume(run.run_id)
+        house.kill(rt)
+    rt = await house.process(skill)
+    lower(rt, takeovers=most)
+    return rt, run.run_id
+
+
+async def test_no_more_takeovers_take_nothing_back_either(house: House) -> None:
+    """§10.6, T-77: what kills the workers says nothing of what was done before; once it is found, the run goes on from there, as its hint says."""
+    desk, deadly = Desk(), [True]
+    graph = Graph("deadly", Trip)
+
+    @graph.node(start=True)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"got": [await ctx.effect(desk.book, "flight", undo=desk.cancel)]}
+
+    @graph.node(after="book")
+    async def pay(state: Trip) -> dict[str, Any]:
+        if deadly[0]:
+            raise Crash
+        return {"paid": list(state.got)}
+
+    rt, run_id = await killed_over_and_over(house, graph, 2)
+    run = await rt.resume(run_id)
+    assert (run.status, run.stop_reason, desk.standing) == ("failed", "takeover_limit", {"R1"})
+    assert "then resume" in run.error.hint
+    deadly[0] = False
+    run = await rt.resume(run_id, acknowledge=run.stop_reason)
+    stands(desk, run)
+
+
+async def test_no_more_takeovers_in_mid_undo_go_on_with_that(house: House) -> None:
+    """§6.11: how the run is to end is on record, and the next owner goes on taking back."""
+    desk = Dying("R1", through=False)
+    skill = two_bookings(desk)
+    rt, run_id = await killed_over_and_over(house, skill, 0)
+    run = await rt.resume(run_id)
+    assert [w.kind for w in run.waits] == ["effect"]
+    run = await rt.decide(run_id, "abandon", actor="ada")
+    run = await rt.resume(run_id)
+    assert (run.status, run.stop_reason, desk.standing) == ("failed", "step_failed", {"R1"})
+
+
 # -- an undo of which nobody knows how it went ----------------------------------------------------------
 
 
@@ -500,6 +555,20 @@ async def test_what_was_not_undone_after_all_stands(house: House, how: str) -> N
     await rt.decide(again.run_id, "abandon", actor="ada")
     again = await rt.resume(again.run_id)
     assert (again.status, again.result, desk.standing) == ("completed", ["R1", "R3"], {"R1", "R3"})
+    assert await rt.check() == []
+
+
+@pytest.mark.parametrize(("through", "said"), [(True, "record_result"), (False, "abandon")])
+async def test_what_a_person_said_of_an_undo_holds_when_the_run_is_cancelled(house: House, through: bool, said: str) -> None:
+    """§6.11: nobody went on with the run since. What came through is not undone twice, and what did not is undone; nobody is asked again."""
+    desk = Dying("R2", through=through)
+    rt, run = await ended_in_doubt(house, two_bookings(desk))
+    run = await rt.resume(run.run_id)
+    assert "may have been undone" in run.waits[0].prompt
+    await rt.decide(run.run_id, said, actor="ada")
+    run = await rt.cancel(run.run_id)
+    assert (run.status, run.waits, desk.standing) == ("canceled", (), set())
+    assert "failed" not in [e.status for e in await rt.effects(run.run_id)], "no booking is cancelled twice"
     assert await rt.check() == []
 
 
@@ -663,3 +732,53 @@ async def test_a_fork_that_did_it_itself_goes_on(house: House) -> None:
     await rt.cancel(run.run_id)
     fork = await answer(rt, fork)
     assert (fork.status, {fork.result}) == ("completed", desk.standing)
+
+
+# -- what somebody is told to do ------------------------------------------------------------------------
+
+
+async def follow(rt: Runtime, command: str) -> Any:
+    """Does what a command says, as the runtime's own verbs do it."""
+    _, verb, run_id, _, *more = command.split()
+    if verb == "resume":
+        return await rt.resume(run_id, acknowledge=more[-1] if more else None)
+    return await rt.fork(run_id, f"{run_id}.{more[-1]}" if more else None)
+
+
+def asks_after(desk: Desk) -> Graph[Trip]:
+    graph = Graph("after", Trip)
+
+    @graph.node(start=True)
+    async def book(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"got": [await ctx.effect(desk.book, "flight", undo=desk.cancel)]}
+
+    @graph.node(after="book")
+    async def ask(state: Trip, ctx: Context) -> None:
+        await ctx.approve("Go?")
+
+    return graph
+
+
+@pytest.mark.parametrize("make", [two_bookings, booked_before, in_a_map, asks_after])
+async def test_what_explain_advises_works(house: House, make: Callable[[Desk], Any]) -> None:
+    """§7.3, §6.11: no command that it names is refused, and none goes on with what was undone. The same holds of a cancel as of a failure."""
+    number, commands = 0, ["the first"]
+    while number < len(commands):
+        desk = Desk()
+        rt = await house.process(skill := make(desk))
+        run = await rt.invoke(skill)
+        run = run if run.status == "failed" else await rt.cancel(run.run_id)
+        assert run.terminal and desk.standing == set()
+        commands = [a["command"] for a in (await rt.explain(run.run_id))["next"] if a["command"].split()[1] in ("resume", "fork")]
+        again = await answer(rt, await follow(rt, commands[number]))
+        assert again.status == "completed" and desk.standing == set(again.result if make is two_bookings else again.state.got), commands[number]
+        number += 1
+    assert number
+
+
+async def test_the_refusal_of_a_failed_run_names_no_resume_that_is_refused_too(house: House) -> None:
+    desk = Desk()
+    rt = await house.process(booked_before(desk))
+    run = await rt.invoke(booked_before(desk))
+    with pytest.raises(EffectsUndone, match=r"book \(step 1\)"):
+        await rt.resume(run.run_id)

@@ -714,3 +714,128 @@ async def test_a_store_that_fails_while_something_is_taken_back_ends_no_undo(ver
         run = await rt.resume(run.run_id)
         assert run.status == "failed" and shop.undone == ["release car", "cancel hotel", "cancel flight"]
         assert all(e.undone for e in await rt.effects(run.run_id) if e.undo)
+
+
+# -- a person's word that nobody has gone on with -----------------------------------------------------------
+
+
+def asks_about(shop: Shop) -> Any:
+    """Its process dies in the second booking; the third is made of what a person says about that."""
+
+    @flow("asks")
+    async def asks(ctx: Context) -> str:
+        await ctx.effect(shop.book, "flight", undo=shop.cancel)
+        receipt: str = await ctx.effect(shop.book, "hotel", undo=shop.cancel)
+        await ctx.approve("Go?")
+        return receipt
+
+    return asks
+
+
+async def asked_about(house: House, shop: Shop, skill: Any) -> tuple[Runtime, str]:
+    shop.crash_at = "book hotel"
+    rt = await house.process(skill)
+    with pytest.raises(Crash):
+        await rt.invoke(skill)
+    house.kill(rt)
+    rt = await house.process(skill)
+    [run] = await rt.runs()
+    run = await rt.resume(run.run_id)
+    assert [w.kind for w in run.waits] == ["effect"]
+    return rt, run.run_id
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+async def test_what_a_person_said_was_done_is_taken_back(house: House, where: str) -> None:
+    """§6.5, §6.11: the answer says that it happened, whether or not the run went on with it before the cancel. It is the last that is known to be done."""
+    shop = Shop()
+    rt, run_id = await asked_about(house, shop, asks_about(shop))
+    await rt.decide(run_id, "record_result", payload="receipt hotel", actor="ada")
+    if where == "here":
+        run = await rt.cancel(run_id)
+    else:
+        desk = await house.process()
+        assert (await desk.cancel(run_id)).condition == "queued"
+        other = await house.process(asks_about(shop))
+        await other.worker(until_idle=True)
+        run = await other.get(run_id)
+    assert (run.status, shop.undone) == ("canceled", ["cancel hotel", "cancel flight"])
+    flight, hotel, *undos = await rt.effects(run_id)
+    assert [e.status.value for e in (flight, hotel, *undos)] == ["recorded"] * 4
+    assert (hotel.undone, hotel.closed) == (undos[0].effect_id, True)
+    [told] = [e for e in await rt.events(run_id) if e.type == "side_effect.recorded" and e.payload["effect_id"] == hotel.effect_id]
+    assert told.payload["detail"] == "as ada found"
+    assert await rt.check() == []
+    run = await rt.resume(run_id)
+    assert shop.log[-2:] == ["book flight", "book hotel"] and run.waits[0].prompt == "Go?"
+
+
+@pytest.mark.parametrize("action", ["abandon", "reexecute"])
+async def test_any_other_word_leaves_it_as_it_is(house: House, action: str) -> None:
+    """§10.12: what is not said to have happened stays unknown and is listed."""
+    shop = Shop()
+    rt, run_id = await asked_about(house, shop, asks_about(shop))
+    await rt.decide(run_id, action, actor="ada")
+    run = await rt.cancel(run_id)
+    assert (run.status, shop.undone) == ("canceled", ["cancel flight"])
+    assert [e.status.value for e in await rt.effects(run_id)] == ["recorded", "unknown", "recorded"]
+
+
+async def test_the_word_alone_is_enough_to_take_something_back(house: House) -> None:
+    """Nothing else was done that could be taken back, so that the end would have been written at once."""
+    shop = Shop()
+
+    @flow("one")
+    async def one(ctx: Context) -> None:
+        await ctx.effect(shop.book, "hotel", undo=shop.cancel)
+
+    rt, run_id = await asked_about(house, shop, one)
+    await rt.decide(run_id, "record_result", payload="receipt hotel", actor="ada")
+    run = await rt.cancel(run_id)
+    assert (run.status, shop.undone) == ("canceled", ["cancel hotel"])
+
+
+async def test_a_sibling_that_fails_first_does_not_hide_the_word(house: House) -> None:
+    """The run goes on with the answer, and fails before the call that it is for is reached again."""
+    shop, fails = Shop(), []
+
+    @flow("beside")
+    async def beside(ctx: Context) -> None:
+        if fails:
+            raise RuntimeError("no")
+        await ctx.effect(shop.book, "hotel", undo=shop.cancel)
+
+    rt, run_id = await asked_about(house, shop, beside)
+    await rt.decide(run_id, "record_result", payload="receipt hotel", actor="ada")
+    fails.append(True)
+    run = await rt.resume(run_id)
+    assert (run.status, shop.undone) == ("failed", ["cancel hotel"])
+
+
+@pytest.mark.parametrize(("said", "undone"), [({"stdout": "made"}, [("made", ["made"])]), ({"exit_code": 1}, []), ("made", [])], ids=["done", "failed", "no outcome"])
+async def test_what_a_person_said_about_a_tool(house: House, said: Any, undone: list[Any]) -> None:
+    """Its undo is given an outcome. A call that is said to have failed, or an answer that would be asked for again, is taken back by nobody's guess."""
+    seen: list[Any] = []
+
+    def undo(outcome: Any, argv: Any) -> None:
+        seen.append((outcome.stdout, list(argv)))
+
+    class Runner:
+        async def run(self, request: Any) -> Any:
+            raise Crash
+
+    @flow("tool")
+    async def tool(ctx: Context) -> None:
+        await ctx.tool("echo", ["made"], undo=undo)
+
+    rt = await house.process(tool, tool_runner=Runner())
+    with pytest.raises(Crash):
+        await rt.invoke(tool)
+    house.kill(rt)
+    rt = await house.process(tool, tool_runner=Runner())
+    [run] = await rt.runs()
+    run = await rt.resume(run.run_id)
+    await rt.decide(run.run_id, "record_result", payload=said, actor="ada")
+    run = await rt.cancel(run.run_id)
+    assert (run.status, seen) == ("canceled", undone)
+    assert [e.status.value for e in await rt.effects(run.run_id)] == (["recorded", "recorded"] if undone else ["unknown"])

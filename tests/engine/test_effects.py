@@ -349,6 +349,89 @@ async def test_an_owner_that_is_late_closes_its_own_attempt(house: House) -> Non
     assert await statuses(other, run_id) == ["abandoned", "recorded"]
 
 
+def paying(world: World) -> Any:
+    @flow("pay")
+    async def pay(ctx: Context, amount: int) -> int:
+        return int(await ctx.effect(world.charge, amount, idempotent=True))
+
+    return pay
+
+
+async def test_a_late_owner_that_attempts_again_leaves_the_attempt_before_unknown(house: House) -> None:
+    """§6.5: what it did not begin says nothing of the attempt that it was to follow."""
+    world = World(crash_at=1)
+    skill = paying(world)
+    run_id = await crashed(house, skill, {"amount": 7})
+    rt = await house.process(skill)
+    attempt = rt.store.commit
+
+    async def slow(commit: Any) -> Any:
+        tip = await attempt(commit)
+        if any(e.status == "attempted" for e in commit.effects):
+            house.clock.forward(29)
+        return tip
+
+    async def unreachable(owner: str, ttl_us: int) -> int:
+        raise StoreUnavailable("nobody answers")
+
+    rt.store.commit = slow  # type: ignore[method-assign]
+    renew, rt.store.renew = rt.store.renew, unreachable  # type: ignore[method-assign]
+    with pytest.raises(LeaseLost):
+        await rt.resume(run_id)
+    rt.store.renew, rt.store.commit = renew, attempt  # type: ignore[method-assign]
+    assert (len(world.keys), await statuses(rt, run_id)) == (1, ["unknown"])
+    house.stop(rt)
+    other = await house.process(skill)
+    run = await other.resume(run_id)
+    assert (run.status, len(world.done), await statuses(other, run_id)) == ("completed", 1, ["recorded"])
+    assert await other.check(run_id) == []
+
+
+async def test_a_cancel_before_another_attempt_begins_leaves_the_first_unknown(house: House) -> None:
+    """§10.12: it is listed, for the receiver may have had it."""
+    world = World(crash_at=1)
+    skill = paying(world)
+    run_id = await crashed(house, skill, {"amount": 7})
+    rt = await house.process(skill)
+    attempt, put, cancels, told = rt.store.commit, rt.store.put, [], asyncio.Event()
+
+    async def meanwhile(commit: Any) -> Any:
+        tip = await attempt(commit)
+        if any(e.status == "attempted" for e in commit.effects) and not cancels:
+            cancels.append(asyncio.ensure_future(rt.cancel(run_id)))
+            await told.wait()
+        return tip
+
+    async def tell(item: Any) -> Any:
+        there = await put(item)
+        told.set()
+        return there
+
+    rt.store.commit, rt.store.put = meanwhile, tell  # type: ignore[method-assign]
+    run = await rt.resume(run_id)
+    await asyncio.gather(*cancels)
+    assert (run.status, len(world.keys), await statuses(rt, run_id)) == ("canceled", 1, ["unknown"])
+
+
+async def test_a_node_that_waits_when_it_is_attempted_again_is_not_known_not_to_have_acted(house: House) -> None:
+    world = World(crash_at=1)
+    graph, asks = Graph("careful", Page), []
+
+    @graph.node(start=True, side_effects="external_action", idempotent=True)
+    async def publish(state: Page, ctx: Context) -> dict[str, Any]:
+        if asks:
+            await ctx.approve("Sure?")
+        return {"receipt": await world.upload(state.text)}
+
+    run_id = await crashed(house, graph, {"text": "a"})
+    asks.append(True)
+    rt = await house.process(graph)
+    run = await rt.resume(run_id)
+    assert (run.status, await statuses(rt, run_id)) == ("waiting_for_human", ["unknown"])
+    run = await rt.approve(run_id)
+    assert (run.status, world.done, await statuses(rt, run_id)) == ("completed", ["a", "a"], ["recorded"])
+
+
 # -- keys ---------------------------------------------------------------------------------------------
 
 

@@ -214,6 +214,23 @@ async def test_a_bad_body_is_a_problem_that_says_what_is_wrong(body: bytes, says
         assert await rt.runs() == []
 
 
+@pytest.mark.parametrize("query", ["", "?protocol=vercel", "many"])
+async def test_a_head_of_a_stream_says_how_it_would_be_answered_and_holds_nothing(query: str) -> None:
+    """§14.4, §16.7: nobody reads what would come, so that nothing is read for it."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "wait"}, detach=True)
+        path = "/v1/stream" if query == "many" else f"/v1/runs/{run.run_id}/stream{query}"
+        async with asyncio.timeout(5):
+            asked = await http.head(path)
+        assert (asked.status_code, asked.content) == (200, b"") and "content-length" not in asked.headers
+        assert asked.headers["content-type"].startswith("text/event-stream") and asked.headers["cache-control"] == "no-store"
+        assert (await http.head("/v1/runs/01kdvdna004vschfr8kqh2gh8g/stream")).status_code == 404
+        await rt.cancel(run.run_id)
+        if query != "many":
+            whole = await http.get(path)
+            assert {k: v for k, v in whole.headers.items() if k != "x-request-id"} == {k: v for k, v in asked.headers.items() if k != "x-request-id"}
+
+
 async def test_the_edges_of_http() -> None:
     async with Runtime("memory:", skills=[graph()]) as rt, served(rt, tokens=False) as http:
         assert (await http.post("/v1/runs", content=b"x" * (2 * 2**20 + 1))).status_code == 413

@@ -75,6 +75,37 @@ async def test_forks_cancels_and_selections() -> None:
         assert sure.status_code == 200 and (await rt.get(run.run_id)).status == "canceled"
 
 
+async def test_after_an_undo_the_pages_offer_no_resume_that_is_refused() -> None:
+    """§6.11: nor a fork that goes on with what was undone, where nobody chooses a checkpoint."""
+    g = Graph("legs", Notes)
+
+    async def book(what: str) -> str:
+        return f"receipt {what}"
+
+    async def unbook(receipt: str) -> None: ...
+
+    @g.node(start=True)
+    async def hotel(state: Notes, ctx: Context) -> dict[str, Any]:
+        return {"name": await ctx.effect(book, state.name, undo=unbook)}
+
+    @g.node(after="hotel")
+    async def ask(state: Notes, ctx: Context) -> None:
+        await ctx.approve("Go?")
+
+    async with Runtime("memory:", skills=[g]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        assert 'name="from" value="' + run.record.checkpoint_head in (await http.get(f"/runs/{run.run_id}/fork")).text
+        run = await rt.cancel(run.run_id)
+        page = (await http.get(f"/runs/{run.run_id}")).text
+        assert "so a resume is refused" in page and f"/runs/{run.run_id}/resume" not in page and f"/runs/{run.run_id}/fork" in page
+        fork = (await http.get(f"/runs/{run.run_id}/fork")).text
+        asked = await http.post("/runs/selection", data={"csrf": field(fork, "csrf"), "run": run.run_id, "verb": "resume"})
+        assert "nothing: what its completed steps did was undone; fork it" in asked.text
+        made = await http.post(f"/runs/{run.run_id}/fork", data={"csrf": field(fork, "csrf"), "from": field(fork, "from"), "sure": "1"})
+        again = await rt.resume(made.headers["location"].rpartition("/")[2])
+        assert [e.status for e in await rt.effects(again.run_id)] == ["recorded"], "it is carried out again"
+
+
 async def test_what_a_run_contains_is_text() -> None:
     """§17.8: a hostile corpus in every field of a run, on every page."""
     for text in HOSTILE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from itertools import combinations
@@ -20,6 +21,7 @@ from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repairer
 from holdfast.stores import PostgresStore, SqliteStore
 from holdfast.testing.conformance import TTL, Clock, Script
+from holdfast.workers.worker import Report
 from tests.postgres.server import shared
 
 KINDS = ("sqlite", "postgres")
@@ -226,6 +228,38 @@ VERBS: dict[str, Callable[[Runtime, str], Awaitable[Any]]] = {
     "events": lambda rt, run: rt.events(run),
     "fork": lambda rt, run: rt.fork(run),
 }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_worker_holds_no_run_whose_row_does_not_fit(kind: str, tmp_path: Path) -> None:
+    """§1.4, §3.6: it tells of it once and lets it go, goes on with the others, and whoever heals the run need not end the worker first (§12.3)."""
+    place = Place(kind, tmp_path)
+    async with Runtime(place.url, skills=[asking]) as rt:
+        run = await rt.submit(asking, {})
+        place.keep("asked")
+        await rt.invoke(asking, None, thread_id=run.thread_id)
+        await rt.approve(run.run_id, actor="ada")
+    place.put_back("asked")
+    left, told, stop, rested = place.log(), [], asyncio.Event(), asyncio.Event()
+
+    def report(report: Report) -> None:
+        told.append((report.run_id, None if report.error is None else getattr(report.error, "code", "")))
+        if report.run is not None:
+            rested.set()
+
+    async with Runtime(place.url, skills=[asking]) as rt, asyncio.timeout(60):
+        work = asyncio.ensure_future(rt.worker(stop=stop, on_report=report))
+        for _ in range(2):
+            rested.clear()
+            other = await rt.submit(asking, {})
+            await rested.wait()
+        assert told.count((run.run_id, "snapshot_field_drift")) == (1 if kind == "postgres" else 0), told
+        assert (other.run_id, None) in told and all(row in place.log() for row in left)
+        async with Runtime(place.url, skills=[asking]) as desk:
+            assert (await desk.repair_run_state(run.run_id, True)).applied
+            assert (await desk.get(run.run_id)).status == "completed"
+        stop.set()
+        await work
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -249,7 +249,7 @@ class Api:
                     tenant_id=access.tenant, status=query.status, condition=query.condition, skill_id=query.skill_id, thread_id=query.thread_id, tag=query.tag, limit=500
                 )
                 await self.rt.look.find(msgspec.structs.replace(wanted, limit=1), values=False)
-                return _streaming(streams.many(self.rt, wanted, self._beat(request)), {})
+                return _streaming(request, streams.many(self.rt, wanted, self._beat(request)), {})
         run_id = request.path_params["run_id"]
         await self.rt.look.find_row(run_id, access.tenant)
         after = _find_start(query.after, request.headers.get("last-event-id"))
@@ -257,8 +257,8 @@ class Api:
         if query.protocol is not None:
             run, _ = await self.rt.look.find_row(run_id, access.tenant)
             encoder = PROTOCOLS[query.protocol](run.run_id, run.thread_id)
-            return _streaming(streams.speak(self.rt, self._wires, run_id, access, after, self._beat(request), encoder), encoder.headers)
-        return _streaming(streams.one(self.rt, self._wires, run_id, access, after, modes, self._beat(request)), {})
+            return _streaming(request, streams.speak(self.rt, self._wires, run_id, access, after, self._beat(request), encoder), encoder.headers)
+        return _streaming(request, streams.one(self.rt, self._wires, run_id, access, after, modes, self._beat(request)), {})
 
     def _beat(self, request: Request) -> streams.Beat:
         async def may_go_on() -> bool:
@@ -310,8 +310,14 @@ async def _body(request: Request) -> bytes:
     return bytes(data)
 
 
-def _streaming(source: AsyncIterator[bytes], more: Mapping[str, str]) -> Response:
-    return StreamingResponse(source, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **more})
+def _streaming(request: Request, source: AsyncIterator[bytes], more: Mapping[str, str]) -> Response:
+    """A stream; of one that a HEAD asks about only the headers, for nobody would end it."""
+    media, headers = "text/event-stream", {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **more}
+    if request.method != "HEAD":
+        return StreamingResponse(source, media_type=media, headers=headers)
+    answer = Response(media_type=media, headers=headers)
+    del answer.headers["content-length"]
+    return answer
 
 
 def answer_failure(error: HoldfastError, run_id: str | None = None) -> Response:

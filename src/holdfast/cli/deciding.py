@@ -49,7 +49,7 @@ def _answer(
     code = [] if target is None else targets.several([target])  # before the loop runs: a module may have one of its own
     progress = progress_for(call) if code else None
 
-    async def whole(rt: Runtime) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    async def whole(rt: Runtime) -> tuple[list[dict[str, Any]], pages.RunObject]:
         run = await rt.get(run_id)
         rt.add(*targets.skills(code))
         if code and run.skill_id not in {t.skill.id for t in code}:
@@ -300,18 +300,18 @@ def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: s
     progress = None if call.as_json else progress_for(call)
     limit = seconds if seconds is not None else 0.0 if call.as_json else LOOK_ON
 
-    async def act(rt: Runtime) -> dict[str, Any]:
+    async def act(rt: Runtime) -> pages.RunObject:
         before = await rt.get(run_id)
         await rt.cancel(run_id, actor=actor, reason=reason)
         run = await rt.get(run_id)
         driven = before.lease.owner is not None and (run.lease.owner is not None or run.status in TERMINAL)
         if limit and driven:  # what nobody drives is not looked on at; what has ended meanwhile is told all the same
             await watch(rt, run_id, _wait_for_end(rt, run_id, before.version, limit), progress, before.version)
-        return {"accepted": True, **await pages.run_object(rt, run_id)}
+        return await pages.run_object(rt, run_id)
 
     found = over(call, act)
     if call.as_json:
-        o.emit(found)
+        o.emit({"accepted": True, **found})
         return 0
     pages.brief(call, found)
     if found["status"] not in TERMINAL:

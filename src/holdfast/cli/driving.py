@@ -17,6 +17,7 @@ from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watch
 from holdfast.cli.session import END_SECONDS, ENDING, Call, actor_option, either, handling, options, over, parse, run_argument
 from holdfast.cli.times import lasting, moment
+from holdfast.core import bounds
 from holdfast.core.errors import (
     AcknowledgeRequired,
     FingerprintMismatch,
@@ -140,6 +141,7 @@ def worker(
     At the first SIGINT or SIGTERM it takes no new runs, and its runs continue until they wait or end. At the second one it releases them
     at once, so that another worker can continue them.
     """
+    queues = bounds.names(queues, "queues")  # before anything is made or said
     named = targets.several(target)
     chosen = targets.skills(named)
     if named[0].text == targets.DEMO and not target:

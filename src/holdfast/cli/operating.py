@@ -157,7 +157,7 @@ def tool_runner(call: Call, folder: str, tools: str | None, until_idle: bool) ->
     the tools that it is given by --tools. After the first SIGINT or SIGTERM it finishes the calls that are running; a second one ends them.
     """
     found = setting("tools", tools)
-    if found is None:
+    if found is None or found in ([], ()):
         raise UsageError("there are no tools to run", hint="--tools TARGET names a list of them, or [tool.holdfast] tools in pyproject.toml")
     there = RemoteTools(folder, found)
 
@@ -355,8 +355,8 @@ def queues(call: Call) -> int:
     return 0
 
 
-def _turn(call: Call, act: Callable[[Runtime], Awaitable[QueueView]]) -> int:
-    found = over(call, act)
+def _turn(call: Call, act: Callable[[Runtime], Awaitable[QueueView]], *, make: bool) -> int:
+    found = over(call, act, make=make, tried=act)
     if call.as_json:
         o.emit(describe.plain(found))
     else:
@@ -374,7 +374,7 @@ def pause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
 
     Running ones continue until they wait or end.
     """
-    return _turn(call, lambda rt: rt.pause_queue(queue, actor=actor, reason=reason))
+    return _turn(call, lambda rt: rt.pause_queue(queue, actor=actor, reason=reason), make=True)
 
 
 @queues.command("unpause")
@@ -384,7 +384,7 @@ def pause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
 @options()
 def unpause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
     """Unpause a queue: its runs are started again."""
-    return _turn(call, lambda rt: rt.unpause_queue(queue, actor=actor, reason=reason))
+    return _turn(call, lambda rt: rt.unpause_queue(queue, actor=actor, reason=reason), make=False)
 
 
 @click.group(invoke_without_command=True)

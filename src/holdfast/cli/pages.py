@@ -14,7 +14,6 @@ from holdfast.cli.session import Call
 from holdfast.core import describe
 from holdfast.core import waits as ws
 from holdfast.core.compensation import TASK as UNDO_TASK
-from holdfast.core.compensation import find_taken_back
 from holdfast.core.describe import EffectView
 from holdfast.core.effects import MAY_LIVE, OPEN
 from holdfast.core.explain import Advice
@@ -40,9 +39,20 @@ EXITS: dict[str, int] = {
 # -- reading ----------------------------------------------------------------------------------------
 
 
-async def run_object(rt: Runtime, run_id: str, *, deduplicated: bool = False) -> dict[str, Any]:
-    """What every command about one run prints: its record (§3.1), and ``values``, ``waits``, ``problems``, all of one instant."""
-    return describe.plain((await rt.look.snapshot(run_id)).detail(deduplicated=deduplicated))
+class RunObject(dict[str, Any]):
+    """What every command about one run prints: its record (§3.1), and ``values``, ``waits``, ``problems``, all of one instant.
+
+    ``gone``, which is not printed: whether a resume is refused, because what its completed steps did was undone.
+    """
+
+    gone: bool = False
+
+
+async def run_object(rt: Runtime, run_id: str, *, deduplicated: bool = False) -> RunObject:
+    seen = await rt.look.snapshot(run_id)
+    found = RunObject(describe.plain(seen.detail(deduplicated=deduplicated)))
+    found.gone = bool(seen.gone)
+    return found
 
 
 # -- the short answer -------------------------------------------------------------------------------
@@ -93,7 +103,7 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
             click.echo("  the run was kept in memory and is gone now; --store names a store that lasts")
         return
     ended = [Advice("See why it ended, and what to do:", call.line("explain", run["run_id"]))] if run["condition"] == Condition.HALTED else []
-    advise([*ended, *advice(call, run)])
+    advise([*ended, *advice(call, run, gone=isinstance(run, RunObject) and run.gone)])
 
 
 def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
@@ -105,10 +115,10 @@ def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
             click.echo(f"{indent}    {one.command}" if one.text else f"{indent}{one.command}")
 
 
-def advice(call: Call, run: Mapping[str, Any], seen: Snapshot | None = None) -> list[Advice]:
-    """The commands that continue from here."""
+def advice(call: Call, run: Mapping[str, Any], *, gone: bool) -> list[Advice]:
+    """The commands that continue from here. ``gone``: what completed steps did was undone."""
     target = call.code(run["target"])
-    if run["condition"] in ("failed", "cancelled") and seen is not None and find_taken_back(seen.effect_records, run["run_id"], seen.head):
+    if gone:
         return [Advice("Start a fork that carries out again what was undone (a resume is refused):", call.line("fork", run["run_id"], *target))]
     match run["condition"]:
         case "queued":
@@ -278,7 +288,7 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, beside: Beside, *, 
         o.head("values")
         limit = max(20, o.width() - 24)
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in run["values"].items())
-    steps = beside.next or advice(call, run, seen)
+    steps = beside.next or advice(call, run, gone=bool(seen.gone))
     if steps:
         o.head("next")
         advise(steps)

@@ -21,6 +21,7 @@ from holdfast.cli import extras, targets
 from holdfast.cli import output as o
 from holdfast.cli.session import Call, export, handling, login, options, over
 from holdfast.cli.times import lasting
+from holdfast.core import bounds
 from holdfast.core.errors import InvalidInput, UsageError
 from holdfast.core.views import iso
 from holdfast.handle import when
@@ -101,20 +102,25 @@ def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str
     With --token-file the client may do what the token allows, to the runs of the token's tenant, for as long as the token is valid.
     """
     made = extras.mcp
+    actor = bounds.text(actor, "actor", bounds.NOTE_BYTES)
+    wanted = _scopes(scopes, made.SCOPES)
+    given = None if token_file is None else _read_token(token_file)
+    if given is not None and call.missing is not None:
+        raise _refuse_token()  # none is valid in a store that nobody has made
     chosen = targets.skills(targets.several(target)) if target else []
 
     async def act(rt: Runtime) -> None:
-        given = None if token_file is None else await _access(rt, token_file)
         if given is None:
-            server = made.server(rt, actor=actor, scopes=tuple(s.strip() for s in scopes.split(",") if s.strip()))
+            server = made.server(rt, actor=actor, scopes=wanted)
         else:
-            allowed = made.SCOPES if Scope.ADMIN in given.scopes else tuple(s for s in made.SCOPES if s in given.scopes)
+            access = await _access(rt, given)
+            allowed = made.SCOPES if Scope.ADMIN in access.scopes else tuple(s for s in made.SCOPES if s in access.scopes)
 
             async def check() -> None:
-                if not await Tokens(rt.shelf(SHELF)).holds(given, now=rt.store.now()):
+                if not await Tokens(rt.shelf(SHELF)).holds(access, now=rt.store.now()):
                     raise Unauthorized("the token is revoked or expired", hint="holdfast token create")
 
-            server = made.server(rt, actor=given.actor, scopes=allowed, tenant_id=given.tenant, check=check)
+            server = made.server(rt, actor=access.actor, scopes=allowed, tenant_id=access.tenant, check=check)
         stop = asyncio.Event()
         machine.settle()
         driving = asyncio.ensure_future(rt.worker(stop=stop)) if chosen else None
@@ -155,20 +161,45 @@ def _relay() -> Callable[[], None]:
     return end
 
 
-async def _access(rt: Runtime, file: str) -> Access:
-    """The access that the token in a file gives.
+def _split_scopes(text: str) -> list[str]:
+    return [s.strip() for s in text.split(",") if s.strip()]
+
+
+def _scopes(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """What a client may do, by the words of an option.
+
+    Raises:
+        UsageError: a word is none of these, or there is none.
+    """
+    words = tuple(_split_scopes(text))
+    if odd := set(words) - set(known):
+        raise UsageError(f"the scope {min(odd)!r} is not known", hint="scopes: " + ", ".join(known))
+    if not words:
+        raise UsageError("--scopes names no scope", hint="scopes: " + ", ".join(known))
+    return words
+
+
+def _read_token(file: str) -> str:
+    try:
+        return Path(file).read_text("utf-8").strip()
+    except (OSError, ValueError) as e:
+        raise InvalidInput(f"--token-file cannot be read: {e}", field="token_file", hint="holdfast token create --scopes view > F") from e
+
+
+async def _access(rt: Runtime, text: str) -> Access:
+    """The access that a token gives.
 
     Raises:
         Unauthorized: the token is unknown, revoked or expired.
     """
-    try:
-        text = Path(file).read_text("utf-8").strip()
-    except (OSError, ValueError) as e:
-        raise InvalidInput(f"--token-file cannot be read: {e}", field="token_file", hint="holdfast token create --scopes view > F") from e
     found = await Tokens(rt.shelf(SHELF)).find(text, now=rt.store.now())
     if found is None:
-        raise Unauthorized("the token in the file is not known here, revoked or expired", hint="holdfast token create --scopes view > F")
+        raise _refuse_token()
     return found
+
+
+def _refuse_token() -> Unauthorized:
+    return Unauthorized("the token in the file is not known here, revoked or expired", hint="holdfast token create --scopes view > F")
 
 
 @click.group()
@@ -203,8 +234,7 @@ def create(call: Call, scopes: str, tenant: str, expires: str, actor: str) -> in
     async def act(rt: Runtime) -> Issued:
         now = rt.store.now()
         until = None if span is None else now + span // dt.timedelta(microseconds=1)
-        words = [s.strip() for s in scopes.split(",") if s.strip()]
-        return await Tokens(rt.shelf(SHELF)).create(words, now=now, tenant_id=tenant, actor=actor, expires_at=until)
+        return await Tokens(rt.shelf(SHELF)).create(_split_scopes(scopes), now=now, tenant_id=tenant, actor=actor, expires_at=until)
 
     made = over(call, act, make=True, tried=act)
     a = made.access

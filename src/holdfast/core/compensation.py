@@ -6,7 +6,7 @@ the run is to end, so that whoever comes after a crash goes on taking back and r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -17,10 +17,13 @@ from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import StepLimit
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE
-from holdfast.core.waits import TIMEOUT
+from holdfast.core.waits import ABANDON, RECORD_RESULT, TIMEOUT, Decision, Wait, WaitKind
 
 TASK = "@undo"
 END = "@end"
+TAKEOVER_LIMIT, LEASE_TOO_SHORT = "takeover_limit", "lease_too_short"
+LIMITS = frozenset({StepLimit.code, TAKEOVER_LIMIT, LEASE_TOO_SHORT})
+"""Why a run fails that has done nothing wrong that anybody knows of: it has come to a limit, and a person is to look before more is done."""
 PLACE = (TASK, END)
 """Where it is on record how a run is to end that has begun to take back."""
 ENDING = "ending"
@@ -41,6 +44,25 @@ def stack(effects: Iterable[Effect], run_id: str, recorded: Sequence[str]) -> tu
     return tuple(sorted(mine, key=lambda e: (order.get(e.effect_id, -1), e.effect_id), reverse=True))
 
 
+def find_told(effects: Iterable[Effect], run_id: str, questions: Iterable[Wait], given: Mapping[str, Decision]) -> list[tuple[Effect, Decision]]:
+    """The attempts of a run that nobody knows the outcome of but a person who has said it, before anybody went on with the run (§6.5).
+
+    Of an effect: that it was done. Of the undo of one, which its call asks about: that it came through, or that it did not.
+    ``given``: the answers, by the id of the wait. One is about the attempts that there were when it was given.
+    """
+    asked = [(w, given[w.wait_id]) for w in questions if w.kind is WaitKind.EFFECT and w.task != TASK and w.wait_id in given]
+    told = []
+    for effect in effects:
+        if effect.run_id != run_id or not effect.open or not (effect.undo or effect.task == TASK):
+            continue
+        for wait, decision in asked:
+            about = wait.effect_id == effect.effect_id or (effect.task != TASK and wait.effect_id == effect.source_effect_id)
+            says = decision.action == RECORD_RESULT or (effect.task == TASK and decision.action == ABANDON)
+            if about and says and effect.attempted_at <= decision.decided_at:
+                told.append((effect, decision))
+    return told
+
+
 def place(effect: Effect) -> str:
     """Where an effect is taken back: its own id without the run's, which is unique however often it was done again."""
     return effect.effect_id.partition(".")[2]
@@ -55,12 +77,12 @@ def undone_at(path: str) -> tuple[int, str, str]:
 def ending(facts: Iterable[ev.Fact]) -> StepRecord | None:
     """How a run is to end by these facts, to be written down first; None if such an end takes nothing back.
 
-    A failure does, and a cancel on request. A halt, a denial or a policy says that nothing more is to be done; a limit on super-steps, that
-    the run goes on where it stands once it is higher (§4.9).
+    A failure does, and a cancel on request. A halt, a denial or a policy says that nothing more is to be done; a limit of the runtime's own, that
+    the run goes on where it stands once somebody has looked (§4.9, §10.6).
     """
     for fact in facts:
         match fact:
-            case ev.RunFailed(stop_reason=StepLimit.code):
+            case ev.RunFailed(stop_reason=reason) if reason in LIMITS:
                 return None
             case ev.RunFailed(stop_reason=reason, error=error):
                 return StepRecord(TASK, END, reason, error=error, kind=ENDING)

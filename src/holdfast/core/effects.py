@@ -117,6 +117,11 @@ def count_repeats(records: Sequence[Effect], act: str, run_id: str) -> int:
     return sum(e.run_id == run_id and act in (e.effect_id, e.source_effect_id) and e.status is EffectStatus.ABANDONED and e.detail != BY_DECISION for e in records)
 
 
+def name_gone(gone: Sequence[Effect]) -> str:
+    """What was undone, or may have been, and which steps did it."""
+    return ", ".join(f"{e.capability} (step {e.step}{'' if e.undone else ', whether it was undone is unknown'})" for e in gone)
+
+
 def attribute(actor: str, reason: str) -> str:
     """Whose word something is, with the reason that was given."""
     return f"{actor} ({reason})" if reason else actor
@@ -149,6 +154,8 @@ def successor(key: str, records: Sequence[Effect]) -> str | None:
 
 _PARTS = 4
 BY_DECISION = "by decision"
+AGAIN = "attempted again; whether the attempt before it was carried out is unknown"
+"""The detail of a record under which an act is attempted again: what becomes of nothing now leaves it unknown, for the first attempt may have come through."""
 ELSEWHERE = "answered in the run "
 _STRICTNESS = {ReplayPolicy.REEXECUTE: 0, ReplayPolicy.USE_RECORDED: 1, ReplayPolicy.REQUIRE_HUMAN: 2}
 

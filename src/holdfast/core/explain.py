@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.core import events as ev
-from holdfast.core.effects import BY_DECISION, ELSEWHERE, Effect, EffectStatus
+from holdfast.core.effects import BY_DECISION, ELSEWHERE, Effect, EffectStatus, name_gone
 from holdfast.core.envelopes import legible
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
@@ -51,6 +51,7 @@ class Blocked(msgspec.Struct, frozen=True):
     of its effects, ``now`` is the store's time in microseconds. ``limit`` is the limit or the pause that holds it back; ``nobody`` says that
     no worker of its queue is up; ``due`` is since when, or from when, it may be executed; ``requests`` says how the
     requests stand that tool runners have of it; ``idle`` says that the process which holds its lease does not execute it.
+    ``gone`` is what its completed steps did and was undone, or may have been, so that a resume is refused.
     """
 
     no_worker: str = ""
@@ -64,6 +65,7 @@ class Blocked(msgspec.Struct, frozen=True):
     due: int | None = None
     requests: tuple[str, ...] = ()
     idle: bool = False
+    gone: tuple[Effect, ...] = ()
 
 
 NOTHING = Blocked()
@@ -395,7 +397,15 @@ def _explain_halted(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _
 _ENDINGS = (ev.WaitTimedOut, ev.PolicyEvaluated, ev.WaitDecided)
 
 
+def _explain_refusal(run: Run, why: str, gone: Sequence[Effect]) -> _Why:
+    """Of a run that cannot be resumed, because its completed steps would stand on what was undone."""
+    undone = f"{why} Effects of its completed steps were undone: {name_gone(gone)}. A resume is refused, because it would continue as if that were still done."
+    return _Why(undone, (Advice("Start a fork: it carries that out again.", f"holdfast fork {run.run_id} {target_of(run.target)}"),))
+
+
 def _explain_cancelled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+    if blocked.gone:
+        return _explain_refusal(run, f"It was canceled on request ({run.stop_reason}).", blocked.gone)
     return _Why(f"It was canceled on request ({run.stop_reason}).", (Advice("Resume it where it stopped.", _resume(run)),))
 
 
@@ -404,6 +414,8 @@ def _explain_broken(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _
     told = legible(error.hint) if error is not None else ""
     hint = f" {told[:1].upper()}{told[1:]}." if told else ""
     why = f"It failed ({run.stop_reason}).{f' {_tell_failure(error)}' if error is not None else ''}{hint}"
+    if blocked.gone:
+        return _explain_refusal(run, why, blocked.gone)
     again = Advice("After you have fixed the cause, resume it where it stopped.", _resume(run, "--acknowledge", run.stop_reason or ""))
     fork = Advice("Or start a new run from its latest checkpoint.", f"holdfast fork {run.run_id} {target_of(run.target)}{_from(run)}")
     return _Why(why, (again, fork, Advice("To start from an earlier checkpoint, list them.", f"holdfast checkpoints {run.run_id}")))

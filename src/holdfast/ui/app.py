@@ -279,9 +279,10 @@ class Pages:
         viewer.access.need(Scope.CANCEL if verb == "cancel" else Scope.DECIDE)
         if verb not in ("cancel", "resume"):
             raise InvalidInput(f"{verb!r} cannot be applied to several runs", hint="cancel or resume")
-        runs = [(await self._rt.look.snapshot(i, viewer.access.tenant, check=False)).record for i in ids]
+        chosen = [await self._rt.look.snapshot(i, viewer.access.tenant, check=False) for i in ids]
+        runs, gone = [seen.record for seen in chosen], {seen.run.run_id for seen in chosen if seen.gone}
         if not form.get("sure"):
-            return self._page(request, "selection.html", viewer, section="/runs", runs=runs, verb=verb)
+            return self._page(request, "selection.html", viewer, section="/runs", runs=runs, gone=gone, verb=verb)
         told = []
         for r in runs:
             try:
@@ -298,7 +299,7 @@ class Pages:
         run_id = await self._mine(request, viewer)
         seen = await self._rt.look.snapshot(run_id, viewer.access.tenant, check=False)
         points = seen.checkpoints()
-        name = request.query_params.get("from") or (points[-1].checkpoint_id if points else "")
+        name = request.query_params.get("from") or seen.find_fork_point()
         chosen = next((p for p in points if p.checkpoint_id == name), None)
         if chosen is None:
             raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one from the list")

@@ -36,8 +36,8 @@ class Finding(msgspec.Struct, frozen=True):
     do: str
 
 
-def finding(run: RunView, effects: Sequence[EffectView] = ()) -> Finding:
-    """One sentence about a run, and the next step."""
+def finding(run: RunView, effects: Sequence[EffectView] = (), *, gone: bool = False) -> Finding:
+    """One sentence about a run, and the next step. ``gone``: what its completed steps did was undone, so that a resume is refused."""
     sign, tone = SIGNS.get(run.condition, ("unknown", "bad"))
     asks = [w for w in run.waits if w.available_actions]
     unknown = next((e for e in effects if e.status == "unknown"), None)
@@ -47,10 +47,11 @@ def finding(run: RunView, effects: Sequence[EffectView] = ()) -> Finding:
         what = asks[0].prompt or asks[0].name or asks[0].task
         more = f" It is one of {len(asks)} open questions." if len(asks) > 1 else ""
         return Finding("person", "person", f"It waits for a person: {what}", f"Answer below; nothing else happens before that.{more}")
+    again = "What its completed steps did was undone, so a resume is refused. Fork it: the fork carries that out again."
     match run.condition:
         case "failed":
             why = run.error.message if run.error is not None else run.stop_reason or ""
-            return Finding(sign, tone, f"It failed: {why}", "See why, then resume it with an acknowledgement, or fork it.")
+            return Finding(sign, tone, f"It failed: {why}", again if gone else "See why, then resume it with an acknowledgement, or fork it.")
         case "interrupted":
             return Finding(sign, tone, "Its process is gone, or a person has to resume it.", "If its process is gone, a running worker that has the skill takes it over; otherwise resume it.")
         case "awaiting_signal":
@@ -64,7 +65,7 @@ def finding(run: RunView, effects: Sequence[EffectView] = ()) -> Finding:
         case "done":
             return Finding(sign, tone, "It is done.", "Fork or replay it to try something else.")
         case "halted" | "cancelled":
-            return Finding(sign, tone, f"It was stopped: {run.stop_reason or run.condition}.", "Resume it if that was a mistake." if not run.settled else "It stays as it is; a fork starts a new run from it.")
+            return Finding(sign, tone, f"It was stopped: {run.stop_reason or run.condition}.", again if gone else "Resume it if that was a mistake." if not run.settled else "It stays as it is; a fork starts a new run from it.")
     return Finding(sign, tone, f"It is {run.status}.", "holdfast check names what is wrong.")
 
 

@@ -59,11 +59,11 @@ class RemoteTools:
 
     def __init__(self, folder: str | os.PathLike[str], tools: Iterable[Tool], *, at_once: int = AT_ONCE) -> None:
         self._folder = os.path.abspath(bounds.path(folder, "folder"))
+        self._tools = {t.name: t for t in door.several("tools", tools, (Tool,))}
         found = workspaces.find_id(self._folder) if os.path.isdir(self._folder) else None
         if found is None:
             raise UsageError(f"{self._folder} is not a folder in which this process can write", hint="a workspace is a folder with an id in .holdfast/workspace")
         self.workspace = found
-        self._tools = {t.name: t for t in door.several("tools", tools, (Tool,))}
         self._room = asyncio.Semaphore(at_once)
         self._runner = LocalRunner()
         self._mine: dict[str, tuple[Store, Intent]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -9,12 +10,15 @@ from msgspec.structs import replace
 
 from holdfast.core import events as ev
 from holdfast.core.codec import open_row
+from holdfast.core.compensation import find_taken_back, missing
+from holdfast.core.effects import Effect
 from holdfast.core.explain import Blocked, explain
 from holdfast.core.lease import Alive, Lease, due_time
 from holdfast.core.masks import Mask
 from holdfast.core.payloads import change_each
+from holdfast.core.progress import Progress
 from holdfast.core.run import Run
-from holdfast.core.status import Condition
+from holdfast.core.status import RESUMABLE, Condition
 from holdfast.core.toolcalls import TYPE, place_of
 from holdfast.core.views import condition
 from holdfast.engine.base import obstacles
@@ -46,10 +50,19 @@ async def explain_run(services: Services, run: Run, lease: Lease, hidden: Mask) 
     nobody = not any(o.works and (not o.queues or run.queue in o.queues) for o in await living(store, now))
     due = min(due_time(lease.due), now) if lease.due is not None and lease.due < 0 else lease.due
     idle = lease.owner == services.owner and run.run_id not in services.driving
-    blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO, effects, now, "" if limit is None else limit.why, nobody, due, await _requests(store, run), idle)
+    gone = await _find_gone(services, run, effects)
+    blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO, effects, now, "" if limit is None else limit.why, nobody, due, await _requests(store, run), idle, gone)
     made = explain(run, condition(run, lease, store.now()), events, blocked)
     shown: dict[str, Any] = hidden.record(msgspec.json.decode(msgspec.json.encode(made)))
     return shown
+
+
+async def _find_gone(services: Services, run: Run, effects: Sequence[Effect]) -> tuple[Effect, ...]:
+    """What completed steps of an ended run did and was undone, or may have been: a resume would be refused for it."""
+    if run.status not in RESUMABLE or run.settled or not missing(effects, run.run_id) or (loaded := await services.store.load(run.run_id)) is None:
+        return ()
+    loaded = await services.threads.carry(loaded)
+    return tuple(find_taken_back(effects, run.run_id, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint))
 
 
 async def _requests(store: Store, run: Run) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ from holdfast.engine.base import failures
 from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls import retries, steps, undos
+from holdfast.engine.calls import retries, steps, undos, words
 from holdfast.engine.calls.attempt import Attempt, Restart, Suspend, attempting
 from holdfast.engine.calls.elsewhere import Elsewhere
 from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, call, describe_function, name_of
@@ -388,7 +388,7 @@ class Performance:
         if decision.action == APPROVE:
             return True, await self._reuse(effect)
         if decision.action == RECORD_RESULT:
-            return await self._take_word(effect, decision.payload if decision.payload is not None else canon.encode(None))
+            return await self._take_word(effect, words.read_payload(decision))
         if decision.action == ABANDON:
             return True, await self._give_up(effect, fx.attribute(decision.actor, decision.note or ""))
         if ask.reason == fx.REPLAY:
@@ -418,21 +418,10 @@ class Performance:
         )
         stands = decision.action == ABANDON
         if mine:
-            await self.journal.save(self._settle_undo(effect, undo, stands, decision))
+            await self.journal.save(words.settle_undo(effect, undo, decision, self.services.clock.now()))
         if stands:
             return True, await self._reuse(effect)
         return (False, None) if mine else await self._act(effect, same=False)
-
-    def _settle_undo(self, effect: Effect, undo: Effect, stands: bool, decision: Decision) -> Draft:
-        """The attempt to take an effect of this run back, as a person says it ended."""
-        by, now = fx.attribute(decision.actor, decision.note or ""), self.services.clock.now()
-        if stands:
-            fact: ev.EffectFact = ev.SideEffectAbandoned(undo.effect_id, undo.key, undo.step, undo.task, undo.path, fx.BY_DECISION)
-            return Draft(facts=[fact], effects=[replace(undo, status=EffectStatus.ABANDONED, closed=True, settled_at=now, detail=fx.BY_DECISION)])
-        data = decision.payload if decision.payload is not None else canon.encode(None)
-        fact = ev.SideEffectRecorded(undo.effect_id, undo.key, undo.step, undo.task, undo.path, f"as {by} found")
-        done = replace(undo, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now, closed=True)
-        return Draft(facts=[fact], effects=[done, replace(effect, undone=undo.effect_id)])
 
     async def _take_word(self, effect: Effect, data: bytes) -> tuple[bool, Any]:
         """What a person said that it gave, as the call gives it, or what the call fails with by that."""
@@ -700,6 +689,9 @@ class Performance:
 
     async def _close_in_vain(self, effect: Effect, why: str) -> tuple[bool, Any]:
         """Closes an attempt that came to nothing: it is to be judged what follows."""
+        if effect.detail == fx.AGAIN:
+            await self._lose_track(effect, why, closed=True)
+            return False, None
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
         await self.journal.save(Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone]))
         return False, None
@@ -775,6 +767,9 @@ class Performance:
                     return False, None
             if isinstance(failure, Suspend | Restart | Redo):
                 # It rests before it has acted to the end; entered again it is attempted anew.
+                if effect.detail == fx.AGAIN:
+                    await self._lose_track(effect, "its node is waiting", closed=True)
+                    raise failure
                 blocked = replace(effect, status=EffectStatus.BLOCKED, closed=True, settled_at=self.services.clock.now())
                 await self._save(effect, Draft(facts=[self._fact(ev.SideEffectBlocked, effect, "its node is waiting")], effects=[blocked]), "it rests")
                 raise failure
@@ -851,6 +846,7 @@ class Performance:
             tenant_id=run.tenant_id,
             undo=undos.label(self.options.undo) if self.options.undo is not None else "",
             args=canon.pack(list(self.args), f"what {self.name} is given")[1] if self.options.undo is not None else None,
+            detail="" if same is None else fx.AGAIN,
             source_effect_id=self.about or None if self.options.undoes is None else self.options.undoes.effect_id,
         )
 
@@ -940,7 +936,7 @@ class Performance:
         effect = self._attempt(None)
         if decision.action != RECORD_RESULT:
             return await self._give_up(effect, fx.attribute(decision.actor, decision.note or ""))
-        data = decision.payload if decision.payload is not None else canon.encode(None)
+        data = words.read_payload(decision)
         return await self._record(replace(effect, closed=True), canon.decode(data), data)
 
     async def block(self, why: str) -> EffectFailed:
@@ -1004,11 +1000,14 @@ class Performance:
 
     async def _abandon(self, effect: Effect, shut: NotBegun) -> tuple[bool, Any]:
         """Too late to act: the attempt closes itself on its own row, whoever has the lease now (§6.5). One that was late for a moment
-        is attempted anew."""
+        is attempted anew. An attempt before it on the same row is as unknown as it was."""
         why = str(shut)
+        kind: type[ev.EffectFact] = ev.SideEffectAbandoned
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
+        if effect.detail == fx.AGAIN:
+            gone, kind = replace(effect, status=EffectStatus.UNKNOWN, closed=True, detail=why), ev.SideEffectUnknown
         if self.journal.dead is None and await self.services.holds():
-            await self.journal.save(Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone]))
+            await self.journal.save(Draft(facts=[self._fact(kind, effect, why)], effects=[gone]))
             if shut.late:
                 return False, None
             raise asyncio.CancelledError(why)

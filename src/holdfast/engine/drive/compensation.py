@@ -8,7 +8,7 @@ and the rest goes on; one that only a person can settle is waited for, for the o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.core import canon, decisions, ids, reviews
 from holdfast.core import compensation as core
@@ -17,7 +17,7 @@ from holdfast.core.checkpoint import Checkpoint, Source, StepRecord, Task
 from holdfast.core.codec import open_rows
 from holdfast.core.commit import InboxItem
 from holdfast.core.decisions import Facts
-from holdfast.core.effects import Effect
+from holdfast.core.effects import Effect, name_gone
 from holdfast.core.errors import EffectFailed, EffectsUndone, LeaseLost, StoreError, make_own
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import REJECTED, Terminal, resolve_terminal_outcome
@@ -29,7 +29,7 @@ from holdfast.core.wording import target_of
 from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls import undos
+from holdfast.engine.calls import undos, words
 from holdfast.engine.calls.attempt import Attempt, Suspend
 from holdfast.engine.calls.effects import Options, Performance, perform_once
 from holdfast.engine.calls.functions import accepts_key
@@ -38,13 +38,40 @@ from holdfast.engine.look.snapshot import whole
 from holdfast.ports import Store
 
 
-async def not_undone(store: Store, run_id: str) -> tuple[Effect, ...]:
-    """What a run did that can be taken back and has not been, the last one first."""
+class Standing(NamedTuple):
+    """What a run did that can be taken back and has not been, the last one first. ``found``: what a person has said of it that is not on
+    its record yet, for nobody has gone on with the run since."""
+
+    stack: tuple[Effect, ...]
+    found: Draft
+
+
+async def _find_standing(store: Store, journal: Journal) -> Standing:
+    run_id = journal.run.run_id
     effects = await store.effects(run_id)
     if not any(e.undo for e in effects):
-        return ()
+        return Standing((), Draft())
+    found = _settle_by_word(effects, journal, store.now())
+    after = {e.effect_id: e for e in found.effects}
     recorded = [e.fact.effect_id for record in open_rows(await store.rows(run_id)) for e in record.events if isinstance(e.fact, ev.SideEffectRecorded)]
-    return core.stack(effects, run_id, recorded)
+    recorded += [f.effect_id for f in found.facts if isinstance(f, ev.SideEffectRecorded)]
+    return Standing(core.stack([after.get(e.effect_id, e) for e in effects], run_id, recorded), found)
+
+
+def _settle_by_word(effects: list[Effect], journal: Journal, now: int) -> Draft:
+    """What people have said of attempts of this run before anybody went on with it, as their calls would write it down."""
+    draft, known = Draft(), {e.effect_id: e for e in effects}
+    given = {d.wait_id: d for d in journal.run.decisions}
+    for answer in [r for r in journal.progress.records.values() if r.kind == "wait"]:
+        decision = decisions.read_answer(answer)
+        given.setdefault(decision.wait_id, decision)
+    for effect, decision in core.find_told(effects, journal.run.run_id, journal.progress.questions.values(), given):
+        of = known.get(effect.source_effect_id or "") if effect.task == core.TASK else None
+        if of is not None:
+            draft.merge(words.settle_undo(of, effect, decision, now))
+        elif effect.task != core.TASK and (data := words.read_result(effect, decision)) is not None:
+            draft.merge(words.settle(effect, decision, data, now))
+    return draft
 
 
 def find_begun(progress: Progress) -> StepRecord | None:
@@ -58,7 +85,7 @@ async def leave_end(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal:
     None if there is nothing to take back, or taking back has begun and rests: then the run ends as it stands.
     """
     record = core.ending(facts)
-    if record is None or find_begun(journal.progress) is not None or not await not_undone(store, run.run_id):
+    if record is None or find_begun(journal.progress) is not None or not (await _find_standing(store, journal)).stack:
         return None
     results = [*decisions.answers(run), *decisions.answer_records(list(facts)), record]
     return Draft(facts=core.wake_facts(run, facts, record), results=list(results), took=[] if item is None else [item.key])
@@ -72,9 +99,8 @@ def refuse_to_go_on(run: Run, effects: list[Effect], head: Checkpoint) -> None:
     """
     gone = core.find_taken_back(effects, run.run_id, head)
     if gone:
-        named = [f"{e.capability} (step {e.step}{'' if e.undone else ', whether it was undone is unknown'})" for e in gone]
         raise EffectsUndone(
-            f"effects of its earlier steps were undone: {', '.join(named)}; a resume would continue as if that were still done",
+            f"effects of its earlier steps were undone: {name_gone(gone)}; a resume would continue as if that were still done",
             hint=f"holdfast fork {run.run_id} {target_of(run.target)} does it again, from the step that did it",
         )
 
@@ -85,15 +111,19 @@ async def take_back(services: Services, journal: Journal, program: Program, end:
     Raises:
         LeaseLost, StoreError: the run is left as the last commit made it.
     """
-    record = find_begun(journal.progress)
-    if record is None:
-        if journal.tip is None or (record := core.ending(end.facts)) is None:
+    begun = find_begun(journal.progress)
+    record = begun or core.ending(end.facts)
+    if record is None or journal.tip is None:
+        return None
+    standing = await _find_standing(services.store, journal)
+    if begun is None:
+        if not standing.stack:
+            journal.hold(standing.found)
             return None
-        if not await not_undone(services.store, journal.run.run_id):
-            return None
-        first = Draft(facts=core.before(end.facts), results=[record]).join(Draft(results=end.results, took=end.took))
-        journal.hold(first)
-    for effect in await not_undone(services.store, journal.run.run_id):
+        journal.hold(Draft(facts=core.before(end.facts), results=[record]).join(Draft(results=end.results, took=end.took)))
+    if standing.found:
+        await journal.save(standing.found)  # each undo is judged by what is on record
+    for effect in standing.stack:
         try:
             await _Undoing(services, journal, program, effect).run()
         except Suspend as s:
@@ -275,4 +305,4 @@ def facts(services: Services, program: Program, journal: Journal, ends: Terminal
     return decisions.apply_outcome(run, ends, review=review)
 
 
-__all__ = ["facts", "find_begun", "find_sent_back", "leave_end", "not_undone", "outcome", "redone", "refuse_to_go_on", "source", "take_back"]
+__all__ = ["facts", "find_begun", "find_sent_back", "leave_end", "outcome", "redone", "refuse_to_go_on", "source", "take_back"]

@@ -28,6 +28,7 @@ from holdfast.core import run as records
 from holdfast.core.checkpoint import Source, StepRecord
 from holdfast.core.commit import InboxItem, Tip
 from holdfast.core.errors import (
+    AcknowledgeRequired,
     ChainBroken,
     Conflict,
     EventUnreadable,
@@ -75,7 +76,7 @@ from holdfast.engine.drive.commands import Desk
 from holdfast.engine.drive.driver import Driver, load_driver
 from holdfast.engine.drive.lost_commits import surface
 from holdfast.handle import Run
-from holdfast.ports import Claim, RunFilter, Store, offers_upkeep
+from holdfast.ports import Claim, RunFilter, Store, offers_release, offers_upkeep
 
 LOOK_SECONDS = 5.0
 PATIENCE = 20
@@ -536,7 +537,11 @@ class Conductor:
         if (blocked := await self._way_cleared(run, lease)) is not None:  # before anything is written
             raise _lane_blocked(run_id, blocked)
         if run.status not in LIVE and run.status is not Status.PENDING and not await self._desk.due_by_a_signal(run):
-            decisions.refuse_resume(run, acknowledge)
+            try:
+                decisions.refuse_resume(run, acknowledge)
+            except AcknowledgeRequired:
+                await self._refuse_without(run)  # nobody is sent to acknowledge what cannot be resumed at all
+                raise
         doubts: list[StepRecord] = []
         if run.status in TERMINAL:
             doubts = await self._refuse_without(run)
@@ -641,6 +646,9 @@ def _lane_blocked(run_id: str, blocked: Blocked) -> Rejected:
 
 # What is wrong with one run; any other error of the store concerns all of them.
 DAMAGED = (EventUnreadable, ChainBroken, UnsupportedFormat, UnknownStatus, RecordDamaged, KeyUnavailable, PayloadAltered, PlaintextRefused)
+MISFITS = frozenset({"snapshot_field_drift", "log_rolled_back"})
+"""The row of a run does not fit its log, so that nothing may be appended there, not even that it is handed back."""
+MISFIT_US = 3_600_000_000  # nobody but a person heals it: workers leave it alone for so long
 DAMAGED_CODES = frozenset({"checkpoint_head_missing", "checkpoint_hash_mismatch", "blob_unreadable"})
 # What somebody else, or this process a moment later, may well go on with.
 PASSING = (asyncio.CancelledError, KeyboardInterrupt, SkillUnknown, FingerprintMismatch)
@@ -678,6 +686,11 @@ async def let_go(services: Services, run_id: str, fence: int, error: BaseExcepti
     After an error of the store, or of the lease, nothing more is written now (§1.12): a worker of this process takes the run up again under a new
     fence, which also says what became of the effects in flight, or it is given back later. The error itself is the caller's to raise or report.
     """
+    store, later = services.store, services.store.now() + MISFIT_US
+    if isinstance(error, StoreCorrupt) and error.code in MISFITS and offers_release(store):
+        with contextlib.suppress(StoreError):  # where the store cannot do even this, the run is held until this owner ends
+            await store.release(run_id, services.owner, fence, later)
+        return
     damaged = isinstance(error, DAMAGED) or (isinstance(error, StoreCorrupt) and error.code in DAMAGED_CODES)
     if may_be_held_still(error) and not damaged:
         leave_over(services)

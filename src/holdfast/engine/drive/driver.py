@@ -402,11 +402,11 @@ class Driver:
         progress, most = self.journal.progress, self._services.max_takeovers
         if self._late and progress.late >= most:
             said = f"{progress.late} owners in a row renewed their lease too late, without any progress in between"
-            return StepFailure(said, code="lease_too_short", hint="find out what blocks the Python process for so long, or increase the lease (Runtime(lease=), --lease); then resume")
+            return StepFailure(said, code=undone.LEASE_TOO_SHORT, hint="find out what blocks the Python process for so long, or increase the lease (Runtime(lease=), --lease); then resume")
         if not self._late and progress.takeovers + progress.cuts >= most:
             cut = f", and were canceled {progress.cuts} times right after they had begun to execute it," if progress.cuts else ""
             said = f"its owners died {progress.takeovers} times{cut} without any progress in between"
-            return StepFailure(said, code="takeover_limit", hint="find out what kills the workers, then resume")
+            return StepFailure(said, code=undone.TAKEOVER_LIMIT, hint="find out what kills the workers, then resume")
         return None
 
     async def begin(self, born: Draft | None = None, carried_values: CarriedValues | None = None, writes: Mapping[str, Any] | None = None) -> None:

@@ -11,13 +11,13 @@ A run is loaded with references to its large results alone: ``whole`` reads them
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from holdfast.core import blobs, canon, describe, pruned
+from holdfast.core import blobs, canon, compensation, describe, pruned
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.called import Called, brief_of
@@ -34,6 +34,7 @@ from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.offers import NoWorker
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all
+from holdfast.core.status import RESUMABLE
 from holdfast.core.turns import Place, Turns
 from holdfast.core.views import Moment, timeline
 from holdfast.engine.look.living import Unsendable
@@ -154,6 +155,12 @@ class Snapshot:
         """Where the run stands, as far as its log can be read."""
         return self.walk.progress.checkpoint
 
+    @property
+    def gone(self) -> list[Effect]:
+        """What completed steps of a run did and was undone, or may have been, so that a resume is refused; of one that could be resumed else (§6.11)."""
+        ended = self.run.status in RESUMABLE and not self.run.settled
+        return compensation.find_taken_back(self.effect_records, self.run.run_id, self.head) if ended else []
+
     @cached_property
     def mask(self) -> Mask:
         return mask(self.run.secrets, self.walk.states) if self.run.secrets else NOTHING
@@ -197,14 +204,28 @@ class Snapshot:
             return self._checkpoints(self.mask if hidden else NOTHING)
 
     def _checkpoints(self, hidden: Mask) -> list[describe.CheckpointView]:
+        return [describe.hide(describe.checkpoint(progress.checkpoint, progress.results), hidden) for progress in self._walk_checkpoints()]
+
+    def _walk_checkpoints(self) -> Iterator[Progress]:
         progress = Progress(self.run.run_id, self.origin)
-        out: list[describe.CheckpointView] = []
         for row in self.rows:
             record = open_row(row, progress.hash)
             progress.step(record)
             if record.delta is not None:
-                out.append(describe.hide(describe.checkpoint(progress.checkpoint, progress.results), hidden))
-        return out
+                yield progress
+
+    def find_fork_point(self) -> str:
+        """The checkpoint at which a fork begins with the newest state that holds nothing of what was undone (§6.11); empty if there is none.
+
+        Raises:
+            StoreCorrupt, EventUnreadable: the log cannot be walked.
+        """
+        undone, found = compensation.missing(self.effect_records, self.run.run_id), ""
+        with canon.looking():
+            for progress in self._walk_checkpoints():
+                if compensation.redoes(progress.checkpoint, undone):
+                    found = progress.checkpoint.checkpoint_id
+        return found
 
     def effects(self) -> list[describe.EffectView]:
         return [describe.hide(describe.effect(e), self.mask) for e in self.effect_records]

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from holdfast.core import codec, vouch
+from holdfast.core import codec, ids, vouch
 from holdfast.core.errors import HoldfastError, StoreUnavailable
 from holdfast.core.lease import Alive
 from holdfast.core.offers import Offer
@@ -127,6 +127,12 @@ class Owners(Server):
         self._commits().forget()
         self._proofs().release(owner)
         self._news.tell(News.DUE | News.FREED)
+
+    async def release(self, run_id: str, owner: str, fence: int, due: int) -> None:
+        values = {"b": ids.bucket_number(run_id), "run": run_id, "owner": owner, "fence": fence, "due": due}
+        await self._do(lambda db, sent: many(db, [(Q.release_one, values)]))
+        self._commits().forget()
+        self._news.tell(News.FREED)
 
     def abandon(self, owner: str) -> None:
         """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""

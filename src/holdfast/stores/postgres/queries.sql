@@ -879,6 +879,11 @@ SELECT id FROM holdfast.run WHERE owner = %s ORDER BY bucket, id FOR NO KEY UPDA
 UPDATE holdfast.run SET owner = NULL, fence = fence + 1, due = n.once, seal = holdfast.standing(run_id, fence + 1, NULL, n.once, holds, turn)
 FROM (SELECT {at_once} AS once) n WHERE owner = %(owner)s;
 
+-- name: release_one
+-- The same of one run, whose log takes no commit. It is due when somebody may have healed it.
+UPDATE holdfast.run SET owner = NULL, fence = fence + 1, due = %(due)s::bigint, seal = holdfast.standing(run_id, fence + 1, NULL, %(due)s::bigint, holds, turn)
+WHERE bucket = %(b)s AND run_id = %(run)s AND owner = %(owner)s AND fence = %(fence)s;
+
 -- Limits --------------------------------------------------------------------------------------------
 
 -- name: rules
