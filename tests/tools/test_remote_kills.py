@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core.status import Status
 from holdfast.testing import CrashingStore, Fault, SimulatedCrash
@@ -107,6 +109,7 @@ async def test_the_worker_that_asked_dies_meanwhile(open_rt: Open, tmp_path: Pat
             assert [e.status for e in await rt.store.effects(run_id)] == ["recorded"] and len(await rt.intents(run_id)) == 1
 
 
+@pytest.mark.one_store("its runners are processes that open the file")
 async def test_a_runner_is_killed_and_one_is_frozen(tmp_path: Path) -> None:
     """With the processes themselves: ``kill -9`` in the middle of a tool; and SIGSTOP until another runner has the request: its late outcome is evidence."""
     url = f"sqlite:///{tmp_path}/a.db"
