@@ -52,6 +52,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     trace: str | None = None
     match: str | None = None
     jobs: set[asyncio.Task[Any]]
+    stopping: asyncio.Event
 
     @property
     def tenant(self) -> str | None:
@@ -169,7 +170,7 @@ async def show_run(c: Call) -> Answer:
         raise InvalidInput(f"{q.view!r} is not a view", field="view", hint="legacy")
     until = time.monotonic() + q.wait
     record, _ = await c.rt.look.find_row(c.run_id, c.tenant)
-    while (left := until - time.monotonic()) > 0 and not resting(record):
+    while (left := until - time.monotonic()) > 0 and not resting(record) and not c.stopping.is_set():
         await c.rt.store.wait_for_change(min(left, POLL_SECONDS))
         record, _ = await c.rt.look.find_row(c.run_id, c.tenant)  # only the row: its log is read once, at the end
     run = (await c.rt.look.glance(c.run_id, c.tenant)).detail()
