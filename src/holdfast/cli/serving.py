@@ -17,7 +17,7 @@ import click
 
 from holdfast import logs, machine
 from holdfast.access import SHELF, Access, FileTokens, Issued, Scope, Tokens, Unauthorized
-from holdfast.cli import extras, targets
+from holdfast.cli import extras, leaving, targets
 from holdfast.cli import output as o
 from holdfast.cli.session import Call, export, handling, login, options, over
 from holdfast.cli.times import lasting
@@ -84,7 +84,12 @@ def serve(
         names = f", executes {', '.join(dict.fromkeys(s.id for s in chosen))}" if chosen else ""
         click.echo(f"serving {call.shown} at {url}{names}" + (", without tokens" if no_auth else ""), err=True)
 
-    asyncio.run(server.run(made, host, port, began))
+    async def whole() -> None:
+        leaving.watch_threads()
+        await server.run(made, host, port, began)
+        leaving.note_signal()  # nothing else ends it
+
+    asyncio.run(whole())
     return 0
 
 
