@@ -29,6 +29,7 @@ from holdfast import logs, meters
 from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized, check_site
 from holdfast.api import bodies, metrics, openapi, streams
 from holdfast.api.answers import ANSWERS, Answers, Kept, Seen, in_progress, place
+from holdfast.api.boards import Boards
 from holdfast.api.problems import Stopped, headers, problem, status_of
 from holdfast.api.table import ROUTES, Answer, Call, Route, await_start, names_tag
 from holdfast.core.bounds import text
@@ -69,6 +70,7 @@ class Api:
         self._meter: Meter | None = None
         self._swept: int | None = None
         self._wires = streams.Wires(SharedSource(rt.store, rt.look))
+        self._boards = Boards(rt.store, rt.look, streams.encode_run)
         self.counting = contextlib.ExitStack()
 
     @property
@@ -251,7 +253,7 @@ class Api:
                     tenant_id=access.tenant, status=query.status, condition=query.condition, skill_id=query.skill_id, thread_id=query.thread_id, tag=query.tag, limit=500
                 )
                 await self.rt.look.find(msgspec.structs.replace(wanted, limit=1), values=False)
-                return _streaming(request, streams.many(self.rt, wanted, self._beat(request)), {})
+                return _streaming(request, streams.many(self._boards, wanted, self._beat(request)), {})
         run_id = request.path_params["run_id"]
         await self.rt.look.find_row(run_id, access.tenant)
         after = _find_start(query.after, request.headers.get("last-event-id"))

@@ -54,7 +54,7 @@ def watch_threads() -> None:
     asyncio.get_running_loop().set_default_executor(_Executor())
 
 
-def bound_exit(code: int) -> None:
+def limit_exit(code: int) -> None:
     """From now on the process ends within ``PATIENCE_SECONDS``, if a signal has told it to; as a rule the interpreter ends it sooner."""
     if _told.is_set():
         threading.Thread(target=_cut, args=(code,), name="holdfast-leave", daemon=True).start()
@@ -68,4 +68,4 @@ def _cut(code: int) -> None:
     os._exit(code)
 
 
-__all__ = ["PATIENCE_SECONDS", "bound_exit", "note_signal", "watch_threads"]
+__all__ = ["PATIENCE_SECONDS", "limit_exit", "note_signal", "watch_threads"]

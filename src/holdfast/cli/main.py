@@ -78,7 +78,7 @@ def main() -> None:
     try:
         cli.main(args=sys.argv[1:], prog_name="holdfast")
     except SystemExit as e:
-        leaving.bound_exit(e.code if isinstance(e.code, int) else 1)
+        leaving.limit_exit(e.code if isinstance(e.code, int) else 1)
         raise
     finally:
         sys.stdout, sys.stderr = out, err  # which Python flushes at its end
