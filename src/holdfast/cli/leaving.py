@@ -18,15 +18,22 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 PATIENCE_SECONDS = 5.0
+LEAST_SECONDS = 1.0
+"""So long the interpreter has in any case for its own end."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_told = threading.Event()
+_told: list[float] = []
 
 
 def note_signal() -> None:
-    """A signal has told this process to end."""
-    _told.set()
+    """A signal has told this process to end. The threads have had their time ``PATIENCE_SECONDS`` after the last one."""
+    _told[:] = [time.monotonic()]
+
+
+def _left() -> float:
+    """How long threads are still waited for."""
+    return max(0.0, _told[0] + PATIENCE_SECONDS - time.monotonic())
 
 
 class _Executor(concurrent.futures.ThreadPoolExecutor):
@@ -43,10 +50,10 @@ class _Executor(concurrent.futures.ThreadPoolExecutor):
         return call
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        told = _told.is_set()
+        told = bool(_told)
         super().shutdown(wait and not told, cancel_futures=cancel_futures or told)
         if wait and told:
-            concurrent.futures.wait(list(self._begun), PATIENCE_SECONDS)
+            concurrent.futures.wait(list(self._begun), _left())
 
 
 def watch_threads() -> None:
@@ -55,13 +62,13 @@ def watch_threads() -> None:
 
 
 def limit_exit(code: int) -> None:
-    """From now on the process ends within ``PATIENCE_SECONDS``, if a signal has told it to; as a rule the interpreter ends it sooner."""
-    if _told.is_set():
+    """From now on the process ends soon, if a signal has told it to, whatever its threads do; as a rule the interpreter ends it sooner."""
+    if _told:
         threading.Thread(target=_cut, args=(code,), name="holdfast-leave", daemon=True).start()
 
 
 def _cut(code: int) -> None:
-    time.sleep(PATIENCE_SECONDS)
+    time.sleep(max(LEAST_SECONDS, _left()))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # whoever read them has gone
             stream.flush()

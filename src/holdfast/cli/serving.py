@@ -86,8 +86,9 @@ def serve(
 
     async def whole() -> None:
         leaving.watch_threads()
+        ending = asyncio.ensure_future(made.state.api.stopping.wait())
+        ending.add_done_callback(lambda _: leaving.note_signal())  # nothing else ends it
         await server.run(made, host, port, began)
-        leaving.note_signal()  # nothing else ends it
 
     asyncio.run(whole())
     return 0
