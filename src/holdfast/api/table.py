@@ -199,7 +199,7 @@ async def show_run(c: Call) -> Answer:
         raise InvalidInput(f"{q.view!r} is not a view", field="view", hint="legacy")
     until = time.monotonic() + q.wait
     record, _ = await c.rt.look.find_row(c.run_id, c.tenant)
-    while (left := until - time.monotonic()) > 0 and not resting(record) and not c.stopping.is_set():
+    while (left := until - time.monotonic()) > 0 and not c.stopping.is_set() and not (resting(record) and not await c.rt.store.inbox(c.run_id)):
         await c.rt.store.wait_for_change(min(left, POLL_SECONDS))
         record, _ = await c.rt.look.find_row(c.run_id, c.tenant)  # only the row: its log is read once, at the end
     run = (await c.rt.look.glance(c.run_id, c.tenant)).detail()
