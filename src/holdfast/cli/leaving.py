@@ -31,7 +31,7 @@ def note_signal() -> None:
     _told[:] = [time.monotonic()]
 
 
-def _left() -> float:
+def _count_left() -> float:
     """How long threads are still waited for."""
     return max(0.0, _told[0] + PATIENCE_SECONDS - time.monotonic())
 
@@ -53,7 +53,7 @@ class _Executor(concurrent.futures.ThreadPoolExecutor):
         told = bool(_told)
         super().shutdown(wait and not told, cancel_futures=cancel_futures or told)
         if wait and told:
-            concurrent.futures.wait(list(self._begun), _left())
+            concurrent.futures.wait(list(self._begun), _count_left())
 
 
 def watch_threads() -> None:
@@ -68,7 +68,7 @@ def limit_exit(code: int) -> None:
 
 
 def _cut(code: int) -> None:
-    time.sleep(max(LEAST_SECONDS, _left()))
+    time.sleep(max(LEAST_SECONDS, _count_left()))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # whoever read them has gone
             stream.flush()

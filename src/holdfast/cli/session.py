@@ -273,7 +273,7 @@ def _add_shared(data: bool, drives: bool, folder: bool) -> list[Callable[[Any], 
     return found
 
 
-class RunName(click.ParamType[str]):
+class RunName(click.ParamType):  # type: ignore[type-arg]  # it has a parameter from click 8.4 on, and 8.2 will do
     """A run: its id, the beginning of its id, or ``last`` for the newest (§7.10). ``options`` puts the whole id in its place."""
 
     name = "run"
