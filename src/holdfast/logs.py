@@ -21,6 +21,7 @@ from holdfast.core import events as ev
 from holdfast.core import ids
 from holdfast.core.commit import Commit
 from holdfast.core.errors import ErrorValue
+from holdfast.core.intents import Intent
 from holdfast.meters import METERS
 
 ROOT = logging.getLogger("holdfast")
@@ -82,6 +83,15 @@ def mute() -> Iterator[None]:
 
 LISTENERS: list[Callable[[Commit], None]] = []
 """Who is told of commits that this process has made durable, of a line of plain steps its last one at the latest; they note it, and no more."""
+
+SETTLED: list[Callable[[Intent], None]] = []
+"""Who is told of messages of which this process has kept how they stand, beside the log of their run; they note it, and no more."""
+
+
+def tell_settled(intent: Intent) -> None:
+    """Tells how a message stands now that this is kept."""
+    for listener in SETTLED:
+        listener(intent)
 
 
 def log_commit(commit: Commit) -> None:

@@ -1,10 +1,10 @@
 """Traces and metrics for OpenTelemetry: a projection of committed events (§18). Extra ``telemetry``.
 
-Theory of operation. What a run's log says is turned into spans by ``spans``, a pure function: one trace a run, a span for the run itself, for its time
+Theory of operation. What a run's log says is turned into spans by a ``Story``, which is pure: one trace a run, a span for the run itself, for its time
 in the queue, and for each attempt, effect, wait and intent that has ended. Their ids are computed from the run's and the events', so that whoever
 exports a run again (after a crash, a takeover, a restart) sends the same spans, never a second one. ``Exporter`` hears which runs have moved in this process,
-reads their logs now and then, and sends what is new from a thread of its own through a bounded queue: a collector that is slow or away costs
-spans, and no run anything.
+reads now and then what is new in their logs, and sends it from a thread of its own through a bounded queue: a collector that is slow or away costs
+spans, and no run anything. What the store could not tell is asked again in the next round.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast.core import events as ev
 from holdfast.core import ids
 from holdfast.core.codec import open_row
 from holdfast.core.commit import Commit
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, StoreCorrupt
 from holdfast.core.intents import Intent
 from holdfast.core.run import Run
 from holdfast.engine.look.figures import Figure, Spread, figures
@@ -93,102 +93,142 @@ class _Open(msgspec.Struct):
     owner: str
 
 
-def spans(run: Run, events: Sequence[ev.Event], intents: Sequence[Intent] = (), kin: Sequence[Run] = ()) -> list[Span]:
-    """The spans of a run that have ended, from all of its events. ``kin``: the runs that it comes from or started, whose traces are linked."""
-    out: list[Span] = []
-    root = run.run_id
-    open_: dict[tuple[int, str, str], _Open] = {}
-    counts: dict[tuple[int, str, str], int] = {}
-    effects: dict[str, tuple[int, str]] = {}
-    waits: dict[str, tuple[int, str, str]] = {}
-    marks: list[tuple[str, int]] = []
-    owner, queued_at, ended_at, failure = "", run.created_at, 0, ""
+_Place = tuple[int, str, str]
+"""A step, its task, and the path of a call in it."""
 
-    def begin(step: int, task: str, path: str, at: int) -> None:
-        place = (step, task, path)
-        if place not in open_:
-            counts[place] = counts.get(place, 0) + 1
-            open_[place] = _Open(task, at, counts[place], owner)
 
-    def end(step: int, task: str, path: str, at: int, outcome: str, error: str = "") -> None:
-        place = (step, task, path)
-        if place not in open_:
-            begin(step, task, path, at)
-        o = open_.pop(place)
-        step_id = ids.step_id(run.run_id, step, task, path)
-        above = open_.get((step, task, "")) if path else None
-        parent = f"{ids.step_id(run.run_id, step, task)}@{above.number}" if above is not None else root
+class Story:
+    """What the events of a run have told so far. It is told each event once, so that a run that goes on for long costs what is new in it."""
+
+    def __init__(self, run: Run) -> None:
+        self.seq = 0
+        self._run = run
+        self._open: dict[_Place, _Open] = {}
+        self._counts: dict[_Place, int] = {}
+        self._lost: set[_Place] = set()
+        self._effects: dict[str, tuple[int, str]] = {}
+        self._waits: dict[str, tuple[int, str]] = {}
+        self._marks: list[tuple[str, int]] = []
+        self._owner, self._queued_at, self._ended_at, self._failure = "", run.created_at, 0, ""
+
+    def tell(self, events: Sequence[ev.Event]) -> list[Span]:
+        """The spans that these events have ended, which come after all that were told before. That of an effect with an unknown outcome is given
+        again once it is settled."""
+        out: list[Span] = []
+        for e in events:
+            out += self._hear(e)
+            self.seq = e.seq
+        return out
+
+    def whole(self, run: Run, kin: Sequence[Run] = ()) -> Span | None:
+        """The span of the run itself, once it has ended; ``kin``: the runs that it comes from or started."""
+        if not run.terminal or not self._ended_at:
+            return None
+        links = tuple((k.run_id, trace_id(k)) for k in kin)
+        said = {
+            "holdfast.run_id": run.run_id, "holdfast.skill": run.skill_id, "holdfast.version": run.skill_version, "holdfast.status": run.status.value,
+            "holdfast.tenant": run.tenant_id, "holdfast.thread_id": run.thread_id, "holdfast.takeovers": sum(name == "taken over" for name, _ in self._marks),
+        }
+        return Span(f"run {run.skill_id}", run.run_id, run.created_at, self._ended_at, said, "", self._failure, tuple(self._marks), links)
+
+    def _hear(self, e: ev.Event) -> list[Span]:
+        at, root = e.at, self._run.run_id
+        match e.fact:
+            case ev.RunClaimed(owner=who):
+                self._owner = who
+                queued_at, self._queued_at = self._queued_at, 0
+                if queued_at and at > queued_at:
+                    return [Span("queued", f"{root} queued {queued_at}", queued_at, at, {"holdfast.queue": self._run.queue}, root)]
+            case ev.StepStarted(step=step, task=task):
+                self._begin((step, task, ""), at)
+            case ev.AttemptStarted(step=step, task=task, path=path):
+                self._begin((step, task, path), at)
+            case ev.StepEnded(step=step, task=task, path=path, outcome=outcome):
+                return [self._end((step, task, path), at, outcome)]
+            case ev.StepFailed(step=step, task=task, path=path, error=error) | ev.StepRetryScheduled(step=step, task=task, path=path, error=error):
+                return [self._end((step, task, path), at, "failed", error.message)]
+            case ev.AttemptLeaseExpired():
+                self._marks.append(("lease expired", at))
+                left = sorted(self._open, key=lambda p: not p[2])  # calls before the steps that they are in
+                self._lost.update(p for p in left if not p[2])
+                return [self._end(place, at, "lost", "its owner died") for place in left]
+            case ev.AttemptTakenOver(owner=who):
+                self._owner = who
+                self._marks.append(("taken over", at))
+                for place in list(self._lost):
+                    self._begin(place, at)
+            case ev.SideEffectAttempted(effect_id=effect_id) as fact:
+                self._effects[effect_id] = (at, fact.task)
+            case ev.EffectFact(effect_id=effect_id) as fact if effect_id in self._effects:
+                began, task = self._effects[effect_id]
+                if not isinstance(fact, ev.SideEffectUnknown):  # whose outcome may come to be known later
+                    del self._effects[effect_id]
+                kind = fact.wire.rpartition(".")[2]
+                told = {"holdfast.effect_id": effect_id, "holdfast.status": kind}
+                return [Span(f"effect {task}", effect_id, began, at, told, root, kind if kind in ("failed", "unknown") else "")]
+            case ev.WaitRequested(wait=wait):
+                self._waits[wait.wait_id] = (at, str(wait.kind))
+            case ev.WaitDecided(decision=decision) | ev.WaitTimedOut(decision=decision) if decision.wait_id in self._waits:
+                self._queued_at = at
+                return [self._end_wait(decision.wait_id, at, decision.action)]
+            case ev.WaitClosed(wait_id=wait_id) if wait_id in self._waits:
+                return [self._end_wait(wait_id, at, "closed")]
+            case ev.RunInterrupted() | ev.RunResumed() | ev.RunRecovered():
+                self._marks.append((e.fact.wire, at))
+            case ev.RunFailed(error=failed):
+                self._ended_at, self._failure = at, "" if failed is None else failed.message
+            case ev.RunCompleted() | ev.RunCanceled():
+                self._ended_at, self._failure = at, ""
+            case _:
+                pass
+        return []
+
+    def _begin(self, place: _Place, at: int) -> _Open:
+        self._lost.discard(place)
+        if place not in self._open:
+            number = self._counts[place] = self._counts.get(place, 0) + 1
+            self._open[place] = _Open(place[1], at, number, self._owner)
+        return self._open[place]
+
+    def _end(self, place: _Place, at: int, outcome: str, error: str = "") -> Span:
+        step, task, path = place
+        o = self._open.pop(place, None)
+        if o is None:
+            o = self._begin(place, at)
+            del self._open[place]
+        root = self._run.run_id
+        step_id = ids.step_id(root, step, task, path)
+        above = self._open.get((step, task, "")) if path else None
+        parent = f"{ids.step_id(root, step, task)}@{above.number}" if above is not None else root
         said = {
             "holdfast.step_id": step_id, "holdfast.step": step, "holdfast.attempt": o.number, "holdfast.outcome": outcome, "holdfast.owner": o.owner,
         }
-        out.append(Span(f"step {task}" if not path else f"call {task} {path}", f"{step_id}@{o.number}", o.began, at, said, parent, error))
+        return Span(f"step {task}" if not path else f"call {task} {path}", f"{step_id}@{o.number}", o.began, at, said, parent, error)
 
-    for e in events:
-        at = e.at
-        match e.fact:
-            case ev.RunClaimed(owner=who):
-                owner = who
-                if queued_at:
-                    if at > queued_at:
-                        out.append(Span("queued", f"{root} queued {queued_at}", queued_at, at, {"holdfast.queue": run.queue}, root))
-                    queued_at = 0
-            case ev.StepStarted(step=step, task=task):
-                begin(step, task, "", at)
-            case ev.AttemptStarted(step=step, task=task, path=path):
-                begin(step, task, path, at)
-            case ev.StepEnded(step=step, task=task, path=path, outcome=outcome):
-                end(step, task, path, at, outcome)
-            case ev.StepFailed(step=step, task=task, path=path, error=error):
-                end(step, task, path, at, "failed", error.message)
-            case ev.StepRetryScheduled(step=step, task=task, path=path, error=error):
-                end(step, task, path, at, "failed", error.message)
-            case ev.AttemptLeaseExpired():
-                marks.append(("lease expired", at))
-                left = list(open_)
-                for place in sorted(left, key=lambda p: not p[2]):  # calls before the steps that they are in
-                    end(*place, at, "lost", "its owner died")
-            case ev.AttemptTakenOver(owner=who):
-                owner = who
-                marks.append(("taken over", at))
-                for place in {p for p in counts if not p[2]} - set(open_):
-                    if any(s.attributes.get("holdfast.outcome") == "lost" and s.of == f"{ids.step_id(run.run_id, *place)}@{counts[place]}" for s in out):
-                        begin(*place, at)
-            case ev.SideEffectAttempted(effect_id=effect_id) as fact:
-                effects[effect_id] = (at, fact.task)
-            case ev.EffectFact(effect_id=effect_id) if effect_id in effects:
-                began, task = effects.pop(effect_id)
-                kind = e.fact.wire.rpartition(".")[2]
-                told = {"holdfast.effect_id": effect_id, "holdfast.status": kind}
-                out.append(Span(f"effect {task}", effect_id, began, at, told, root, kind if kind in ("failed", "unknown") else ""))
-            case ev.WaitRequested(wait=wait):
-                waits[wait.wait_id] = (at, str(wait.kind), wait.task)
-            case ev.WaitDecided(decision=decision) | ev.WaitTimedOut(decision=decision) if decision.wait_id in waits:
-                began, wait_kind, task = waits.pop(decision.wait_id)
-                out.append(Span(f"wait {wait_kind}", decision.wait_id, began, at, {"holdfast.wait_id": decision.wait_id, "holdfast.action": decision.action}, root))
-                queued_at = at
-            case ev.WaitClosed(wait_id=wait_id) if wait_id in waits:
-                began, wait_kind, task = waits.pop(wait_id)
-                out.append(Span(f"wait {wait_kind}", wait_id, began, at, {"holdfast.wait_id": wait_id, "holdfast.action": "closed"}, root))
-            case ev.RunInterrupted() | ev.RunResumed() | ev.RunRecovered():
-                marks.append((e.fact.wire, at))
-            case ev.RunFailed(error=error):
-                ended_at, failure = at, "" if error is None else error.message
-            case ev.RunCompleted() | ev.RunCanceled():
-                ended_at, failure = at, ""
-            case _:
-                pass
-    for i in intents:
-        if i.settled_at is not None:
-            sent = {"holdfast.intent_id": i.intent_id, "holdfast.type": i.type, "holdfast.state": str(i.state)}
-            out.append(Span(f"intent {i.type}", i.intent_id, i.created_at, i.settled_at, sent, root))
-    if run.terminal and ended_at:
-        links = tuple((k.run_id, trace_id(k)) for k in kin)
-        whole = {
-            "holdfast.run_id": run.run_id, "holdfast.skill": run.skill_id, "holdfast.version": run.skill_version, "holdfast.status": run.status.value,
-            "holdfast.tenant": run.tenant_id, "holdfast.thread_id": run.thread_id, "holdfast.takeovers": sum(name == "taken over" for name, _ in marks),
-        }
-        out.append(Span(f"run {run.skill_id}", root, run.created_at, ended_at, whole, "", failure, tuple(marks), links))
-    return out
+    def _end_wait(self, wait_id: str, at: int, action: str) -> Span:
+        began, kind = self._waits.pop(wait_id)
+        return Span(f"wait {kind}", wait_id, began, at, {"holdfast.wait_id": wait_id, "holdfast.action": action}, self._run.run_id)
+
+
+def _sendings(intents: Sequence[Intent]) -> list[Span]:
+    """The spans of those messages that are settled."""
+    return [
+        Span(
+            f"intent {i.type}", i.intent_id, i.created_at, i.settled_at,
+            {"holdfast.intent_id": i.intent_id, "holdfast.type": i.type, "holdfast.state": str(i.state)}, i.run_id,
+        )
+        for i in intents if i.settled_at is not None
+    ]
+
+
+def spans(run: Run, events: Sequence[ev.Event], intents: Sequence[Intent] = (), kin: Sequence[Run] = ()) -> list[Span]:
+    """The spans of a run that have ended, from all of its events. ``kin``: the runs that it comes from or started, whose traces are linked."""
+    story = Story(run)
+    out = {s.of: s for s in story.tell(events)}
+    out |= {s.of: s for s in _sendings(intents)}
+    if (whole := story.whole(run, kin)) is not None:
+        out[whole.of] = whole
+    return list(out.values())
 
 
 def readable(run: Run, span: Span, resource: Resource) -> ReadableSpan:
@@ -229,14 +269,20 @@ def _asks_for(kind: str) -> bool:
     return not off and any(os.environ.get(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT"))
 
 
+def make_resource() -> Resource:
+    """Whose telemetry it is: the service that the standard variables name, else ``holdfast``."""
+    named = Resource.create()
+    unnamed = str(named.attributes.get(SERVICE_NAME, "")).startswith("unknown_service")
+    return named.merge(Resource({SERVICE_NAME: "holdfast"})) if unnamed else named
+
+
 class Measured:
     """Metrics of a store and of this process, sent by the standard reader in a thread of its own (§18.3); what it sends is read now and then."""
 
     def __init__(self, rt: Runtime, reader: MetricReader | None = None, *, every: float = MEASURE_EVERY) -> None:
         self._rt = rt
         self._every = every
-        resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "holdfast")})
-        self._provider = MeterProvider([reader or _sender(every)], resource=resource)
+        self._provider = MeterProvider([reader or _sender(every)], resource=make_resource())
         self._meter = self._provider.get_meter("holdfast")
         self._told: dict[str, Figure] = {}
         self._known: set[str] = set()
@@ -248,6 +294,8 @@ class Measured:
                 await self.read(meter)
             except HoldfastError as e:
                 log.debug("metrics wait: %s", e)
+            except Exception:  # what nobody expected ends no round either (X-14)
+                log.exception("metrics wait")
             await asyncio.sleep(self._every)
 
     async def read(self, meter: meters.Meter) -> None:
@@ -298,6 +346,22 @@ async def measured(rt: Runtime, reader: MetricReader | None = None, *, every: fl
             await asyncio.to_thread(made.close)
 
 
+class _Told:
+    """What was told of a run in this process. Steps are told once by their story; what may be told again differs then from what was told."""
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        self._last: dict[str, int] = {}
+
+    def is_news(self, span: Span) -> bool:
+        """Whether it was not told before as it is now."""
+        if "holdfast.run_id" not in span.attributes and "holdfast.intent_id" not in span.attributes:
+            return True
+        before = self._last.get(span.of)
+        self._last[span.of] = span.ended
+        return before != span.ended
+
+
 class Exporter:
     """Sends the spans of the runs that move in this process. ``dropped`` counts those that could not be sent."""
 
@@ -305,9 +369,10 @@ class Exporter:
         self._rt = rt
         self._exporter = exporter or OTLPSpanExporter()
         self._every = every
-        self._resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "holdfast")})
+        self._resource = make_resource()
         self._moved: dict[str, None] = {}
-        self._sent: OrderedDict[str, set[str]] = OrderedDict()
+        self._settled: dict[str, list[Span]] = {}
+        self._told: OrderedDict[str, _Told] = OrderedDict()
         self._queue: queue.Queue[list[ReadableSpan] | None] = queue.Queue()
         self._waiting = 0
         self._most = most
@@ -321,22 +386,28 @@ class Exporter:
     async def start(self) -> None:
         self._thread.start()
         logs.LISTENERS.append(self._hear)
+        logs.SETTLED.append(self._hear_settled)
         self._task = asyncio.ensure_future(self._go_round())
 
     async def close(self, timeout: float = CLOSING_SECONDS) -> None:
         """Sends what is there, for as long as that."""
         logs.LISTENERS.remove(self._hear)
+        logs.SETTLED.remove(self._hear_settled)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        with contextlib.suppress(HoldfastError):
-            await self.flush()
+        await self.flush()
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join, timeout)
 
     def _hear(self, commit: Commit) -> None:
         """A commit of this process; it is told from the loop that made it."""
         self.note(commit.run.run_id)
+
+    def _hear_settled(self, intent: Intent) -> None:
+        """A message that this process has settled: the run's log does not tell of it."""
+        self._settled.setdefault(intent.run_id, []).extend(_sendings([intent]))
+        self.note(intent.run_id)
 
     def note(self, run_id: str) -> None:
         """A run has moved: what has ended of it is sent with the next round."""
@@ -345,34 +416,65 @@ class Exporter:
     async def _go_round(self) -> None:
         while True:
             await asyncio.sleep(self._every)
-            try:
-                await self.flush()
-            except HoldfastError as e:
-                log.debug("traces wait: %s", e)
+            await self.flush()
 
     # -- from runs to spans -------------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Hands on what has ended since the last time, of the runs that have moved."""
+        """Hands on what has ended since the last time, of the runs that have moved. A run that cannot be read is tried again in the next round."""
         moved, self._moved = self._moved, {}
         for run_id in moved:
-            found = await self._rt.store.get(run_id)
-            if found is None:
-                continue
-            events: list[ev.Event] = []
-            while rows := await self._rt.store.rows(run_id, events[-1].seq if events else 0, PAGE):
-                events += [e for row in rows for e in open_row(row).events]
+            try:
+                await self._tell(run_id)
+            except StoreCorrupt as e:  # it stays so: the run is tried again once it moves
+                log.debug("%s is not traced: %s", run_id, e)
+            except HoldfastError as e:
+                log.debug("the trace of %s waits: %s", run_id, e)
+                self.note(run_id)
+            except Exception:  # one run's fault is no other's, and ends no round (X-14)
+                log.exception("%s is not traced", run_id)
+        while len(self._told) > KNOWN:
+            self._told.popitem(last=False)
+        while len(self._moved) > self._most:  # the store is away for long
+            run_id = next(iter(self._moved))
+            del self._moved[run_id]
+            self._settled.pop(run_id, None)
+
+    async def _tell(self, run_id: str) -> None:
+        found = await self._rt.store.get(run_id)
+        if found is None:
+            return
+        run = found[0]
+        told = self._told.get(run_id)
+        settled = self._settled.pop(run_id, [])
+        fresh: list[Span] = []
+        try:
+            if told is None or told.story.seq > run.version:  # or the store was restored to an older state
+                told = self._told[run_id] = _Told(Story(run))
+                settled = await self._find_sent(run)
+            self._told.move_to_end(run_id)
+            while rows := await self._rt.store.rows(run_id, told.story.seq, PAGE):
+                for row in rows:
+                    fresh += told.story.tell([e for e in open_row(row).events if e.seq > told.story.seq])
                 await asyncio.sleep(0)
-            known = self._sent.setdefault(run_id, set())
-            self._sent.move_to_end(run_id)
-            fresh = [s for s in spans(found[0], events, await self._rt.store.intents(run_id), await self._kin(found[0])) if s.of not in known]
-            known.update(s.of for s in fresh)
+            fresh += settled
+            whole = told.story.whole(run, await self._kin(run))
+            fresh += [] if whole is None else [whole]
             if any(s.error for s in fresh):  # what an error says may hold a secret of the run's (§13.5)
                 hidden = await self._rt.mask(run_id)
                 fresh = [msgspec.structs.replace(s, error=hidden.text(s.error)) for s in fresh]
-            self._hand_on([readable(found[0], s, self._resource) for s in fresh])
-        while len(self._sent) > KNOWN:
-            self._sent.popitem(last=False)
+        except BaseException:
+            self._told.pop(run_id, None)  # what it has heard would be told nobody
+            raise
+        self._hand_on([readable(run, s, self._resource) for s in fresh if told.is_news(s)])
+
+    async def _find_sent(self, run: Run) -> list[Span]:
+        out: list[Span] = []
+        after: str | None = None
+        while found := await self._rt.store.intents(run.run_id, after=after, limit=PAGE):
+            out += _sendings(found)
+            after = found[-1].intent_id
+        return out
 
     async def _kin(self, run: Run) -> list[Run]:
         """The runs that an ended run comes from, and those that it started: their traces may be given ones, which only their rows tell."""
@@ -433,4 +535,4 @@ async def export(rt: Runtime) -> AsyncIterator[None]:
         yield
 
 
-__all__ = ["Exporter", "Measured", "Span", "asks_for_metrics", "asks_for_traces", "export", "measured", "readable", "span_id", "spans", "trace_id", "traced"]
+__all__ = ["Exporter", "Measured", "Span", "Story", "asks_for_metrics", "asks_for_traces", "export", "make_resource", "measured", "readable", "span_id", "spans", "trace_id", "traced"]

@@ -82,3 +82,51 @@ def test_a_command_whose_database_is_away_ends_on_signals_and_says_how_to_go_on(
             assert "holdfast resume" in run.stderr.read()
         finally:
             run.kill()
+
+
+IN_THREADS = '''
+import asyncio
+import threading
+import time
+from holdfast import Context, Graph, State
+
+
+class Work(State):
+    name: str = ""
+
+
+graph = Graph("threads", Work)
+
+
+@graph.node(start=True)
+async def first(state: Work, ctx: Context) -> None:
+    print("acting", flush=True)
+    if state.name == "own":
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        await asyncio.sleep(600)
+    await asyncio.to_thread(time.sleep, 600)
+'''
+
+
+@pytest.mark.parametrize(("command", "number", "code"), [("worker", signal.SIGTERM, 0), ("run", signal.SIGINT, 128 + signal.SIGINT)])
+@pytest.mark.parametrize("name", ["loop", "own"])
+def test_no_thread_of_a_node_holds_up_the_end(holdfast: Type, folder: Path, command: str, number: signal.Signals, code: int, name: str) -> None:
+    """The interpreter waits for threads of ``asyncio.to_thread``, and for those that a node has started, as long as they take."""
+    (folder / "threads.py").write_text(IN_THREADS, "utf-8")
+    words = [sys.executable, "-m", "holdfast", command, "threads.py:graph"]
+    if command == "worker":
+        assert holdfast("submit", "threads.py:graph", "--input", f'{{"name": "{name}"}}').code == 0
+    else:
+        words += ["--input", f'{{"name": "{name}"}}']
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            assert process.stdout.readline() == "acting\n"
+            process.send_signal(number)
+            while not process.stderr.readline().startswith(("draining", "stopping")):
+                assert process.poll() is None
+            process.send_signal(number)
+            assert process.wait(LATEST) == code
+        finally:
+            process.kill()
+    assert holdfast("runs", "--json").json["runs"][0]["condition"] == "queued", "its lease was given back"

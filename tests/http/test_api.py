@@ -16,7 +16,10 @@ from holdfast.api.bodies import Answer, Decide
 from holdfast.api.openapi import document
 from holdfast.api.table import ROUTES, Route
 from holdfast.core import describe
+from holdfast.core.commands import Signal
+from holdfast.core.commit import InboxItem
 from holdfast.engine.look.looker import Looker, Wanted
+from holdfast.stores.memory import MemoryStore
 from tests.http.scenes import Mail, notes
 from tests.http.support import bearer, graph, served, token
 
@@ -310,6 +313,44 @@ def loud() -> Graph[State]:
         return None
 
     return made
+
+
+async def test_who_waits_for_a_run_waits_for_what_was_accepted() -> None:
+    """§16.6: an answer that was accepted while others acted on the run is on its way to it. Whoever gave it and waited was shown the open question again."""
+
+    class Held(MemoryStore):
+        """What is in the inbox of its runs, nobody has taken yet."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = False
+            self.asked = asyncio.Event()
+
+        async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
+            self.asked.set()
+            return [InboxItem(run_id, "k", Signal("go", "k", b"", "ada"), 0)] if self.held else await super().inbox(run_id, taken=taken)
+
+    store = Held()
+    async with Runtime(store, skills=[g := graph()]) as rt, served(rt, tokens=False) as http, asyncio.timeout(10):
+        run = await rt.invoke(g, {"name": "Ada"})
+        store.held = True
+        waiting = asyncio.ensure_future(http.get(f"/v1/runs/{run.run_id}?wait=60"))
+        await store.asked.wait()
+        store.asked.clear()
+        await store.asked.wait()
+        assert not waiting.done()
+        store.held = False
+        assert (await waiting).json()["condition"] == "awaiting_gate_decision"
+
+
+async def test_the_head_of_a_stream_is_a_whole_answer() -> None:
+    """RFC 9110 9.3.2: it ends with its headers. It lasted as long as the stream, and held up its connection."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http, asyncio.timeout(10):
+        run = await rt.invoke(g, {"name": "Ada"})
+        for path in (f"/v1/runs/{run.run_id}/stream", f"/v1/runs/{run.run_id}/stream?protocol=vercel", "/v1/stream"):
+            told = await http.head(path)
+            assert told.status_code == 200 and told.headers["content-type"].startswith("text/event-stream") and told.content == b""
+        assert (await http.head("/v1/runs/nobody/stream")).status_code == 404
 
 
 async def test_a_browser_that_reconnects_gets_each_event_once() -> None:

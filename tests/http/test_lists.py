@@ -144,6 +144,36 @@ async def test_a_cursor_outlives_the_run_that_it_names() -> None:
         assert (await http.get("/v1/runs", params={"limit": 2, "cursor": page["next_cursor"]}, headers=all_)).json() == {"runs": [], "next_cursor": None}
 
 
+async def test_a_cursor_outlives_the_row_that_it_names() -> None:
+    """§16.6: whoever goes through a list and settles what is on each page finds the rest. The next page was refused (422), since the row was gone."""
+    async with Runtime("memory:") as rt, served(rt, tokens=False) as http:
+        run_id = await fill(rt)
+        runs = [run.run_id for run in await rt.runs(limit=COUNT)]
+
+        async def go(rows: list[Any], path: str) -> None:
+            for row in rows:
+                match path:
+                    case "/v1/lanes":
+                        await rt.cancel(row["holder"], actor="ada")
+                    case "/v1/queues":
+                        await rt.unpause_queue(row["queue"], actor="ada")
+                    case "/v1/limits":
+                        await rt.unset_limit(row["name"], actor="ada")
+                    case "/v1/schedules":
+                        await rt.unschedule(row["schedule_id"])
+                    case _:
+                        assert (await http.post(f"/v1/runs/{run_id}/approve", json={"wait_id": row["wait_id"]})).status_code == 202
+
+        for path in (f"/v1/runs/{run_id}/waits", "/v1/queues", "/v1/limits", "/v1/schedules", "/v1/lanes"):
+            whole = rows_of((await http.get(path)).json())
+            first = (await http.get(path, params={"limit": 2})).json()
+            await go(rows_of(first), path)
+            second = await http.get(path, params={"limit": 500, "cursor": first["next_cursor"]})
+            assert second.status_code == 200, (path, second.text)
+            assert len(rows_of(first)) + len(rows_of(second.json())) == len(whole), path
+        assert len(runs) == COUNT
+
+
 async def test_a_state_that_is_none_is_refused() -> None:
     async with Runtime("memory:") as rt, served(rt, tokens=False) as http:
         await fill(rt)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypedDict
 
 import apsw
 import pytest
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -106,6 +107,61 @@ async def test_a_synchronous_call_on_the_stores_own_loop_is_refused(url: str) ->
         with pytest.raises(UsageError, match="wait for itself"):
             saver.get_tuple(at("t"))
         assert await asyncio.to_thread(saver.get_tuple, at("t")) is None
+
+
+class Loads(JsonPlusSerializer):
+    """Counts what is read."""
+
+    loaded = 0
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        self.loaded += 1
+        return super().loads_typed(data)
+
+
+def put_many(saver: HoldfastSaver, count: int, size: int = 300) -> RunnableConfig:
+    config: RunnableConfig = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    for n in range(count):
+        made = empty_checkpoint()
+        made["channel_values"], made["channel_versions"] = {"said": [f"{n}" * size]}, {"said": f"{n:032}.0"}
+        saver.put(config, made, {"step": n}, {"said": f"{n:032}.0"})
+    return config
+
+
+def test_the_newest_of_a_long_list_is_read_without_the_others(url: str) -> None:
+    """A history is looked through until something is found. All of it was read first, with all values of each checkpoint."""
+    serde = Loads()
+    with HoldfastSaver.from_url(url, serde=serde) as saver:
+        config = put_many(saver, 100)
+        serde.loaded = 0
+        walk = saver.list(config)
+        assert [next(walk).metadata["step"] for _ in range(3)] == [99, 98, 97]
+        walk.close()  # type: ignore[attr-defined]
+        assert serde.loaded < 100
+        assert [found.metadata["step"] for found in saver.list(config)] == list(range(99, -1, -1))
+
+
+async def test_the_newest_of_a_long_list_is_read_without_the_others_by_coroutines_too(url: str) -> None:
+    serde = Loads()
+    async with HoldfastSaver.from_url(url, serde=serde) as saver:
+        config = await asyncio.to_thread(put_many, saver, 100)
+        serde.loaded = 0
+        async for found in saver.alist(config):
+            assert found.metadata["step"] == 99
+            break
+        assert serde.loaded < 100
+
+
+async def test_what_is_deleted_while_it_is_listed_is_left_out(url: str) -> None:
+    """Whoever deletes as they go gets what is left, and no word of damage."""
+    async with HoldfastSaver.from_url(url) as saver:
+        config = await asyncio.to_thread(put_many, saver, 100, 20_000)
+        told = []
+        async for found in saver.alist(config):
+            told.append(found.metadata["step"])
+            if len(told) == 5:
+                await saver.adelete_thread("t")
+        assert told[:5] == [99, 98, 97, 96, 95] and len(told) < 100
 
 
 async def test_it_shares_the_store_of_a_runtime(url: str) -> None:

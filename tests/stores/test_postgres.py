@@ -879,3 +879,10 @@ async def test_what_is_driven_here_is_marked_also_after_another_owner_has_gone()
     await store.retire("v")
     assert await store.find_marked("w") == ["r1"] and await store.find_marked("v") == []
     await store.close()
+
+
+@pytest.mark.parametrize("state", ["25P04", "25P03", "57P05", "57014", "55P03"])
+def test_what_a_limit_of_the_server_has_ended_passes(state: str) -> None:
+    """A transaction, a session, a statement or a lock that took too long this once is tried again, and no worker ends by it."""
+    error = type("Ended", (psycopg.OperationalError,), {"sqlstate": state})("too long")
+    assert connection.passing(error) and isinstance(translate(error, "postgresql://h/d"), StoreUnavailable)

@@ -269,3 +269,13 @@ async def test_a_row_alone_is_the_row_that_it_is_among_many(db: Connection) -> N
         Columns("SELECT 1", {"n": Numbers, "t": Texts, "b": Blobs})
     with pytest.raises(AssertionError, match="order of its columns"):
         Columns("SELECT * FROM unnest(%(t)b::text[], %(n)b::bigint[], %(b)b::bytea[]) AS t (t, n, b)", {"n": Numbers, "t": Texts, "b": Blobs})
+
+
+@pytest.mark.parametrize("beside", [0, 2])
+async def test_an_error_at_the_end_of_a_transaction_is_the_database_s(db: Connection, beside: int) -> None:
+    """A statement that went well may fail when its transaction ends: serialization, deferred constraints, full queues. It was an internal error, which nobody tried again."""
+    await db.ask(("CREATE TEMP TABLE late (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)", None))
+    for _ in range(3):  # as it stands, then prepared, then by its name
+        with pytest.raises(sql.UniqueViolation):
+            await db.ask(*[("SELECT 1", None)] * beside, ("INSERT INTO late VALUES (1), (1) RETURNING n", None))
+        assert await db.ask(("SELECT count(*) FROM late", None)) == [[(0,)]], "and the connection goes on"

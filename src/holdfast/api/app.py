@@ -29,6 +29,7 @@ from holdfast import logs, meters
 from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized, check_site
 from holdfast.api import bodies, metrics, openapi, streams
 from holdfast.api.answers import ANSWERS, Answers, Kept, Seen, in_progress, place
+from holdfast.api.boards import Boards
 from holdfast.api.problems import Stopped, headers, problem, status_of
 from holdfast.api.table import ROUTES, Answer, Call, Route, await_start, names_tag
 from holdfast.core.bounds import text
@@ -45,6 +46,8 @@ from holdfast.ui.requests import Path, read_length, read_path
 
 log = logs.logger("holdfast.api")
 log.logger.addHandler(logs.LastResort(level=logging.ERROR))
+GRACE_SECONDS = 20
+"""So long a server that is told to end answers what is in hand, and what it executes comes to a safe boundary."""
 SWEEP_US = 3600 * 1_000_000
 SWEEP_SECONDS = 60.0
 TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -67,6 +70,7 @@ class Api:
         self._meter: Meter | None = None
         self._swept: int | None = None
         self._wires = streams.Wires(SharedSource(rt.store, rt.look))
+        self._boards = Boards(rt.store, rt.look, streams.encode_run)
         self.counting = contextlib.ExitStack()
 
     @property
@@ -194,7 +198,7 @@ class Api:
     def _call(self, request: Request, access: Access, query: Any, body: Any, key: str | None, seen: Seen | None = None, again: bool = False) -> Call:
         return Call(
             rt=self.rt, access=access, path=request.path_params, query=query, body=body, key=key, seen=seen, again=again,
-            trace=_trace(request.headers.get("traceparent", "")), match=request.headers.get("if-match"), jobs=self.jobs,
+            trace=_trace(request.headers.get("traceparent", "")), match=request.headers.get("if-match"), jobs=self.jobs, stopping=self.stopping,
         )
 
     def _answer(self, request: Request, answer: Answer) -> Response:
@@ -249,7 +253,7 @@ class Api:
                     tenant_id=access.tenant, status=query.status, condition=query.condition, skill_id=query.skill_id, thread_id=query.thread_id, tag=query.tag, limit=500
                 )
                 await self.rt.look.find(msgspec.structs.replace(wanted, limit=1), values=False)
-                return _streaming(request, streams.many(self.rt, wanted, self._beat(request)), {})
+                return _streaming(request, streams.many(self._boards, wanted, self._beat(request)), {})
         run_id = request.path_params["run_id"]
         await self.rt.look.find_row(run_id, access.tenant)
         after = _find_start(query.after, request.headers.get("last-event-id"))
@@ -407,17 +411,23 @@ def app(
             if not rt.opened:
                 await stack.enter_async_context(rt)
             worker = api.drive(drives(stop)) if drives is not None else None
+
+            async def end() -> float:
+                """Ends what executes runs as soon as the server is told to end, which goes on answering meanwhile; gives until when both have time."""
+                await api.stopping.wait()
+                stop.set()
+                rt.drain()
+                return asyncio.get_running_loop().time() + GRACE_SECONDS
+
+            ending = asyncio.ensure_future(end())
             tidying = asyncio.ensure_future(api.keep_tidy())
             try:
                 yield
             finally:
                 api.stopping.set()
                 api.counting.close()
-                stop.set()
-                rt.drain()
-                pending = [tidying, *api.jobs, *([worker] if worker is not None else [])]
-                if pending:
-                    await asyncio.wait(pending, timeout=20)
+                left = await ending - asyncio.get_running_loop().time()
+                await asyncio.wait([tidying, *api.jobs, *([worker] if worker is not None else [])], timeout=max(0, left))
 
     made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
     if hosts is not None:
@@ -477,4 +487,4 @@ def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
     return Pages(api.rt, api.find, api.holds, go_on, place_error, asks=api.asks, public_url=public_url).routes()
 
 
-__all__ = ["Api", "answer_failure", "app"]
+__all__ = ["GRACE_SECONDS", "Api", "answer_failure", "app"]

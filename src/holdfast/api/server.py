@@ -10,9 +10,9 @@ from typing import Any
 
 import uvicorn
 
+from holdfast.api.app import GRACE_SECONDS
 from holdfast.core.errors import UsageError
 
-GRACE_SECONDS = 20
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 

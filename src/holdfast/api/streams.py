@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from holdfast.access import Access
+from holdfast.api.boards import Boards, Stand
 from holdfast.api.table import resting
 from holdfast.core import describe
 from holdfast.core.masks import Mask
@@ -165,22 +166,29 @@ def word(wire: Any) -> bytes:
     return b"data: " + json.dumps(wire, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n\n"
 
 
-async def many(rt: Runtime, wanted: Wanted, beat: Beat) -> AsyncIterator[bytes]:
+def encode_run(run: describe.RunView) -> bytes:
+    """A run as it stands, as it goes over the wire."""
+    return frame("run", describe.plain(run))
+
+
+async def many(boards: Boards, wanted: Wanted, beat: Beat) -> AsyncIterator[bytes]:
     """The matching runs as they stand, then each as it changes; it carries no ids, and begins so again after a break."""
-    known: dict[str, tuple[int, str]] = {}
+    known: set[Stand] = set()
+    turn = 0
     yield b": open\n\n"
-    while not await beat.over():
-        for run in reversed(await rt.look.runs(wanted)):
-            stands = (run.version, run.condition)
-            if known.get(run.run_id) != stands:
-                known[run.run_id] = stands
-                yield frame("run", describe.plain(run))
+    with boards.follow(wanted) as board:
+        while not await beat.over():
+            await board.news(turn, POLL_SECONDS)
+            if board.turn != turn:
+                turn, rows = board.turn, board.rows
+                async for piece in boards.frames([stand for stand in reversed(rows) if stand not in known], rows):
+                    yield piece
+                    beat.note()
+                known = set(rows)
+            if beat.quiet():
+                yield b": still here\n\n"
                 beat.note()
-        if beat.quiet():
-            yield b": still here\n\n"
-            beat.note()
-        await rt.store.wait_for_change(POLL_SECONDS)
     yield RETRY
 
 
-__all__ = ["Beat", "Wires", "many", "one", "speak"]
+__all__ = ["Beat", "Wires", "encode_run", "many", "one", "speak"]

@@ -7,11 +7,12 @@ decides nothing: it turns a request into a verb of the runtime, under the caller
 from __future__ import annotations
 
 import asyncio
+import base64
 import datetime as dt
 import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -52,6 +53,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     trace: str | None = None
     match: str | None = None
     jobs: set[asyncio.Task[Any]]
+    stopping: asyncio.Event
 
     @property
     def tenant(self) -> str | None:
@@ -151,6 +153,34 @@ def _page(items: list[Any], name: Callable[[Any], str], query: b.PageQuery) -> t
     return found, name(found[-1]) if found and start + len(found) < len(items) else None
 
 
+T = TypeVar("T")
+
+
+def _page_in_order(items: Iterable[T], place: Callable[[T], tuple[str, ...]], query: b.PageQuery) -> tuple[list[T], str | None]:
+    """A page of what comes and goes. The cursor is a place in the order, and not a row: that row may be gone before the next page is asked for."""
+    found = sorted(items, key=place)
+    if query.cursor is not None:
+        after = _read_place(query.cursor)
+        found = [item for item in found if place(item) > after]
+    page = found[: query.limit]
+    return page, _write_place(place(page[-1])) if page and len(found) > len(page) else None
+
+
+def _write_place(place: tuple[str, ...]) -> str:
+    told = base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+    return f"{told}.{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+
+
+def _read_place(cursor: str) -> tuple[str, ...]:
+    told, _, check = cursor.partition(".")
+    try:
+        if hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:8] != check:
+            raise refuse_cursor(cursor)
+        return msgspec.json.decode(base64.urlsafe_b64decode(told + "=" * (-len(told) % 4)), type=tuple[str, ...])
+    except ValueError:
+        raise refuse_cursor(cursor) from None
+
+
 async def list_runs(c: Call) -> Answer:
     q: b.RunsQuery = c.query
     wanted = Wanted(
@@ -169,7 +199,7 @@ async def show_run(c: Call) -> Answer:
         raise InvalidInput(f"{q.view!r} is not a view", field="view", hint="legacy")
     until = time.monotonic() + q.wait
     record, _ = await c.rt.look.find_row(c.run_id, c.tenant)
-    while (left := until - time.monotonic()) > 0 and not resting(record):
+    while (left := until - time.monotonic()) > 0 and not c.stopping.is_set() and not (resting(record) and not await c.rt.store.inbox(c.run_id)):
         await c.rt.store.wait_for_change(min(left, POLL_SECONDS))
         record, _ = await c.rt.look.find_row(c.run_id, c.tenant)  # only the row: its log is read once, at the end
     run = (await c.rt.look.glance(c.run_id, c.tenant)).detail()
@@ -209,7 +239,7 @@ async def show_diff(c: Call) -> Answer:
 
 
 async def list_run_waits(c: Call) -> Answer:
-    found, more = _page((await c.rt.look.glance(c.run_id, c.tenant, check=False)).waits, lambda w: str(w.wait_id), c.query)
+    found, more = _page_in_order((await c.rt.look.glance(c.run_id, c.tenant, check=False)).waits, lambda w: (w.requested_at or "", w.wait_id), c.query)
     return Answer(value=b.Waits(waits=found, next_cursor=more))
 
 
@@ -321,27 +351,27 @@ async def list_skills(c: Call) -> Answer:
 
 
 async def list_workers(c: Call) -> Answer:
-    found, more = _page(await c.rt.look.workers(), lambda w: str(w.owner), c.query)
+    found, more = _page_in_order(await c.rt.look.workers(), lambda w: (w.owner,), c.query)
     return Answer(value=b.Workers(workers=found, next_cursor=more))
 
 
 async def list_lanes(c: Call) -> Answer:
-    found, more = _page(await c.rt.look.lanes(c.tenant, session_key=c.query.session_key), lambda lane: str(lane.holder), c.query)
+    found, more = _page_in_order(await c.rt.look.lanes(c.tenant, session_key=c.query.session_key), lambda lane: (lane.session_key, lane.lane, lane.holder or ""), c.query)
     return Answer(value=b.Lanes(lanes=found, next_cursor=more))
 
 
 async def list_queues(c: Call) -> Answer:
-    found, more = _page(await c.rt.look.queues(c.rt.declared, c.tenant), lambda q: str(q.queue), c.query)
+    found, more = _page_in_order(await c.rt.look.queues(c.rt.declared, c.tenant), lambda q: (q.queue,), c.query)
     return Answer(value=b.Queues(queues=found, next_cursor=more))
 
 
 async def list_limits(c: Call) -> Answer:
-    found, more = _page(await c.rt.look.limits(c.rt.declared, c.tenant), lambda limit: str(limit.name), c.query)
+    found, more = _page_in_order(await c.rt.look.limits(c.rt.declared, c.tenant), lambda limit: (limit.name,), c.query)
     return Answer(value=b.Limits(limits=found, next_cursor=more))
 
 
 async def list_schedules(c: Call) -> Answer:
-    found, more = _page(await c.rt.look.schedules(c.tenant), lambda s: str(s.schedule_id), c.query)
+    found, more = _page_in_order(await c.rt.look.schedules(c.tenant), lambda s: (s.schedule_id,), c.query)
     return Answer(value=b.Schedules(schedules=found, next_cursor=more))
 
 

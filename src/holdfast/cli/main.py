@@ -14,6 +14,7 @@ from holdfast.cli import (
     driving,
     explaining,
     keeping,
+    leaving,
     looking,
     mending,
     operating,
@@ -76,5 +77,8 @@ def main() -> None:
     sys.stdout, sys.stderr = cast(TextIO, output.Answered(out)), cast(TextIO, output.Told(err))
     try:
         cli.main(args=sys.argv[1:], prog_name="holdfast")
+    except SystemExit as e:
+        leaving.limit_exit(e.code if isinstance(e.code, int) else 1)
+        raise
     finally:
         sys.stdout, sys.stderr = out, err  # which Python flushes at its end

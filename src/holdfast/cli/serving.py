@@ -17,7 +17,7 @@ import click
 
 from holdfast import logs, machine
 from holdfast.access import SHELF, Access, FileTokens, Issued, Scope, Tokens, Unauthorized
-from holdfast.cli import extras, targets
+from holdfast.cli import extras, leaving, targets
 from holdfast.cli import output as o
 from holdfast.cli.session import Call, export, handling, login, options, over
 from holdfast.cli.times import lasting
@@ -85,7 +85,13 @@ def serve(
         names = f", executes {', '.join(dict.fromkeys(s.id for s in chosen))}" if chosen else ""
         click.echo(f"serving {call.shown} at {url}{names}" + (", without tokens" if no_auth else ""), err=True)
 
-    asyncio.run(server.run(made, host, port, began))
+    async def whole() -> None:
+        leaving.watch_threads()
+        ending = asyncio.ensure_future(made.state.api.stopping.wait())
+        ending.add_done_callback(lambda _: leaving.note_signal())  # nothing else ends it
+        await server.run(made, host, port, began)
+
+    asyncio.run(whole())
     return 0
 
 

@@ -26,7 +26,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from holdfast.authoring import Skill, Tool
-from holdfast.cli import extras
+from holdfast.cli import extras, leaving
 from holdfast.cli import output as o
 from holdfast.cli.targets import names_skills, setting, workspace
 from holdfast.core import canon
@@ -273,7 +273,7 @@ def _add_shared(data: bool, drives: bool, folder: bool) -> list[Callable[[Any], 
     return found
 
 
-class RunName(click.ParamType[str]):
+class RunName(click.ParamType):  # type: ignore[type-arg]  # it has a parameter from click 8.4 on, and 8.2 will do
     """A run: its id, the beginning of its id, or ``last`` for the newest (§7.10). ``options`` puts the whole id in its place."""
 
     name = "run"
@@ -482,6 +482,7 @@ def over(
 
     async def whole() -> T:
         ENDING.set(ending := Ending())
+        leaving.watch_threads()
         made = Runtime(
             call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy,
             limits=project.limits, workspace=project.workspace,
@@ -573,6 +574,7 @@ def handling(loop: asyncio.AbstractEventLoop, act: Callable[[int], None]) -> Any
 
     def hear(number: int) -> None:
         heard.append(number)
+        leaving.note_signal()
         if len(heard) <= PATIENT:
             act(number)
             return

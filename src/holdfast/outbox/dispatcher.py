@@ -283,7 +283,9 @@ class Dispatcher:
         self._sender.forget(s.before.intent_id for s in done)
         self.settled += sum(kept)
         for s, held in zip(done, kept, strict=True):
-            if not held:
+            if held:
+                logs.tell_settled(s.after)
+            else:
                 log.warning("%s was taken over while it was sent as attempt %d: its outcome is not recorded", s.after.intent_id, s.before.attempts)
                 if (late := self._routes[s.after.type].late) is not None:
                     await late(self._store, s.after)

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast import logs
 from holdfast.core import canon, toolcalls
 from holdfast.core.blobs import Blob, blob_of
 from holdfast.core.commands import Signal
@@ -128,6 +129,7 @@ class Rulings:
     async def _keep(self, settlement: Settlement) -> IntentView:
         if not (await self._store.settle_intents([settlement]))[0]:
             raise IntentInFlight(f"another process is handling {settlement.before.intent_id}", hint="look at it again: holdfast outbox")
+        logs.tell_settled(settlement.after)
         return (await self.views([settlement.after]))[0]
 
 

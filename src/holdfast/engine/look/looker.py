@@ -255,6 +255,18 @@ class Looker:
         """The same as they are shown. Without ``values`` a completed graph has no result either, for that is made of them."""
         return await self._views(await self.find(wanted, values=values))
 
+    async def rows(self, wanted: Wanted) -> list[tuple[Run, Lease]]:
+        """The rows of such runs alone, newest first.
+
+        Raises:
+            InvalidInput: as for ``find``.
+        """
+        return await self._gather(wanted)
+
+    async def show_all(self, found: Sequence[tuple[Run, Lease]]) -> list[describe.RunView]:
+        """Runs as lists show them, with their values."""
+        return await self._views(await self._looks(found))
+
     async def list_runs(self, wanted: Wanted, *, values: bool = True) -> tuple[list[describe.RunView], str | None]:
         """A page of them, and the cursor of the next one: its ``before``, None after the last.
 

@@ -6,7 +6,7 @@ import datetime as dt
 import functools
 import random
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Self, TypeVar, cast
 
@@ -40,6 +40,8 @@ SHELF = "langgraph"
 SMALL = 128
 """A value of at most so many bytes lies in the checkpoint's own row."""
 PAGE = 500
+LISTED = 20
+"""So many checkpoints of a list are read before the first of them is given: each holds all values of its time."""
 REMEMBERED = 1024
 READ_BYTES = 16_000_000
 MAPS = ("channel_versions", "versions_seen")
@@ -364,7 +366,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     async def _list(
         self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None, limit: int | None
-    ) -> AsyncIterator[CheckpointTuple]:
+    ) -> AsyncGenerator[CheckpointTuple, None]:
         await self._writer.settle()
         given = {} if config is None else config["configurable"]
         thread = Thread.of(given["thread_id"]) if given.get("thread_id") is not None else None
@@ -380,8 +382,14 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
                 meta = cast(dict[str, Any], self._meta(row))
                 if any(meta.get(name) != value for name, value in filter.items()):
                     continue
+            try:
+                loaded = await self._tuple(owner, row)
+            except StoreCorrupt:
+                if await self.shelf.get(owner.checkpoint(row.ns, row.id)) is not None:
+                    raise
+                continue  # it was deleted since its row was read
             told += 1
-            yield await self._tuple(owner, row)
+            yield loaded
 
     async def _newest_first(self, thread: Thread | None, ns: str | None, until: str | None) -> AsyncIterator[tuple[Thread, r.Checkpoint]]:
         if thread is not None and ns is not None:
@@ -586,14 +594,14 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     async def alist(
         self, config: RunnableConfig | None, *, filter: dict[str, Any] | None = None, before: RunnableConfig | None = None, limit: int | None = None
     ) -> AsyncIterator[CheckpointTuple]:
-        """Checkpoints, newest first."""
-        for found in await self._join(self._list_tuples(config, filter, before, limit)):
-            yield found
-
-    async def _list_tuples(
-        self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None, limit: int | None
-    ) -> list[CheckpointTuple]:
-        return [found async for found in self._list(config, filter, before, limit)]
+        """Checkpoints, newest first. They are read a few at a time: whoever has found what they look for stops there."""
+        walk = self._list(config, filter, before, limit)
+        try:
+            while some := await self._join(_take(walk)):
+                for found in some:
+                    yield found
+        finally:
+            await self._join(walk.aclose())
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Deletes everything of a thread."""
@@ -647,7 +655,12 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self, config: RunnableConfig | None, *, filter: dict[str, Any] | None = None, before: RunnableConfig | None = None, limit: int | None = None
     ) -> Iterator[CheckpointTuple]:
         """Like ``alist``."""
-        yield from self._call(self._list_tuples(config, filter, before, limit))
+        walk = self._list(config, filter, before, limit)
+        try:
+            while some := self._call(_take(walk)):
+                yield from some
+        finally:
+            self._call(walk.aclose())
 
     def delete_thread(self, thread_id: str) -> None:
         """Like ``adelete_thread``."""
@@ -682,6 +695,16 @@ def _remember(cache: OrderedDict[K, Any], key: K, value: Any) -> None:
     cache.move_to_end(key)
     if len(cache) > REMEMBERED:
         cache.popitem(last=False)
+
+
+async def _take(walk: AsyncIterator[CheckpointTuple]) -> list[CheckpointTuple]:
+    """The next ones of a list, a few; none at its end."""
+    some: list[CheckpointTuple] = []
+    async for found in walk:
+        some.append(found)
+        if len(some) == LISTED:
+            break
+    return some
 
 
 def _short(value: Any) -> bool:

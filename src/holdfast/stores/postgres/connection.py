@@ -136,8 +136,8 @@ _TUNED = {
 
 # -- errors -----------------------------------------------------------------------------------------
 
-# For a while: the connection, starting up or shutting down, demoted to read-only, too many connections, and what another transaction did.
-_PASSING = ("08", "57P", "53300", "25006", "40001", "40P01", "40003", "55P03", "57014", "55006", "25P03")
+# For a while: the connection, starting up or shutting down, demoted to read-only, too many connections, what another transaction did, and what took too long.
+_PASSING = ("08", "57P", "53300", "25006", "40001", "40P01", "40003", "55P03", "57014", "55006", "25P03", "25P04")
 _LEFT = ("08", "57P", "25006")  # whoever meets one of these leaves the server at once, its other connections too
 _FULL = ("too many clients", "too many connections", "remaining connection slots")
 _REFUSED = re.compile(

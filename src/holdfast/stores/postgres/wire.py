@@ -325,22 +325,21 @@ class Exchange:
             self.loop.add_writer(self._socket, self.ready)
 
     def answers(self) -> list[PGresult]:
-        """The answers to the statements.
+        """The answers to the statements. Behind them may come one more: what has gone wrong when their transaction ended, after all of them went well.
 
         Raises:
-            psycopg.Error: of the first that failed, or of the connection.
+            psycopg.Error: of the first that failed, of the end of the transaction, or of the connection.
         """
         if self._error is not None:
             raise self._error
+        if len(self._found) < len(self._sent):
+            raise sql.OperationalError("the connection was lost before all was answered")
         found: list[PGresult] = []
-        failed: PGresult | None = None
-        for each, answer in zip(self._sent, self._found, strict=True):
-            well = answer.status in _WENT_WELL
-            if not well and failed is None:
-                failed = answer
+        failed = next((answer for answer in self._found if answer.status not in _WENT_WELL), None)
+        for each, answer in zip(self._sent, self._found, strict=False):
             if each.prepares is None:
                 found.append(answer)
-            elif not well:
+            elif answer.status not in _WENT_WELL:
                 self._db.forget(each.prepares)
         if failed is not None:
             raise sql.error_from_result(failed, self._db.info.encoding)
