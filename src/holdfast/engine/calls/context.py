@@ -633,6 +633,7 @@ class Context:
 
         The flow's recorded calls are dropped: the next pass starts from these inputs with an empty record.
         """
+        self._attempt.places.leave()
         self._attempt.restarting = True
         raise Restart(inputs)
 
