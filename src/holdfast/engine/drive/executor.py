@@ -417,8 +417,11 @@ def _intents(written: Any) -> list[IntentWrite]:
         if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
             raise BadReturn("an intent is a mapping with a type and a payload")
         rest = {k: v for k, v in item.items() if k not in ("type", "payload", "key", "order")}
+        if rest and "payload" in item:
+            raise bounds.refuse_unknown(next(iter(rest)), ("type", "payload", "key", "order"), "an intent with a payload")
         payload = item.get("payload", rest or None)
-        out.append(IntentWrite(item["type"], canon.pack(payload, "intent")[1], str(item.get("key", "")), str(item.get("order", ""))))
+        key, order = (bounds.text("" if item.get(name) is None else item[name], f"{INTENTS}.{name}", empty=True) for name in ("key", "order"))
+        out.append(IntentWrite(bounds.text(item["type"], f"{INTENTS}.type"), canon.pack(payload, "intent")[1], key, order))
     return out
 
 
