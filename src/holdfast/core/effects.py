@@ -300,7 +300,13 @@ def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
 
 def _judge_other(last: Effect, asked: Asked, own: bool) -> Verdict:
     """Another request is on record. At a place of the run itself that was of a handler, whose failure is tried again: the code goes another way now."""
-    if not asked.placed or not own or last.status is not EffectStatus.RECORDED:
+    if not asked.placed or not own:
+        return Mismatch(last)
+    if last.status is EffectStatus.ABANDONED and last.detail != BY_DECISION:
+        return Beside(last)  # nothing has happened
+    if last.status is EffectStatus.FAILED and last.capability != asked.name:
+        return Beside(last)
+    if last.status is not EffectStatus.RECORDED:
         return Mismatch(last)
     return Ask(last, OTHER_ARGUMENTS) if last.capability == asked.name else Beside(last)
 

@@ -98,8 +98,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Places:
-    """The places of one attempt at a task. ``node`` is the node's name, for those who read an error, ``waits`` are those in which the attempt is to rest. Its scopes
-    know it by a ``mark``: if they referred to it, all that it holds would be freed by the garbage collector alone."""
+    """The places of one attempt at a task. ``node`` is the node's name, for those who read an error, ``waits`` are those in which the attempt is to rest; ``handled``:
+    the calls that were made while an error was handled, ``errors``: those that branches ended with. Its scopes know it by a ``mark``: if they referred to it, all that it holds would be freed by the garbage collector alone."""
 
     def __init__(self, services: Services, journal: Journal, key: str, step: int, node: str, prefix: str, waits: Mapping[str, Wait]) -> None:
         self._services = services
@@ -108,6 +108,8 @@ class Places:
         self._step = step
         self._node = node
         self._waits = waits
+        self.handled: list[tuple[str, BaseException]] = []
+        self.errors: list[BaseException] = []
         self.mark = object()
         self.root = Scope(self.mark, prefix)
         self.closed = False
@@ -153,6 +155,8 @@ class Places:
             path = f"{scope.prefix}={key}"
             if path in scope.busy:
                 raise ConcurrentScope(f"the call of {name} began while {scope.busy[path]} with the same key {key!r} was under way", hint="give each call its own key")
+        if (error := sys.exception()) is not None:
+            self.handled.append((path, error))
         scope.busy[path] = name
         scope.made += 1
         try:
@@ -472,6 +476,8 @@ class Attempt:
         self._closed = True
         if self._places is not None:
             self._places.closed = True
+            self._places.handled.clear()
+            self._places.errors.clear()
 
     def end(self) -> None:
         """The node has returned.
