@@ -83,6 +83,13 @@ def test_numbers(value: object) -> None:
     assert refused(lambda: bounds.number(value, "limit")).field == "limit"
 
 
+def test_names_of_signals() -> None:
+    """§5.11."""
+    assert bounds.check_signal("order/paid?", "name") == "order/paid?"
+    with pytest.raises(InvalidInput, match="colon"):
+        bounds.check_signal("a:b", "name")
+
+
 def test_numbers_within_bounds() -> None:
     got = bounds.number(Level.HIGH, "limit", 1, 3)
     assert got == 3 and type(got) is int

@@ -177,7 +177,7 @@ def test_changes_are_kept_with_who_made_them() -> None:
 @pytest.mark.parametrize(
     "make", [
         lambda: Limit(), lambda: Limit(in_flight=0), lambda: Limit(per_second=0), lambda: Limit(per_second=2e6), lambda: Limit(burst=3), lambda: Limit(in_flight=1, burst=2),
-        lambda: Limit(in_flight=True), lambda: Limit(per_second=1, burst=0), lambda: admit({"model": 3}), lambda: admit({"": Limit(in_flight=1)}),
+        lambda: Limit(per_second=1e-12), lambda: Limit(per_second=1e-4, burst=10**6), lambda: Limit(in_flight=True), lambda: Limit(per_second=1, burst=0), lambda: admit({"model": 3}), lambda: admit({"": Limit(in_flight=1)}),
         lambda: admit({"lane:x": Limit(in_flight=1)}), lambda: name("queue:"), lambda: check_name("worker"), lambda: check_name("queue:q"), lambda: admit({7: Limit(in_flight=1)}),
     ],
 )

@@ -16,7 +16,7 @@ from holdfast.core.checkpoint import INPUT_TASK, Boundary, Source, StepRecord, T
 from holdfast.core.codec import Row
 from holdfast.core.errors import ChainBroken, ChildFailed, ErrorValue, EventUnreadable, StoreCorrupt
 from holdfast.core.lease import TOUCH
-from holdfast.core.progress import Progress
+from holdfast.core.progress import LEFT, LEFT_AT_ONCE, Progress
 from holdfast.core.waits import OnTimeout, WaitKind
 from tests.core.build import RUN, Log, decided, node, program, raw, wait
 from tests.core.test_payloads import SEALED
@@ -219,6 +219,25 @@ def test_an_operator_forgives_failures_and_keeps_finished_work() -> None:
     assert (after.takeovers, after.attempts) == (0, {})
     assert after.records == {("b", "0"): good}
     assert set(after.results) == {"a"}
+
+
+def test_what_was_done_on_the_way_out_of_an_error_is_forgotten() -> None:
+    """§4.12: after a failure once it no longer counts, after a cancel at once; with all beneath it, and nothing of others."""
+    log, _ = begun()
+    kept = [StepRecord(task, path, "ask", value=raw(1)) for task, path in (("b", "0"), ("b", "10"), ("a", "1"))]
+    gone = [StepRecord("b", path, "ask", value=raw(1)) for path in ("1", "1/0/0")]
+    log.commit(ev.NoteAdded("x"), results=(*kept, *gone))
+    told = StepRecord("b", "@left/1/0", "1", kind=LEFT)
+    failed = walked(log.commit(ev.StepFailed(1, "b", BOOM), ev.RunFailed("step_failed", BOOM), results=(told,)))
+    assert {("b", "1"), ("b", "1/0/0")} <= set(failed.records), "a replay fails as its source did"
+    after = walked(log.commit(ev.RunResumed(cause="operator")))
+    assert set(after.records) == {(r.task, r.path) for r in kept}
+    log.commit(ev.NoteAdded("x"), results=(gone[0], StepRecord("b", "=k", "ask", value=raw(1))))
+    canceled = walked(log.commit(ev.RunHandedBack("w"), results=(msgspec.structs.replace(told, kind=LEFT_AT_ONCE),)))
+    assert set(canceled.records) == {(r.task, r.path) for r in kept} | {("b", "=k")}
+    log.commit(ev.NoteAdded("x"), results=(gone[0], told, msgspec.structs.replace(told, task="a", name="1")))
+    retried = walked(log.commit(ev.StepRetryScheduled(1, "b", 1, 9, BOOM)))
+    assert ("b", "1") not in retried.records and ("a", "1") in retried.records
 
 
 def test_loading_goes_on_from_a_whole_checkpoint() -> None:

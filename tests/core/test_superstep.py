@@ -24,6 +24,7 @@ from holdfast.core.errors import (
     ContractViolation,
     EventUnreadable,
     InvalidInput,
+    InvalidWrite,
     NodeMissing,
     StepFailure,
     TwoWriters,
@@ -544,6 +545,25 @@ def test_a_reducer_that_raises_fails_its_step() -> None:
     with pytest.raises(StepFailure, match="the reducer of 'n' raised ZeroDivisionError") as caught:
         world.step()
     assert caught.value.code == "reducer_failed"
+
+
+MISFITS = [(append, 1, "list"), (append, "ab", "list"), (append, {"a": 1}, "list"), (window(2), 1, "list"), (merge, [1], "dict"), (merge, "ab", "dict")]
+
+
+@pytest.mark.parametrize(("reducer", "held", "wanted"), MISFITS)
+def test_a_reducer_adds_only_to_what_it_can(reducer: Reducer, held: Any, wanted: str) -> None:
+    """§3.2, §4.1: what an older program wrote through another reducer is not taken apart; who does not write there goes on."""
+    prog = program(node("a", start=True), node("b", after=["a"]), channels={"n": reducer, "m": append})
+    new = {"n": {"k": 1} if wanted == "dict" else [2]}
+    world = World(prog, {"m": []}, a=lambda s: {"m": [1]}, b=lambda s: new)
+    world.live[-1] = msgspec.structs.replace(world.head, values={**world.head.values, "n": canon.admit(held, "n")})
+    world.step()
+    assert world.head.values["m"] == [1]
+    with pytest.raises(InvalidWrite, match=f"n holds a .*adds to a {wanted}") as caught:
+        world.step()
+    assert caught.value.field == "n"
+    with pytest.raises(InvalidWrite, match="n holds a"):
+        starts.first(prog, cps.empty(RUN), TaskResult(cps.INPUT_TASK, writes=canon.encode(canon.admit(new, "n"))), {"n": canon.admit(held, "n")})
 
 
 def test_an_input_that_is_there_already_is_not_reduced_upon() -> None:

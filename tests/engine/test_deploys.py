@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, State
+from holdfast import Context, Graph, Runtime, State, append, merge, thread
 from holdfast.stores import SqliteStore
 from holdfast.stores.memory import MemoryStore
 from holdfast.workers.worker import Report
@@ -118,3 +118,41 @@ async def test_a_skill_that_nobody_has() -> None:
         await rt.worker(until_idle=True)
         lacking = (await looker.get(run_id)).no_worker_for
         assert lacking is not None and (lacking.skill_id, lacking.offered) == ("unknown", ())
+
+
+def keeping(kind: Any, written: Any, version: str) -> Graph[State]:
+    """A graph whose one channel, carried by its thread, is of this kind."""
+    made: Graph[State] = Graph("keep", type("Kept", (State,), {"__annotations__": {"kept": kind}}), version=version)
+
+    @made.node(start=True)
+    async def write(state: State) -> dict[str, Any]:
+        return {"kept": written}
+
+    return made
+
+
+LISTED, JOINED, PLAIN = (Annotated[list[str], append, thread], ["a"]), (Annotated[dict[str, str], merge, thread], {"a": "b"}), (Annotated[str, thread], "ab")
+
+
+@pytest.mark.parametrize(("before", "now"), [(LISTED, JOINED), (JOINED, LISTED), (PLAIN, LISTED), (PLAIN, JOINED)])
+@pytest.mark.parametrize("worker", [False, True])
+async def test_a_thread_whose_channel_has_another_reducer_fails_its_run_and_goes_on(store: Any, before: Any, now: Any, worker: bool) -> None:
+    """§4.1, §4.15: the run ends with an error that names the channel; nothing is made of what does not fit, and the thread is not blocked."""
+    kept, clock = store
+    first, second = keeping(*before, "1"), keeping(*now, "2")
+    async with Runtime(kept(), skills=[first], clock=clock) as rt:
+        assert (await rt.invoke(first, {"kept": "x"} if before is PLAIN else {}, thread_id="t")).condition == "done"
+    async with Runtime(kept(), skills=[second], clock=clock) as rt:
+        run = await rt.submit(second, {}, thread_id="t")
+        if worker:
+            await rt.worker(until_idle=True)
+            run = await rt.get(run.run_id)
+        else:
+            run = await rt.resume(run.run_id)
+        assert (run.condition, run.stop_reason) == ("failed", "invalid_write"), run
+        assert run.error is not None and run.error.message.startswith("kept holds a ")
+        assert await rt.check() == []
+    async with Runtime(kept(), skills=[first], clock=clock) as rt:
+        again = await rt.invoke(first, {"kept": "x"} if before is PLAIN else {}, thread_id="t")
+        assert again.condition == "done"
+        assert again.values["kept"] == {id(LISTED): ["a", "a"], id(JOINED): {"a": "b"}, id(PLAIN): "ab"}[id(before)]

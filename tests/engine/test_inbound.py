@@ -103,3 +103,16 @@ async def test_a_signal_s_name_holds_no_colon(name: str) -> None:
             with pytest.raises(InvalidInput, match="colon"):
                 await rt.signal(at, name, 1)
         assert await rt.events(run.run_id) == before and await rt.store.inbox(run.run_id) == []
+
+
+@pytest.mark.parametrize("name", ["a:b", ":", "", "a" * 600])
+async def test_nobody_waits_for_a_signal_that_cannot_be_sent(name: str) -> None:
+    """§5.11: the run would wait without an end."""
+
+    @flow("f", version="1")
+    async def waits(ctx: Context) -> object:
+        return await ctx.wait(name)
+
+    async with Runtime("memory:", skills=[waits]) as rt:
+        run = await rt.invoke(waits)
+        assert run.condition == "failed" and run.error is not None and "signal" in run.error.message

@@ -39,6 +39,10 @@ def sender(*, steps: int = 1, order: str = "", fail: bool = False) -> Graph[Note
     return graph
 
 
+class Odd(BaseException):
+    """What no code should raise."""
+
+
 class Mailbox:
     """A receiver; ``dedupes``: it drops a repeated key."""
 
@@ -271,6 +275,8 @@ async def test_absent_while_the_old_sender_may_live_asks_a_person(open_rt: Open)
         (SystemExit(3), "queued", 1),
         (asyncio.CancelledError(), "queued", 1),
         (StopIteration(), "queued", 1),
+        (Odd("neither"), "queued", 1),
+        *((RetryAfter(s), "queued", 1) for s in (-1.0, 1e30, float("inf"), float("nan"))),
     ],
     ids=lambda v: type(v).__name__ if isinstance(v, BaseException) else None,
 )
@@ -289,7 +295,7 @@ async def test_what_a_transport_raises(error: BaseException, state: str, attempt
         assert run.status == "completed"
         (intent,) = await rt.intents(run.run_id)
         assert (intent.state, len(intent.attempts)) == (state, attempts)
-        if isinstance(error, RetryAfter):
+        if isinstance(error, RetryAfter) and error.seconds == 60:
             assert intent.due is not None and (intent.due - intent.attempts[0].started_at).total_seconds() >= 60
 
 
@@ -468,17 +474,23 @@ async def test_a_hook_that_hangs_hinders_no_other_receiver(tmp_path: Path, hook:
         assert {i.state for i in await rt.intents(limit=500)} == {"sent"}
 
 
-@pytest.mark.parametrize("given", [42, [Signal("x", run_id="nobody")], RuntimeError("hook")], ids=["nonsense", "nobody", "raises"])
+WRONG: dict[str, Any] = {
+    "nonsense": 42, "nobody": [Signal("x", run_id="nobody")], "raises": RuntimeError("hook"), "exits": SystemExit(1), "colon": Signal("a:b"), "number": Row(5, "k"),  # type: ignore[arg-type]
+    "none": {"topic": "t", "key": None}, "no type": Further(""), "no order": Further("mail", order=5), "nul": {"name": "a", "key": "\0"},  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG.keys())
 async def test_a_hook_that_fails_is_told_and_the_intent_is_sent(given: Any, open_rt: Open) -> None:
     class Hooked(Mailbox):
         def on_response(self, intent: Any, answer: Any) -> Any:
-            if isinstance(given, Exception):
+            if isinstance(given, BaseException):
                 raise given
             return given
 
     async with open_rt(transports={"mail": Hooked()}) as rt:
-        run = await rt.invoke(sender(), {})
-        (intent,) = await rt.intents(run.run_id)
+        await rt.invoke(sender(), {})
+        (intent,) = await rt.intents()
         assert intent.state == "sent"
         assert "on_response" in intent.detail
 
@@ -736,6 +748,41 @@ async def test_an_intent_that_is_written_by_hand_says_no_more_than_it_does() -> 
         first, second = await rt.intents(run.run_id)
         assert (first.payload, first.order, second.payload, second.order) == ({"to": "ada"}, "", 7, "o")
         assert first.key.startswith(run.run_id) and second.key.endswith("mine")
+
+
+HAND = [
+    ({"key": 5}, "key"), ({"order": True}, "order"), ({"type": ""}, "type"), ({"type": "x" * 600}, "type"), ({"key": "x" * 600}, "key"), ({"key": "a\0"}, "key"), ({"ordr": "o"}, "ordr"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "named"), HAND)
+async def test_what_an_intent_written_by_hand_cannot_say(wrong: dict[str, Any], named: str) -> None:
+    """§3.6, §9.1: what ``ctx.send`` refuses is refused here; nothing is turned into text, and nothing is left out unsaid."""
+    graph: Graph[Note] = Graph("by_hand", Note, version="1")
+
+    @graph.node(start=True)
+    async def node(state: Note) -> dict[str, Any]:
+        return {"intents": [{"type": "mail", "payload": 1, "key": None, "order": None}, {"type": "mail", "payload": 2, **wrong}]}
+
+    async with Runtime("memory:", skills=[graph], transports={"mail": Mailbox()}) as rt:
+        run = await rt.invoke(graph, {})
+        assert run.condition == "failed" and run.error is not None and named in run.error.message
+        assert await rt.intents() == []
+
+
+async def test_an_intent_written_by_hand_with_no_key_gets_one() -> None:
+    """§9.2: None is no key; as the text ``None`` it was the key of all of them, and a receiver that dedupes dropped all but one."""
+    graph: Graph[Note] = Graph("by_hand", Note, version="1")
+
+    @graph.node(start=True)
+    async def node(state: Note) -> dict[str, Any]:
+        return {"intents": [{"type": "mail", "payload": n, "key": None, "order": None} for n in range(2)]}
+
+    box = Mailbox(dedupes=True)
+    async with Runtime("memory:", skills=[graph], transports={"mail": box}) as rt:
+        assert (await rt.invoke(graph, {})).condition == "done"
+        assert [payload for payload, _ in box.got] == [0, 1]
+        assert [i.order for i in await rt.intents()] == ["", ""]
 
 
 @pytest.mark.parametrize("url", ["sqlite:///{}/a.db", "workspace:{}/ws"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections import Counter
 from pathlib import Path
@@ -237,3 +238,31 @@ async def test_five_hundred_waiting_runs_hold_nothing() -> None:
             await rt.decide(run.run_id, "approve", actor="ada")
         await rt.worker(until_idle=True)
         assert {(await rt.get(r.run_id)).result for r in runs} == {"ada"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    name: str
+    weight: float = 1.0
+
+
+@pytest.mark.parametrize("how", ["ask", "approve"])
+@pytest.mark.parametrize(("schema", "default", "fits"), [(int, "x", False), (Choice, {"nam": "a"}, False), (int, 3, True), (Choice, Choice("a"), True), (float, 1, True), (None, "x", True), (int, None, True)])
+async def test_what_stands_in_for_an_answer_has_its_type(how: str, schema: Any, default: Any, fits: bool) -> None:
+    """§3.7, §5.10: refused before anybody is asked, not given to the node as the answer that it is not."""
+
+    @flow("f")
+    async def f(ctx: Context) -> Any:
+        options: dict[str, Any] = {"schema": schema, "default": default, "on_timeout": "default", "timeout": 1}
+        return await ctx.ask("what?", **options) if how == "ask" else (await ctx.approve("what?", **options)).payload
+
+    clock = Clock()
+    async with Runtime(MemoryStore(now=clock.now), skills=[f], clock=clock) as rt:
+        run = await rt.invoke(f)
+        if not fits:
+            assert run.stop_reason == "invalid_input" and run.error is not None and "default" in run.error.message
+            return
+        assert run.status == "waiting_for_human", run.error
+        clock.forward(2)
+        run = (await rt.recover())[0]
+        assert run.result == default, run.error

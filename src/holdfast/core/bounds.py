@@ -82,6 +82,18 @@ def text(value: object, field: str, most: int = ID_BYTES, *, empty: bool = False
     return plain
 
 
+def check_signal(value: object, field: str) -> str:
+    """The name of a signal, whether somebody sends it or waits for it.
+
+    Raises:
+        InvalidInput, TooLarge: it cannot be one.
+    """
+    name = text(value, field)
+    if ":" in name:
+        raise InvalidInput(f"a signal's name must not contain a colon: {name!r}", field=field, hint="order-paid")
+    return name
+
+
 def behind(prefix: str) -> str | None:
     """The first text behind all that begin so, by code points; None where nothing is behind them."""
     for at in range(len(prefix) - 1, -1, -1):

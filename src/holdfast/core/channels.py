@@ -19,7 +19,7 @@ import msgspec
 from holdfast.core import canon
 from holdfast.core.bounds import GROWN_BYTES, VALUE_BYTES, number
 from holdfast.core.canon import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList
-from holdfast.core.errors import StepFailure, TooLarge
+from holdfast.core.errors import InvalidWrite, StepFailure, TooLarge
 
 LAST = "last"
 CUSTOM = "custom"
@@ -140,6 +140,24 @@ def reduce(tag: str, old: Any, new: Any) -> Any:
 
 
 _REPLACED = frozenset({LAST, "override", CUSTOM})
+_LISTED: tuple[type, ...] = (list, tuple, frozenset)
+_ADDS_TO: dict[str, tuple[type, ...]] = {"append": _LISTED, "window": _LISTED, "merge": (dict,)}
+"""What reducers add to."""
+
+
+def find_misfits(kinds: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
+    """The channels that hold what their reducer adds to nothing: an older program, with another one, has written that."""
+    return [n for n, tag in kinds.items() if (old := values.get(n)) is not None and not isinstance(old, _ADDS_TO.get(tag.partition(":")[0], (object,)))]
+
+
+def refuse_misfit(name: str, tag: str, held: Any) -> InvalidWrite:
+    """The failure of a write to such a channel."""
+    given = next((kind.__name__ for kind in (list, dict) if isinstance(held, kind)), type(held).__name__)
+    wanted, reducer = "dict" if tag == "merge" else "list", tag.partition(":")[0]
+    return InvalidWrite(
+        f"{name} holds a {given} from before, and its reducer {reducer} adds to a {wanted}",
+        field=name, hint="give the channel with another reducer another name, or fork the run and set the channel",
+    )
 
 
 def must_copy(values: Mapping[str, Any], name: str) -> bool:

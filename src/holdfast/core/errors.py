@@ -595,14 +595,19 @@ class PermanentError(StepFailure):
     code = "permanent"
 
 
+LATEST_SECONDS = 100 * 366 * 86_400.0
+"""A receiver may name any number; beyond this no time could be told."""
+
+
 class RetryAfter(StepFailure):
-    """Raise this error from a transport if the message must be sent again later, after at least ``seconds`` seconds (§10.9)."""
+    """Raise this error from a transport if the message must be sent again later, after at least ``seconds`` seconds (§10.9). What is no
+    length of time, or a longer one than a hundred years, counts as the nearest that is."""
 
     code = "retry_after"
 
     def __init__(self, seconds: float, message: str = "", *, hint: str = "") -> None:
         super().__init__(message or f"not before {seconds:g} s have passed", hint=hint)
-        self.seconds = seconds
+        self.seconds = min(max(0.0, seconds), LATEST_SECONDS)
 
 
 class MaybeSent(StepFailure):

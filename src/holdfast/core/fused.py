@@ -31,7 +31,7 @@ import msgspec
 
 from holdfast.core import canon, codec, ids
 from holdfast.core import events as ev
-from holdfast.core.channels import MISSING, ROOM, grow, must_copy, reduce
+from holdfast.core.channels import MISSING, ROOM, find_misfits, grow, must_copy, reduce
 from holdfast.core.checkpoint import ENDED, STEPPED, Checkpoint, Delta, Source, Task, TaskResult
 from holdfast.core.commit import Commit, Step, Tip, whole_due
 from holdfast.core.graph import Program, Straight
@@ -192,7 +192,7 @@ class Line:
         if reducing.keys().isdisjoint(writes):
             return NO_KINDS
         kinds = {name: reducing[name] for name in writes if name in reducing}
-        wrong = any(tag == "merge" and not isinstance(writes[name], dict) for name, tag in kinds.items())
+        wrong = any(tag == "merge" and not isinstance(writes[name], dict) for name, tag in kinds.items()) or find_misfits(kinds, self.values)
         return None if wrong or self._tip.since + self._tip.whole > ROOM else kinds
 
     def _see(self, task: Task) -> dict[str, int]:

@@ -48,6 +48,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
                 raise InvalidInput("burst= needs per_second=: it is the burst of that rate", field="burst", hint="give per_second as well")
         if self.in_flight is None and self.per_second is None:
             raise InvalidInput("a limit must have in_flight, per_second, or both", field="in_flight", hint="Limit(in_flight=5, per_second=50)")
+        if self.held * self.every > bounds.LONGEST_US:
+            raise InvalidInput(f"at {self.per_second:g} per second, {self.held} would take longer than a hundred years", field="per_second", hint="Limit(per_second=0.01)")
 
     @property
     def every(self) -> int:

@@ -6,7 +6,7 @@ is finished or recorded since the last barrier stays pending here and is cleared
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -52,6 +52,8 @@ def _read_answer(record: StepRecord) -> Decision | None:
     return decisions.read_answer(record)
 
 
+LEFT, LEFT_AT_ONCE = "left", "left:now"
+"""Kinds of the record that tells, by its name, the place of a call that a task made on its way out of an error (``engine/calls/left``)."""
 _QUIET = frozenset({ev.StepStarted, ev.CheckpointSaved, ev.RunStarted, ev.RunClaimed, ev.BudgetSpent, ev.SideEffectAttempted})
 """Kinds that tell nothing that later steps of a super-step must know: most facts of a log are of these, or of a step that completed."""
 
@@ -161,6 +163,9 @@ class Progress:
         if isinstance(result, TaskResult):
             self.results[result.task] = result
             return
+        if result.kind == LEFT_AT_ONCE:
+            self._drop_left(result)
+            return
         place = result.task, result.path
         if place in self.records:
             del self.records[place]  # their order is that in which they came
@@ -224,9 +229,22 @@ class Progress:
         for made in around[:-1]:
             del self.records[task, made]
 
+    def _drop_left(self, left: StepRecord) -> None:
+        """Forgets what a task did on its way out of an error: it is entered again, and goes another way."""
+        for place in [p for p in self.records if p[0] == left.task and f"{p[1]}/".startswith(f"{left.name}/")]:
+            del self.records[place]
+
+    def _drop_all_left(self, tasks: Collection[str], beneath: str = "") -> None:
+        """Forgets that of tasks whose failure no longer counts."""
+        for place, record in list(self.records.items()):
+            if record.kind == LEFT and record.task in tasks and record.path.startswith(beneath):
+                self._drop_left(record)
+                del self.records[place]
+
     def again(self, task: str, path: str, attempt: int, due: int, error: ErrorValue | None = None) -> None:
         """Another attempt at a task or a call begins: the failure that ended the last one counts no longer, finished work does."""
         beneath = f"{path}/" if path else ""
+        self._drop_all_left((task,), beneath)
         self._forget(task, beneath, error, _tell_error)
         for place in [p for p in self.attempts if p[0] == task and p[1].startswith(beneath)]:
             del self.attempts[place]
@@ -243,6 +261,7 @@ class Progress:
         for place, record in list(self.records.items()):
             if (given := _read_answer(record)) is not None and times_out_for_good(self._question(place, given), given):
                 del self.records[place]
+        self._drop_all_left({task for task, _ in self.records})
         before = dict(self.records)
         for task in {task for task, _ in before}:
             self._forget(task, "", self.failed.get(task), self._tell_failure)

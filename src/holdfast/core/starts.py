@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.channels import CUSTOM, LAST, MISSING, REPLACING, TOPIC, take
+from holdfast.core.channels import CUSTOM, LAST, MISSING, REPLACING, TOPIC, find_misfits, refuse_misfit, take
 from holdfast.core.checkpoint import CARRY_TASK, INPUT_TASK, Carry, Checkpoint, Delta, Source, Task, TaskResult, advance, decode_writes
 from holdfast.core.graph import START, Program
 from holdfast.core.superstep import plan, reduce_write
@@ -44,6 +44,8 @@ def first(
     them, and not named if the input takes their place. ``writes``: the decoded input, where that is at hand.
     """
     writes = decode_writes(given) if writes is None else writes
+    if carried and (misfits := find_misfits({n: tag for n, tag in program.reducing.items() if n in writes}, carried)):
+        raise refuse_misfit(misfits[0], program.reducing[misfits[0]], carried[misfits[0]])
     if inline or start.step >= 0 or start.values or source is not Source.INPUT:
         return _work_out(program, start, given, writes, carried, carries, source, inline)
     named = () if carried is None else tuple(carried)

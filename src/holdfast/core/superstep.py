@@ -13,7 +13,7 @@ from holdfast.core import canon
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.bounds import wrong
-from holdfast.core.channels import LAST, MISSING, Channel, Reducer, last
+from holdfast.core.channels import LAST, MISSING, Channel, Reducer, find_misfits, last, refuse_misfit
 from holdfast.core.checkpoint import (
     NONE_SEEN,
     SIGNAL,
@@ -212,8 +212,13 @@ def barrier(
     Raises:
         TwoWriters: two tasks wrote one ``last`` channel (§4.1).
         StepFailure: a custom reducer raised.
+        InvalidWrite: a channel holds what its reducer adds to nothing.
         Unserializable: a custom reducer made a value no store could keep.
     """
+    if program.reducing and (misfits := find_misfits(program.reducing, parent.values)):
+        written = {name for r in (*results.values(), *signals) for name in (decoded[r.task] if r.task in decoded else decode_writes(r))}
+        for name in written.intersection(misfits):
+            raise refuse_misfit(name, program.reducing[name], parent.values[name])
     if len(parent.pending) == 1 and not signals and source is Source.LOOP and taken is None and not parent.held:
         alone = results[parent.pending[0].key]
         short = cps.cross_alone(parent, alone, alone.task in inline, decoded.get(alone.task), program.lasting)

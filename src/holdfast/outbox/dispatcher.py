@@ -21,7 +21,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast import logs
-from holdfast.core import canon, intents
+from holdfast.core import bounds, canon, intents
 from holdfast.core import effects as fx
 from holdfast.core.blobs import Blob
 from holdfast.core.commands import Signal as SignalCommand
@@ -338,7 +338,7 @@ class Dispatcher:
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
                 answer = fx.read_answer(await self._call(intent.lane, route.verify, canon.thaw(canon.decode(intent.payload)), intent.key), f"verify of {intent.type}")
-        except Exception as e:  # the hook is the author's code; one that raises or hangs does not know
+        except (Exception, SystemExit) as e:  # the hook is the author's code; one that raises or hangs does not know
             answer = fx.Unknown(f"verify raised {type(e).__name__}: {e}")
         now = self._store.now()
         match answer:
@@ -392,8 +392,10 @@ class Dispatcher:
             return intent, Doubtful(ErrorValue.of(e)), None
         except StoreError:
             raise
-        except (Exception, SystemExit) as e:  # a transport is the author's code and may raise anything
-            tried_again = isinstance(e, (*route.on, SystemExit))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as e:  # a transport is the author's code and may raise anything
+            tried_again = isinstance(e, route.on) or not isinstance(e, Exception)
             return intent, Failed(ErrorValue.of(e)) if tried_again else Refused(ErrorValue.of(e)), None
         return intent, Sent(_pack(answer)), answer
 
@@ -457,7 +459,7 @@ class Dispatcher:
             async with asyncio.timeout(route.timeout):
                 values = read_given(await self._call(intent.lane, route.on_response, IntentView.of(after), answer))
             return self._beside(intent, after, values)
-        except Exception as e:  # the hook is the author's code and may raise anything
+        except (Exception, SystemExit) as e:  # the hook is the author's code and may raise anything
             return Settlement(intent, replace(after, detail=f"sent; on_response failed: {type(e).__name__}: {e}"[:1000]))
 
     def _beside(self, intent: Intent, after: Intent, values: Sequence[Given]) -> Settlement:
@@ -470,14 +472,17 @@ class Dispatcher:
             key = f"{intent.key}:{n}"
             match value:
                 case Row(topic, row_key, data):
+                    topic, row_key = bounds.text(topic, "topic"), bounds.text(row_key, "key", empty=True)
                     step = intent.intent_id.rpartition("!")[0]
                     ledger.append(LedgerRow(intent.run_id, topic, row_key, canon.pack(data, "ledger")[1], now, step))
                 case Signal(name, payload, signal_key, run_id):
+                    name, signal_key, run_id = bounds.check_signal(name, "name"), bounds.text(signal_key, "key", empty=True), bounds.text(run_id, "run_id", empty=True)
                     command = SignalCommand(name=name, signal_key=signal_key or key, payload=canon.pack(payload, "payload")[1], actor=f"intent:{intent.intent_id}")
                     puts.append(InboxItem(run_id=run_id or intent.run_id, key=command.key, command=command, put_at=now))
                 case Blob():
                     kept.append(value)
                 case Further(type_, payload, order):
+                    type_, order = bounds.text(type_, "type"), bounds.text(order, "order", empty=True)
                     data = canon.pack(payload, "intent")[1]
                     more.append(
                         Intent(

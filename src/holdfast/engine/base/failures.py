@@ -226,6 +226,15 @@ class ControlFlow(BaseException):
         return self
 
 
+def find_ways_out(error: BaseException | None) -> Iterator[ControlFlow]:
+    """The ways out in an error, also where a group of tasks has put several together."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from find_ways_out(each)
+    elif isinstance(error, ControlFlow):
+        yield error
+
+
 def contain(error: BaseException, what: str) -> Exception:
     """What a BaseException out of a user's code counts as: a failure of its step, not the end of the process that serves others.
 
@@ -301,4 +310,4 @@ def _read_rested(run: Rested) -> Any:
     raise RunWaiting(run, f"the run is not being executed: {status}")
 
 
-__all__ = ["ControlFlow", "cancel", "contain", "did_we_cancel", "frames_of", "record", "revive", "serve", "uncancel", "was_asked", "with_traceback"]
+__all__ = ["ControlFlow", "cancel", "contain", "did_we_cancel", "find_ways_out", "frames_of", "record", "revive", "serve", "uncancel", "was_asked", "with_traceback"]

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,14 +31,15 @@ from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import OK
 from holdfast.core.retry import time_left
 from holdfast.core.waits import Wait, WaitKind
-from holdfast.engine.base.failures import ControlFlow, revive
+from holdfast.engine.base.failures import ControlFlow, find_ways_out, revive
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Asked, Services
 from holdfast.engine.base.streams import Track
-from holdfast.engine.calls.functions import Patience
+from holdfast.engine.calls.functions import Calling, Patience, calling
 
 MOST_KEY_CHARS = 200
 _making = threading.Lock()  # a plain node may make its first recorded calls from several threads
+SWALLOWED, CAUGHT = "caught the internal exception that suspends it", "do not catch BaseException around ctx calls"
 SHOWN = 3  # calls before and after the one that differs, so that what the code calls now stays in sight
 
 
@@ -64,9 +67,10 @@ class Restart(ControlFlow):
 
 class Scope:
     """Numbers the calls of one line of control; ``prefix`` is the path to it, ``made`` counts them, ``busy`` are those in flight by their paths, ``within`` how many
-    items of maps it is in, each of which is a call in flight itself, ``item`` a short form of the innermost. ``mark`` is that of its ``Places``."""
+    items of maps it is in, each of which is a call in flight itself, ``item`` a short form of the innermost. ``mark`` is that of its ``Places``. ``left``: the task
+    of the event loop that last left it to rest, and the waits in which."""
 
-    __slots__ = ("busy", "item", "made", "mark", "next", "prefix", "within")
+    __slots__ = ("busy", "item", "left", "made", "mark", "next", "prefix", "within")
 
     def __init__(self, mark: object, prefix: str, within: int = 0, item: str = "") -> None:
         self.mark = mark
@@ -75,46 +79,25 @@ class Scope:
         self.busy: dict[str, str] = {}
         self.within = within
         self.item = item
+        self.left: tuple[weakref.ref[asyncio.Task[Any]], tuple[Wait, ...]] | None = None
 
 
 current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
-class Calling:
-    """An attempt of a recorded call: its ``tag`` stands after that of its node's own, ``.<path>@<attempt>``; ``track``: what it emits."""
-
-    __slots__ = ("number", "path", "tag", "track")
-    tag: str
-
-    def __init__(self, above: Calling | None, path: str, number: int) -> None:
-        self.path = path
-        self.number = number
-        self.tag = f"{'' if above is None else above.tag}.{path}@{number}"
-        self.track: Track | None = None
-
-
-calling: contextvars.ContextVar[Calling | None] = contextvars.ContextVar("holdfast_calling", default=None)
-"""The attempt of a recorded call in whose midst the code runs."""
-
-
-@contextmanager
-def attempting(path: str, attempt: int) -> Iterator[None]:
-    """Within it, what is made belongs to this attempt of the call at this path."""
-    token = calling.set(Calling(calling.get(), path, attempt))
-    try:
-        yield
-    finally:
-        calling.reset(token)
 
 
 class Places:
-    """The places of one attempt at a task. ``node`` is the node's name, for those who read an error. Its scopes know it by a ``mark``: if they referred to it, all
-    that it holds would be freed by the garbage collector alone."""
+    """The places of one attempt at a task. ``node`` is the node's name, for those who read an error, ``waits`` are those in which the attempt is to rest; ``handled``:
+    the calls that were made while an error was handled, ``errors``: those that branches ended with. Its scopes know it by a ``mark``: if they referred to it, all that it holds would be freed by the garbage collector alone."""
 
-    def __init__(self, services: Services, journal: Journal, key: str, step: int, node: str, prefix: str) -> None:
+    def __init__(self, services: Services, journal: Journal, key: str, step: int, node: str, prefix: str, waits: Mapping[str, Wait]) -> None:
         self._services = services
         self._journal = journal
         self._key = key
         self._step = step
         self._node = node
+        self._waits = waits
+        self.handled: list[tuple[str, BaseException]] = []
+        self.errors: list[BaseException] = []
         self.mark = object()
         self.root = Scope(self.mark, prefix)
         self.closed = False
@@ -145,6 +128,7 @@ class Places:
         scope = self.scope()
         if self.closed:
             raise ConcurrentScope(f"the call of {name} began after {self._node} had ended", hint="await every ctx call, or use ctx.gather")
+        self.leave()
         if key is None:
             if scope.busy:
                 raise ConcurrentScope(
@@ -159,12 +143,31 @@ class Places:
             path = f"{scope.prefix}={key}"
             if path in scope.busy:
                 raise ConcurrentScope(f"the call of {name} began while {scope.busy[path]} with the same key {key!r} was under way", hint="give each call its own key")
+        if (error := sys.exception()) is not None:
+            self.handled.append((path, error))
         scope.busy[path] = name
         scope.made += 1
         try:
             yield path
+        except Suspend as rests:
+            if (task := asyncio.current_task()) is not None:
+                scope.left = weakref.ref(task), rests.waits
+            raise
         finally:
             del scope.busy[path]
+
+    def leave(self) -> None:
+        """Goes on to leave where the code that asks is on its way out to rest, as in a ``finally``. The node comes by there again when it ends.
+
+        Raises:
+            Suspend: the way out that it is on.
+            SuspensionSwallowed: it has caught that.
+        """
+        if self._waits and (rests := [w for way in find_ways_out(sys.exception()) if isinstance(way, Suspend) for w in way.waits if w.wait_id in self._waits]):
+            raise Suspend(tuple(rests))
+        left = self.scope().left if self._waits else None
+        if left is not None and left[0]() is asyncio.current_task() and any(w.wait_id in self._waits for w in left[1]):
+            raise SuspensionSwallowed(f"{self._node} {SWALLOWED}", hint=CAUGHT)
 
     def lookup(self, call: Call) -> StepRecord | None:
         """The record at a place, if it is one of this call. Without one, the place must not belong to another call.
@@ -338,7 +341,7 @@ class Attempt:
         if self._places is None:
             with _making:
                 if self._places is None:
-                    places = Places(self.services, self.journal, self.key, self.step, self.node.name, self.root)
+                    places = Places(self.services, self.journal, self.key, self.step, self.node.name, self.root, self.waits)
                     places.closed = self._closed
                     self._places = places
         return self._places
@@ -464,6 +467,8 @@ class Attempt:
         self._closed = True
         if self._places is not None:
             self._places.closed = True
+            self._places.handled.clear()
+            self._places.errors.clear()
 
     def end(self) -> None:
         """The node has returned.
@@ -476,7 +481,7 @@ class Attempt:
         if self._places is not None and (busy := self._places.root.busy):
             raise ConcurrentScope(f"{self.node.name} returned while ctx.{', '.join(busy.values())} was in flight", hint="await it, or use ctx.gather")
         if self.waits or self.restarting:
-            raise SuspensionSwallowed(f"{self.node.name} caught the internal exception that suspends it", hint="do not catch BaseException around ctx calls")
+            raise SuspensionSwallowed(f"{self.node.name} {SWALLOWED}", hint=CAUGHT)
 
     # -- done again ---------------------------------------------------------------------------------
 
@@ -494,4 +499,4 @@ class Attempt:
         self.journal.hold(Draft(results=[StepRecord(self.key, f"{self.prefix}{REDO}", REDO, value=value, kind="feedback")]))
 
 
-__all__ = ["REDO", "RETRY", "Attempt", "Call", "Calling", "Places", "Restart", "Scope", "Suspend", "attempting", "calling", "current", "label"]
+__all__ = ["REDO", "RETRY", "Attempt", "Call", "Places", "Restart", "Scope", "Suspend", "current", "label"]

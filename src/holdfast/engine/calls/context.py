@@ -384,7 +384,7 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_timeout": on_timeout}
         return waiting.handoff(self._attempt, prompt, verdict=verdict, redo=redo, authoritative=authoritative, actions=actions, **options)
 
-    @check_arguments(on_timeout=TIMED_OUT)
+    @check_arguments(signal=bounds.check_signal, on_timeout=TIMED_OUT)
     def wait(self, signal: str, *, timeout: Duration = None, on_timeout: str = "halt", default: Any = None) -> Coroutine[Any, Any, Any]:
         """Waits for the signal with this name and returns its payload. A signal that came earlier is kept until it is asked for (§5.11).
 
@@ -633,6 +633,7 @@ class Context:
 
         The flow's recorded calls are dropped: the next pass starts from these inputs with an empty record.
         """
+        self._attempt.places.leave()
         self._attempt.restarting = True
         raise Restart(inputs)
 

@@ -52,9 +52,9 @@ from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries, steps, undos, words
-from holdfast.engine.calls.attempt import Attempt, Restart, Suspend, attempting
+from holdfast.engine.calls.attempt import Attempt, Restart, Suspend
 from holdfast.engine.calls.elsewhere import Elsewhere
-from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, call, describe_function, name_of
+from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, attempting, call, describe_function, name_of
 from holdfast.engine.calls.waits import Ask, Redo, request
 from holdfast.engine.look.snapshot import whole
 

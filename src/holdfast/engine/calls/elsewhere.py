@@ -21,7 +21,8 @@ from holdfast.core.lease import at_once
 from holdfast.core.toolcalls import Answer, Asked, owner_of, place_of, plain, read_answer, type_of
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.calls.attempt import Attempt, calling
+from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.functions import calling
 from holdfast.engine.calls.waits import Ask, open_at, request
 
 TAKEN_BACK = "the run was canceled while a tool runner had the request, and its answer was not kept"

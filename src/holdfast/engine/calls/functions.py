@@ -9,12 +9,14 @@ comes out is a value, a failure of the step, a way out that is none (``ControlFl
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import datetime as dt
 import functools
 import inspect
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from types import CoroutineType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
@@ -27,11 +29,39 @@ from holdfast.core.graph import DEFAULT_TIMEOUT_US
 from holdfast.engine.base import failures, loopwatch, pool
 from holdfast.engine.base.begun import Rest
 from holdfast.engine.base.failures import ControlFlow, contain
+from holdfast.engine.base.streams import Track
 
 T = TypeVar("T")
 LAMBDA = "<lambda>"
 CLEANUP_SECONDS = 5.0  # so long may a coroutine go on after its cancel, to tidy up
 log = logs.logger("holdfast.run")
+
+
+class Calling:
+    """An attempt of a recorded call: its ``tag`` stands after that of its node's own, ``.<path>@<attempt>``; ``track``: what it emits."""
+
+    __slots__ = ("number", "path", "tag", "track")
+    tag: str
+
+    def __init__(self, above: Calling | None, path: str, number: int) -> None:
+        self.path = path
+        self.number = number
+        self.tag = f"{'' if above is None else above.tag}.{path}@{number}"
+        self.track: Track | None = None
+
+
+calling: contextvars.ContextVar[Calling | None] = contextvars.ContextVar("holdfast_calling", default=None)
+"""The attempt of a recorded call in whose midst the code runs."""
+
+
+@contextmanager
+def attempting(path: str, attempt: int) -> Iterator[None]:
+    """Within it, what is made belongs to this attempt of the call at this path."""
+    token = calling.set(Calling(calling.get(), path, attempt))
+    try:
+        yield
+    finally:
+        calling.reset(token)
 
 
 class Patience:
@@ -420,4 +450,4 @@ def _call_carried(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         raise RuntimeError(f"a plain function raised {type(e).__name__}") from e
 
 
-__all__ = ["First", "Patience", "accepts_key", "asynchronous", "await_any", "await_in_time", "call", "name_of"]
+__all__ = ["Calling", "First", "Patience", "accepts_key", "asynchronous", "attempting", "await_any", "await_in_time", "call", "calling", "name_of"]

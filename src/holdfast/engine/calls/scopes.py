@@ -64,12 +64,14 @@ def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: i
             current.set(Scope(attempt.places.mark, f"{path}/{number}/", above.within, above.item))
             try:
                 return await awaitable
-            except Exception:
+            except Exception as e:
                 failed = True
+                attempt.places.errors.append(e)
                 raise
             except BaseException as e:  # let out of a task, an exit would end the loop
                 error = contain(e, f"branch {number} of {path}")
                 failed = True
+                attempt.places.errors.append(error)
                 raise error from e
 
     tasks = [asyncio.create_task(branch(i, c)) for i, c in enumerate(calls)]

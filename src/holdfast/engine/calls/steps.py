@@ -28,8 +28,8 @@ from holdfast.engine.base.failures import ControlFlow, record
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries
-from holdfast.engine.calls.attempt import Attempt, Scope, attempting, current
-from holdfast.engine.calls.functions import Patience, asynchronous, call, describe_function, name_of
+from holdfast.engine.calls.attempt import Attempt, Scope, current
+from holdfast.engine.calls.functions import Patience, asynchronous, attempting, call, describe_function, name_of
 from holdfast.engine.calls.waits import Ask, request
 
 log = logs.logger("holdfast.limits")

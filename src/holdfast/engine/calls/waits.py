@@ -282,6 +282,7 @@ def read_value(given: RawDecision) -> Any:
 async def approve(attempt: Attempt, prompt: str, schema: Any, *, redo: str | None, **options: Any) -> Decision:
     """Approves, denies, or, where ``redo`` names what can be done again, sends it back with feedback (§5.5)."""
     target = _target(attempt, redo)
+    _check_default(schema, options)
     question = Ask(kind=WaitKind.APPROVAL, prompt=prompt, schema=schema_of(schema), about=about(attempt, options["show"]), **options)
     if redo is not None:
         question = replace(question, actions=(*ws.ACTIONS[WaitKind.APPROVAL], ws.RETRY), redo=target or attempt.node.name)
@@ -299,6 +300,7 @@ def _target(attempt: Attempt, redo: str | None) -> str | None:
 async def ask(attempt: Attempt, prompt: str, schema: Any, **options: Any) -> Any:
     """The answer as a value of the type asked for; what does not fit is asked again."""
     canon.register_named(schema)
+    _check_default(schema, options)
     shown = None if options["show"] is None else about(attempt, options["show"])
 
     def fits(given: RawDecision) -> str | None:
@@ -312,6 +314,19 @@ async def ask(attempt: Attempt, prompt: str, schema: Any, **options: Any) -> Any
 
     given = await request(attempt, Ask(kind=WaitKind.INPUT, prompt=prompt, schema=schema_of(schema), fits=fits, about=shown, **options))
     return convert(read_value(given), schema) if given.action == ws.ANSWER else read_value(given)
+
+
+def _check_default(schema: Any, options: Mapping[str, Any]) -> None:
+    """Refuses, before anybody is asked, what would be given in the place of an answer and is none.
+
+    Raises:
+        InvalidInput: it does not have the type of an answer.
+    """
+    if options["on_timeout"] == "default" and options["default"] is not None:
+        try:
+            convert(canon.pack(options["default"], "default")[0], schema)
+        except InvalidInput as e:
+            raise InvalidInput(f"the default does not fit the question: {e.message}", field="default") from None
 
 
 def schema_of(kind: Any) -> dict[str, Any] | None:

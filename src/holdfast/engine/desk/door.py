@@ -335,10 +335,8 @@ def signal(name: str, given: Any, *, key: str | None, actor: str, fresh: str) ->
     Raises:
         InvalidInput, Unserializable, TooLarge: by the name of what was given.
     """
-    if ":" in bounds.text(name, "name"):
-        raise InvalidInput(f"a signal's name must not contain a colon: {name!r}", field="name", hint="order-paid")
     return cmd.Signal(
-        name=bounds.text(name, "name"),
+        name=bounds.check_signal(name, "name"),
         signal_key=fresh if key is None else bounds.text(key, "key"),
         payload=payload(given),
         actor=bounds.who(actor, "actor"),

@@ -25,7 +25,7 @@ from holdfast.core.effects import Effect, EffectStatus, origin
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, StepFailure
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, TOUCH
-from holdfast.core.progress import Progress
+from holdfast.core.progress import LEFT, LEFT_AT_ONCE, Progress
 from holdfast.core.run import Run
 from holdfast.core.waits import APPROVE, HUMAN, Decision, Wait, WaitKind
 from holdfast.core.wording import target_of
@@ -39,7 +39,7 @@ MANY = 1_000_000
 Place = tuple[int, str, str]
 _OF_PEOPLE = frozenset(f"{kind.value}:" for kind in HUMAN)
 # Calls inside these are answered one by one, so that what a policy says of each effect holds.
-_OPENED = frozenset({"task", "feedback"})
+_OPENED = frozenset({"task", "feedback", LEFT, LEFT_AT_ONCE})
 # What a fork in the middle of a step takes over; effects are found in the ledger, gates are asked again.
 _CARRIED = frozenset({"step", "value", "scope", "first_of", "wait", "task", "feedback", "child"})
 
@@ -94,11 +94,15 @@ def read_records(rows: list[Row], progress: Progress) -> tuple[dict[tuple[int, s
         if record.delta is not None and (how := cps.note_end(record.delta)) is not None:
             ended[record.delta.step] = how
         progress.step(record)
-        if any(isinstance(e.fact, ev.RunResumed) and e.fact.cause == "operator" for e in record.events):
-            # What answered nobody, as a child that had failed, was asked for anew: nothing of it is served.
-            for step, task, path in [p for p, r in out.items() if r.kind == "wait" and p[0] == progress.checkpoint.step_of(p[1]) and p[1:] not in progress.records]:
-                del out[step, task, path]
+        if any(map(_is_tried_again, record.events)) or any(isinstance(r, StepRecord) and r.kind == LEFT_AT_ONCE for r in record.results):
+            # What was forgotten, as a failure or an answer to nobody, is come to anew: nothing of it is served.
+            for place in [p for p in out if p[0] == progress.checkpoint.step_of(p[1]) and p[1:] not in progress.records]:
+                del out[place]
     return out, ended
+
+
+def _is_tried_again(event: ev.Event) -> bool:
+    return isinstance(event.fact, ev.StepRetryScheduled) or (isinstance(event.fact, ev.RunResumed) and event.fact.cause == "operator")
 
 
 async def _read_birth(store: Store, run: Run) -> tuple[int, bool]:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from holdfast.core import decisions, superstep, views
 from holdfast.core import events as ev
 from holdfast.core import policy as policies
 from holdfast.core import run as records
-from holdfast.core.checkpoint import Source, StepRecord
+from holdfast.core.checkpoint import Result, Source, StepRecord
 from holdfast.core.commit import InboxItem, Tip
 from holdfast.core.errors import (
     AcknowledgeRequired,
@@ -60,7 +60,7 @@ from holdfast.core.graph import Program
 from holdfast.core.lanes import Blocked, May
 from holdfast.core.lease import AT_ONCE, TOUCH, Alive, Lease
 from holdfast.core.limits import SOON_US, tell_when_to_come_back
-from holdfast.core.progress import Progress
+from holdfast.core.progress import LEFT_AT_ONCE, Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import WaitKind
 from holdfast.engine.base import obstacles, pool
@@ -669,9 +669,10 @@ async def drive_to_rest(services: Services, driver: Driver, claim: Claim | None,
             await Desk(services, Reader(services)).settle(run.run_id)  # what it was told before it was set aside for a person
         return run
     except (Exception, asyncio.CancelledError, KeyboardInterrupt) as e:
+        left = [r for r in driver.journal.held.results if isinstance(r, StepRecord) and r.kind == LEFT_AT_ONCE]
         driver.journal.close()
         if driver.journal.tip is not None:
-            await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e, cut=driver.fresh))
+            await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e, cut=driver.fresh, left=left))
         with contextlib.suppress(HoldfastError):  # told of by whoever comes next
             await surface(services)
         if may_be_held_still(e):
@@ -679,9 +680,9 @@ async def drive_to_rest(services: Services, driver: Driver, claim: Claim | None,
         raise
 
 
-async def let_go(services: Services, run_id: str, fence: int, error: BaseException, *, due: int | None = None, cut: bool = False) -> None:
-    """Gives back the run whose driving ``error`` stopped, if it is still ours: due again at once, or at ``due``. ``cut``: it had only just
-    begun; where it was cancelled, that counts as an owner that died of it, for a step can cancel whatever is in its loop.
+async def let_go(services: Services, run_id: str, fence: int, error: BaseException, *, due: int | None = None, cut: bool = False, left: Sequence[Result] = ()) -> None:
+    """Gives back the run whose driving ``error`` stopped, if it is still ours: due again at once, or at ``due``. ``left`` tells what its steps did on
+    their way out. ``cut``: it had only just begun; where it was cancelled, that counts as an owner that died of it, for a step can cancel whatever is in its loop.
 
     After an error of the store, or of the lease, nothing more is written now (§1.12): a worker of this process takes the run up again under a new
     fence, which also says what became of the effects in flight, or it is given back later. The error itself is the caller's to raise or report.
@@ -699,7 +700,7 @@ async def let_go(services: Services, run_id: str, fence: int, error: BaseExcepti
     why = error.line() if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
     fact: ev.Fact = ev.RunHandedBack(services.owner, cut=cut and isinstance(error, asyncio.CancelledError)) if again else ev.RunInterrupted(why[:1000])
     try:
-        await hand_back(services, run_id, fence, fact, due=due)
+        await hand_back(services, run_id, fence, fact, due=due, left=left)
     except HoldfastError:  # a store that cannot say even this
         leave_over(services)
 
@@ -730,8 +731,8 @@ async def _give_back(services: Services) -> None:
         leave_over(services)
 
 
-async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, *, due: int | None = None) -> bool:
-    """One commit with ``fact`` that gives the lease back; False if the run is not ours (any more)."""
+async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, *, due: int | None = None, left: Sequence[Result] = ()) -> bool:
+    """One commit with ``fact`` and what is ``left`` to tell that gives the lease back; False if the run is not ours (any more)."""
     store = services.store
     for _ in range(3):
         held = await _find_held(store, run_id)
@@ -741,7 +742,7 @@ async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, 
         answered = run.status in WAITING and any(d.resume for d in run.decisions)
         journal = Journal(store, run, tip, fence, Progress(run_id))
         try:
-            await journal.leave(Draft(facts=[fact], due_stands=due is not None), due=AT_ONCE if answered and due is None else due)
+            await journal.leave(Draft(facts=[fact], results=list(left), due_stands=due is not None), due=AT_ONCE if answered and due is None else due)
             return True
         except LeaseLost:
             return False

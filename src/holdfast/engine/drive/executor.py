@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, cast
@@ -14,9 +15,9 @@ from holdfast.authoring import State
 from holdfast.core import bounds, canon, ids
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING, ROOM
-from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult, decode_writes
+from holdfast.core.checkpoint import SendTo, Task, TaskResult, decode_writes
 from holdfast.core.effects import LEDGERED
-from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure, StepTimeout, make_own
+from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure, make_own
 from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes, of_delivery
 from holdfast.core.retry import backoff, time_left
@@ -25,12 +26,13 @@ from holdfast.engine.base.failures import ControlFlow, contain, record
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
-from holdfast.engine.calls import gates, retries, steps
+from holdfast.engine.calls import gates, left, retries, steps
 from holdfast.engine.calls.attempt import Attempt, Restart, Suspend
 from holdfast.engine.calls.context import Context, Given, Hand, face
 from holdfast.engine.calls.functions import Patience, await_in_time, call
 from holdfast.engine.calls.subflow import Subflow
 from holdfast.engine.calls.waits import Redo
+from holdfast.engine.calls.written import read_intents
 
 
 class StepError(Exception):
@@ -203,15 +205,15 @@ async def _let_end(
     program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, hand: Hand, begin: Callable[[], Coroutine[Any, Any, Any]],
 ) -> Finished:
     """A call of a node's code with its end."""
-    token, asked = face.set(hand), hand.asked
+    token, asked, outer = face.set(hand), hand.asked, sys.exception()
     try:
         value = await begin()
         for at in asked:
             at.end()
-    except StepTimeout:
-        for at in asked:
-            if at.parked:
-                await at.journal.safe_points.stand(at)  # its time was up while it stood still, to be handed back: that is no failure of its own
+    except ControlFlow:
+        raise
+    except BaseException as e:
+        await left.note(e, asked, outer)
         raise
     finally:
         face.reset(token)
@@ -250,13 +252,14 @@ async def _ran(
 async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, at: Attempt) -> Finished:
     boundaries = at.journal.safe_points
     boundaries.enter(at.key, at)
-    token = face.set(Given(at))
+    token, outer = face.set(Given(at)), sys.exception()
     try:
         value = await _call(node, snapshot, at)
         at.end()
-    except StepTimeout:
-        if at.parked:
-            await boundaries.stand(at)  # its time was up while it stood still, to be handed back: that is no failure of its own
+    except ControlFlow:
+        raise
+    except BaseException as e:
+        await left.note(e, [at], outer)
         raise
     finally:
         face.reset(token)
@@ -328,7 +331,7 @@ def _finish(
         return Finished(TaskResult(task.key, _outcome(node, task, at), attempt=attempt, result=data, intents=intents, ledger=ledger), NOTHING)
     raw, goto, sends = _interpret(node, value)
     if INTENTS in raw and INTENTS not in program.channels:
-        intents += tuple(_intents(raw.pop(INTENTS)))
+        intents += tuple(read_intents(raw.pop(INTENTS)))
     writes, packed = NOTHING, None
     if raw:
         check_writes(program, node, raw)
@@ -408,18 +411,6 @@ def _interpret(node: Node, value: Any) -> tuple[dict[str, Any], tuple[str, ...] 
     raise BadReturn(
         f"{node.name} returned {type(value).__name__}", hint="return a dict of writes, Goto(node, writes), [Send(node, payload)] or None"
     )
-
-
-def _intents(written: Any) -> list[IntentWrite]:
-    items = written if isinstance(written, list | tuple) else [written]
-    out = []
-    for item in items:
-        if not isinstance(item, Mapping) or not isinstance(item.get("type"), str):
-            raise BadReturn("an intent is a mapping with a type and a payload")
-        rest = {k: v for k, v in item.items() if k not in ("type", "payload", "key", "order")}
-        payload = item.get("payload", rest or None)
-        out.append(IntentWrite(item["type"], canon.pack(payload, "intent")[1], str(item.get("key", "")), str(item.get("order", ""))))
-    return out
 
 
 def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapping[str, Any]) -> tuple[tuple[str, ...], list[Send], bool]:
