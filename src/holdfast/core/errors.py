@@ -146,6 +146,12 @@ class ConcurrentScope(UsageError):
     code = "concurrent_scope"
 
 
+class NotAwaited(UsageError):
+    """A ctx call was made and never awaited, so what it asks for was not done (§4.12). Write ``await`` in front of it."""
+
+    code = "not_awaited"
+
+
 class ForeignLoop(UsageError):
     """The Runtime was entered in another event loop or another thread."""
 
