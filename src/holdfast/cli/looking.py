@@ -301,7 +301,10 @@ def events(call: Call, run_id: str, cursor: int, limit: int | None, follow: bool
             page = await rt.events(run_id, cursor, limit=limit)
             return page, await find_next(page, limit, lambda e: e.seq, lambda last: rt.events(run_id, last, limit=1))
         async for event in rt.events(run_id, cursor, follow=True, limit=limit):
-            click.echo(o.as_json(_event(event)) if call.as_json else _event_line(_event(event)))
+            if call.as_json:
+                o.emit(_event(event), whole=False)
+            else:
+                click.echo(_event_line(_event(event)))
         return [], None
 
     found, more = over(call, act)

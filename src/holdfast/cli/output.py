@@ -7,6 +7,7 @@ the cursor of an operator's terminal nor break a line in two.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import datetime as dt
 import json
 import os
@@ -15,8 +16,8 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TextIO
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TextIO, cast
 
 import click
 
@@ -49,9 +50,59 @@ _MARK_COLOURS: dict[Mark, str] = {"ok": "green", "warn": "yellow", "bad": "red",
 # -- programs ---------------------------------------------------------------------------------------
 
 
-def emit(data: Mapping[str, Any]) -> None:
-    """One JSON object on stdout; indented where a person looks."""
-    click.echo(as_json(data, indent=2 if sys.stdout.isatty() else None))
+_answer: contextvars.ContextVar[TextIO | None] = contextvars.ContextVar("holdfast_answer", default=None)
+"""Where the answer of a command goes that prints JSON; None: to standard output."""
+_emitted: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("holdfast_emitted")
+"""Filled once there is an answer."""
+
+
+def emit(data: Mapping[str, Any], *, whole: bool = True) -> None:
+    """One JSON object on standard output; indented where a person looks, unless it is one of several, each on its line."""
+    stream = _answer.get() or sys.stdout
+    if (said := _emitted.get(None)) is not None:
+        said.append(True)
+    click.echo(as_json(data, indent=2 if whole and stream.isatty() else None), file=stream)
+
+
+@contextlib.contextmanager
+def keeping_one_object() -> Iterator[Callable[[HoldfastError], None]]:
+    """Gives what tells an error as the answer, if there is none yet: whoever reads JSON reads one object."""
+    said: list[bool] = []
+    token = _emitted.set(said)
+
+    def tell(error: HoldfastError) -> None:
+        if not said:
+            with contextlib.suppress(Gone, OSError):  # standard output itself may be what failed
+                emit({"error": {"code": error.code, "message": error.message, "hint": error.hint or None}})
+
+    try:
+        yield tell
+    finally:
+        _emitted.reset(token)
+
+
+@contextlib.contextmanager
+def keeping_apart() -> Iterator[None]:
+    """What the code of a run prints meanwhile, and what programs print that it starts, goes to standard error: the answer is JSON and nothing else."""
+    out = sys.stdout
+    kept: int | None = None
+    answer = out
+    if isinstance(out, Answered):  # the descriptors are those of this process, and not of a test in the same one
+        out.flush()
+        number, kept = out.fileno(), os.dup(out.fileno())
+        os.dup2(sys.stderr.fileno(), number)
+        answer = cast(TextIO, Answered(open(kept, "w", encoding=out.encoding, errors=out.errors, closefd=False)))  # noqa: SIM115 - closed below
+    token = _answer.set(answer)
+    sys.stdout = sys.stderr
+    try:
+        yield
+        answer.flush()
+    finally:
+        sys.stdout = out
+        _answer.reset(token)
+        if kept is not None:
+            os.dup2(kept, number)
+            os.close(kept)
 
 
 def as_json(data: Any, indent: int | None = None) -> str:
