@@ -54,6 +54,10 @@ def show(value: object) -> str:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, int | float):
         return f"{value!r} of type {kind}"
+    if inspect.iscoroutine(value):
+        return "a coroutine, which was not awaited"
+    if isinstance(value, type) or inspect.isroutine(value):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__[:60]}"
     return f"a value of type {kind}"
 
 
@@ -307,7 +311,7 @@ def when(value: Any, field: str) -> Any:
 
 def function(value: Any, field: str) -> Any:
     if not callable(value):
-        raise wrong(field, "a function", value)
+        raise wrong(field, "a function", value, "give the function itself and its arguments after it, as in step(f, x), not what it returns, as in step(f(x))")
     return value
 
 

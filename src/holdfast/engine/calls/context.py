@@ -265,8 +265,7 @@ class Context:
             StepTimeout: it took longer than ``timeout``.
         """
         self._waits("step")
-        if not callable(fn):
-            raise bounds.wrong("fn", "a function", fn)
+        function(fn, "fn")
         return self._make("step", steps.step(self._attempt, fn, args, key=key, retry=coerce(retry), patience=Patience.of(timeout), name=name))
 
     @verb

@@ -12,6 +12,7 @@ import datetime as dt
 import inspect
 import itertools
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, TypedDict, TypeVar
@@ -242,8 +243,19 @@ def has(field: str, value: object, *verbs: str) -> None:
         raise wrong(field, f"an object with {', '.join(verbs)}", value)
 
 
-def several(field: str, given: Iterable[T], kinds: tuple[type, ...]) -> list[T]:
-    """Values of these classes.
+def check_store(value: object) -> None:
+    """Holds what names a store, and is no URL, against the port of stores.
+
+    Raises:
+        InvalidInput: it is no store.
+    """
+    if any(not callable(getattr(value, name, None)) for name in ("commit", "load", "claim")) or isinstance(value, type):
+        path = f"sqlite:///{os.fspath(value)}" if isinstance(value, os.PathLike) else ""
+        raise wrong("store_url", "a URL, such as sqlite:///runs.db, or a store", value, path)
+
+
+def several(field: str, given: Iterable[T], kinds: tuple[type, ...], hint: str = "") -> list[T]:
+    """Values of these classes. ``hint``: how one is made.
 
     Raises:
         InvalidInput: one is none.
@@ -254,7 +266,7 @@ def several(field: str, given: Iterable[T], kinds: tuple[type, ...]) -> list[T]:
     found = list(given)
     for n, each in enumerate(found):
         if not isinstance(each, kinds):
-            raise wrong(f"{field}[{n}]", f"one of {wanted}", each)
+            raise wrong(f"{field}[{n}]", " or ".join(f"a {kind.__name__}" for kind in kinds), each, hint)
     return found
 
 
