@@ -83,12 +83,13 @@ def _list(call: Call, found: list[RunView], more: str | None, now: int, narrowed
                 r.run_id,
                 o.inline(r.skill_id, 24),
                 o.paint(r.condition, o.COLOURS.get(r.condition)),
-                o.ago(r.created_at, when(now)),
+                o.ago(r.created_at, when(now), brief=True),
                 pages.between(r.started_at, r.finished_at),
                 _about(r),
             ]
             for r in found
         ],
+        below="about",
     )
     o.more(call.next_page(more))
 

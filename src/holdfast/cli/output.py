@@ -279,8 +279,8 @@ def more(command: str | None) -> None:
         click.echo(paint(f"more: {command}", dim=True))
 
 
-WHOLE = frozenset({"run", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since", "next", "held by"})
-"""Columns of ids that are typed again, and of times: they are never cut."""
+WHOLE = frozenset({"run", "condition", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since", "next", "held by"})
+"""Columns of ids that are typed again, of conditions, and of times: they are never cut."""
 LEAST = 8
 
 
@@ -295,14 +295,21 @@ def fit(widths: Sequence[int], whole: Container[int], room: int) -> list[int]:
     return found
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns that fit the terminal; what is cut ends with ``…``."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, below: str = "") -> None:
+    """Aligned columns that fit the terminal; what is cut ends with ``…``. ``below``: the column that stands on a line of its own where it has no room."""
     body = [list(r) for r in rows]
+    notes = [""] * len(body)
+    if below and sum(max([columns(h), *(columns(r[i]) for r in body)]) + 2 for i, h in enumerate(heads)) - 2 > width():
+        at = heads.index(below)
+        heads = [h for h in heads if h != below]
+        notes = [row.pop(at) for row in body]
     widths = fit([max([columns(h), *(columns(r[i]) for r in body)]) for i, h in enumerate(heads)], {i for i, h in enumerate(heads) if h in WHOLE}, width())
     for number, row in enumerate([list(heads), *body]):
         cells = [pad(c if columns(c) <= w else cut(click.unstyle(c), w), w) for c, w in zip(row, widths, strict=True)]
         line = "  ".join(cells).rstrip()
         click.echo(paint(line, dim=True) if number == 0 else line)
+        if number and notes[number - 1]:
+            click.echo(cut(f"    {click.unstyle(notes[number - 1])}", width()))
 
 
 def head(text: str) -> None:
@@ -381,8 +388,8 @@ def clock(at: str | dt.datetime | None) -> str:
     return str(at or "") if known is None else known.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def ago(at: str | dt.datetime | None, now: dt.datetime) -> str:
-    """How long before or after ``now``."""
+def ago(at: str | dt.datetime | None, now: dt.datetime, *, brief: bool = False) -> str:
+    """How long before or after ``now``; ``brief``: in one unit."""
     known = moment(at)
     if known is None:
         return ""
@@ -390,4 +397,6 @@ def ago(at: str | dt.datetime | None, now: dt.datetime) -> str:
     if abs(seconds) < 1:
         return "now"
     said = f"{int(abs(seconds))} s" if abs(seconds) < 60 else span(abs(seconds))
+    if brief:
+        said = " ".join(said.split()[:2])
     return f"{said} ago" if seconds > 0 else f"in {said}"
