@@ -166,7 +166,7 @@ class Runtime:
         self._clock: Clock = StoreClock(self._store, clock or SystemClock())
         self._ttl_us = microseconds(lease, DEFAULT_TTL_US)
         self._skills = Skills()
-        for skill in door.several("skills", skills, (Graph, Flow), '@flow("id") makes a skill of an async function'):
+        for skill in door.check_skills(skills, (Graph, Flow)):
             self._skills.add(skill.program)
         place = as_environment(environment)
         if tool_runner is not None:

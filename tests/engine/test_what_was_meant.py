@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,43 @@ async def test_a_store_that_was_moved_without_its_anchor_opens_once_the_anchor_h
     async with Runtime(f"sqlite:///{new}", skills=[one]) as rt:
         assert (await rt.get(run.run_id)).result == 1
         assert (await rt.invoke(one, {})).result == 1
+
+
+async def test_what_a_task_group_holds_is_told() -> None:
+    """Its own text says «1 sub-exception», and nothing of the way out."""
+
+    @flow("grouped")
+    async def grouped(ctx: Context) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.step(work))
+            group.create_task(ctx.step(work))
+
+    async with Runtime("memory:", skills=[grouped]) as rt:
+        with pytest.raises(RunFailed, match=r"1 sub-exception\): ConcurrentScope: the call of work began .* use ctx.gather"):
+            await rt.run(grouped)
+
+
+async def test_keyword_arguments_of_a_step() -> None:
+    @flow("keywords")
+    async def keywords(ctx: Context) -> Any:
+        return await ctx.step(work, number=3)  # type: ignore[call-overload]
+
+    async with Runtime("memory:", skills=[keywords]) as rt:
+        with pytest.raises(RunFailed, match=r"has no option 'number'; .*functools.partial\(fn, number=…\)"):
+            await rt.run(keywords)
+
+
+def test_two_skills_of_one_name_and_version_in_one_list() -> None:
+    """The second took the place of the first without a word. One skill named twice is no mistake, and neither is another version."""
+
+    def make(version: str) -> Any:
+        @flow("orders", version=version)
+        async def orders(ctx: Context) -> int:
+            return 1
+
+        return orders
+
+    first = make("1")
+    with pytest.raises(UsageError, match="two skills are called 'orders' in version '1'; give one of them another id or another version"):
+        Runtime("memory:", skills=[first, make("1")])
+    Runtime("memory:", skills=[first, first, make("2")]).add(make("1"))

@@ -449,6 +449,7 @@ def check_arguments(**own: Convert) -> Callable[[F], F]:
         parameters = inspect.signature(function).parameters
         asked = frozenset(n for n, p in parameters.items() if p.kind in NAMED)
         open_ended = any(p.kind is ANY_KEYWORD for p in parameters.values())
+        calls = "fn" in parameters and any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values())
         converts = {n: own.get(n) or KNOWN[n] for n, p in parameters.items() if n in own or n in KNOWN}
         optional = {n: p.default for n, p in parameters.items() if p.default is None or p.default is ...}
         places = [(i, n) for i, (n, p) in enumerate(parameters.items()) if p.kind in PLACED and n in converts]
@@ -459,7 +460,10 @@ def check_arguments(**own: Convert) -> Callable[[F], F]:
                 if name not in asked:
                     if open_ended:
                         continue
-                    raise refuse_unknown(name, asked - {"self"}, where)
+                    error = refuse_unknown(name, asked - {"self"}, where)
+                    if calls:
+                        error.hint += f" To give fn a keyword argument, pass functools.partial(fn, {error.name}=…)"
+                    raise error
                 if name in converts and not (name in optional and value is optional[name]):
                     options[name] = converts[name](value, name)
             if not places or places[0][0] >= len(args):

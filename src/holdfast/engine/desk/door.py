@@ -24,7 +24,7 @@ from holdfast.core import commands as cmd
 from holdfast.core.bounds import wrong
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
-from holdfast.core.errors import InvalidInput
+from holdfast.core.errors import InvalidInput, UsageError
 
 T = TypeVar("T")
 
@@ -267,6 +267,21 @@ def several(field: str, given: Iterable[T], kinds: tuple[type, ...], hint: str =
     for n, each in enumerate(found):
         if not isinstance(each, kinds):
             raise wrong(f"{field}[{n}]", " or ".join(f"a {kind.__name__}" for kind in kinds), each, hint)
+    return found
+
+
+def check_skills(given: Iterable[T], kinds: tuple[type, ...]) -> list[T]:
+    """Skills of which no two have one id and one version.
+
+    Raises:
+        InvalidInput: one is no skill. UsageError: a second one would take the place of the first.
+    """
+    found = several("skills", given, kinds, '@flow("id") makes a skill of an async function')
+    programs: dict[tuple[str, str], Any] = {}
+    for skill in found:
+        program = getattr(skill, "program")  # noqa: B009 - every kind of skill has one
+        if programs.setdefault((program.id, program.version), program) is not program:
+            raise UsageError(f"two skills are called {program.id!r} in version {program.version!r}", hint="give one of them another id or another version")
     return found
 
 
