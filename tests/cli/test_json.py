@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Type
+from tests.cli.conftest import Type, environment
 
 LOUD = '''
 import os
@@ -94,3 +96,17 @@ def test_what_is_followed_prints_one_object_a_line(process: Type) -> None:
     process("run", "loud.py")
     done = process("events", "last", "--follow", "--json")
     assert done.code == 0 and all(isinstance(json.loads(line), dict) for line in done.out.splitlines())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("words", [("runs", "--json"), ("runs",), ("show", "last"), ("waits",), ("explain", "last"), ("show", "«日本語»", "--json"), ("show", "«日本語»")])
+def test_every_encoding_of_a_terminal_carries_what_is_said(process: Type, words: tuple[str, ...], encoding: str) -> None:
+    Path("asks.py").write_text("from holdfast import Context, flow\n\n\n@flow('asks')\nasync def asks(ctx: Context) -> None:\n    await ctx.approve('«日本語» – ja?')\n", "utf-8")
+    assert process("run", "asks.py").code == 4
+    env = environment() | {"PYTHONIOENCODING": encoding, "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-m", "holdfast", *words], capture_output=True, env=env, stdin=subprocess.DEVNULL, timeout=60, check=False)
+    assert done.returncode == (3 if words[1:2] == ("«日本語»",) else 0), done.stderr
+    assert b"internal:" not in done.stderr and b"Error" not in done.stderr
+    if "--json" in words:
+        said = json.loads(done.stdout.decode("utf-8" if encoding == "ascii" else encoding))
+        assert "«日本語»" in json.dumps(said, ensure_ascii=False)

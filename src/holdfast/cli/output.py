@@ -50,6 +50,7 @@ _MARK_COLOURS: dict[Mark, str] = {"ok": "green", "warn": "yellow", "bad": "red",
 # -- programs ---------------------------------------------------------------------------------------
 
 
+_OUTSIDE = re.compile(r"[^\x00-\x7f]+")
 _answer: contextvars.ContextVar[TextIO | None] = contextvars.ContextVar("holdfast_answer", default=None)
 """Where the answer of a command goes that prints JSON; None: to standard output."""
 _emitted: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("holdfast_emitted")
@@ -61,7 +62,12 @@ def emit(data: Mapping[str, Any], *, whole: bool = True) -> None:
     stream = _answer.get() or sys.stdout
     if (said := _emitted.get(None)) is not None:
         said.append(True)
-    click.echo(as_json(data, indent=2 if whole and stream.isatty() else None), file=stream)
+    text = as_json(data, indent=2 if whole and stream.isatty() else None)
+    try:
+        text.encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        text = _OUTSIDE.sub(lambda found: json.dumps(found[0])[1:-1], text)  # JSON has an escape for what the output cannot carry
+    click.echo(text, file=stream)
 
 
 @contextlib.contextmanager
