@@ -24,7 +24,6 @@ import hashlib
 import itertools
 import math
 import pathlib
-import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, get_args
@@ -428,7 +427,7 @@ def _suggest(kind: type, value: Any) -> str:
         return "store a name, and look it up when you need it"
     if isinstance(value, Iterable):
         return "convert it to a list: list(…)"
-    if kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+    if kind.__module__ == "builtins" or not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")):  # made in C: it has nothing to look into
         return "store plain values from which you can make it again"
     return f"store plain values, or register the class with two functions: holdfast.register({name}, dump=…, load=…)"
 
