@@ -263,3 +263,12 @@ def test_what_lies_behind_all_that_begin_so(prefix: str, end: str | None) -> Non
     """A shelf is read by a range of its keys; surrogates are no text, so the range passes over them."""
     assert bounds.behind(prefix) == end
     assert end is None or prefix + "\U0010ffff" < end
+
+
+def test_a_keyword_argument_for_a_function_that_is_called_is_answered_with_partial() -> None:
+    @bounds.verb
+    def step(fn: object, /, *args: object, retry: int = 1) -> None:
+        """Calls a function."""
+
+    with pytest.raises(UnknownOption, match=r"functools.partial\(fn, number=…\)"):
+        step(len, number=3)  # type: ignore[call-arg]
