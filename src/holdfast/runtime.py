@@ -160,13 +160,13 @@ class Runtime:
         # A store judges leases by the clock since boot, unless the caller's own clock stands in for it.
         now = None if clock is None else clock.now
         if store_url is not None and not isinstance(store_url, str):
-            door.has("store_url", store_url, "commit", "load", "claim")
+            door.check_store(store_url)
         kept = open_url(choose_store(store_url), now=now) if store_url is None or isinstance(store_url, str) else store_url
         self._store: Store = seal(kept, encrypted(encryption))
         self._clock: Clock = StoreClock(self._store, clock or SystemClock())
         self._ttl_us = microseconds(lease, DEFAULT_TTL_US)
         self._skills = Skills()
-        for skill in door.several("skills", skills, (Graph, Flow)):
+        for skill in door.check_skills(skills, (Graph, Flow)):
             self._skills.add(skill.program)
         place = as_environment(environment)
         if tool_runner is not None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import io
 import os
 import re
@@ -156,7 +157,7 @@ def folder(does: tuple[tuple[str, ...], ...] = ()) -> Iterator[dict[str, str]]:
             os.environ["HOLDFAST_ACTOR"] = "ada"
             session.program = lambda: ["holdfast"]
             machine.here = lambda: machine.Here("host", "boot")  # type: ignore[assignment]
-            output.span, output.ago = lambda seconds: "" if seconds is None else "1.00 s", lambda at, now: "" if at is None else "5 s ago"
+            output.span, output.ago = lambda seconds: "" if seconds is None else "1.00 s", lambda at, now, **_: "" if at is None else "5 s ago"
             Path("work.py").write_text(SKILL, "utf-8")
             Path("more.py").write_text(MORE, "utf-8")
             names = {}
@@ -270,6 +271,34 @@ def test_the_events_of_a_run_fit_the_terminal() -> None:
         for run_id in names.values():
             lines = typed(("events", run_id), 80).splitlines()[1:-1]
             assert lines and [line for line in lines if output.columns(line) > 80] == []
+
+
+def test_the_condition_of_a_run_is_never_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal of 80 columns ``awaiting_gate_decision`` and ``awaiting_signal`` looked alike."""
+    monkeypatch.setattr(output, "width", lambda: 80)
+    rows = [
+        ["01m8g6r995n3vpjgfz5ayw3jsy", "order-with-a-long-name", "awaiting_gate_decision", "10 min ago", "", "approval: Refund 100 cents for the lamp that Ada has sent back?"],
+        ["01m8g65y2f86s85tp6gbsbjkdk", "notes", "awaiting_signal", "now", "964 ms", ""],
+    ]
+    output.table(["run", "skill", "condition", "created", "took", "about"], rows, below="about")
+    assert capsys.readouterr().out.splitlines() == [
+        "run                         skill     condition               created     took",
+        "01m8g6r995n3vpjgfz5ayw3jsy  order-w…  awaiting_gate_decision  10 min ago",
+        "    approval: Refund 100 cents for the lamp that Ada has sent back?",
+        "01m8g65y2f86s85tp6gbsbjkdk  notes     awaiting_signal         now         964 ms",
+    ]
+
+
+def test_what_fits_beside_the_rest_stays_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(output, "width", lambda: 60)
+    output.table(["run", "condition", "about"], [["01m8g6r995n3vpjgfz5ayw3jsy", "done", "short"]], below="about")
+    assert capsys.readouterr().out.splitlines() == ["run                         condition  about", "01m8g6r995n3vpjgfz5ayw3jsy  done       short"]
+
+
+def test_a_list_tells_times_in_one_unit() -> None:
+    then = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    said = [output.ago(then, then + dt.timedelta(seconds=s), brief=True) for s in (0, 5, 625, 3_700, 90_000)]
+    assert said == ["now", "5 s ago", "10 min ago", "1 h ago", "1 d ago"]
 
 
 if __name__ == "__main__":

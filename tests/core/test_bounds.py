@@ -137,10 +137,19 @@ def test_bytes_are_bounded() -> None:
     assert isinstance(error, TooLarge) and (error.field, error.size, error.limit) == ("payload", 3, 2)
 
 
-@pytest.mark.parametrize("value", [None, 10**400, b"x" * 100, "y" * 100, 1.5, object(), [], True])
+@pytest.mark.parametrize("value", [None, 10**400, b"x" * 100, "y" * 100, 1.5, object(), [], True, type("x" * 100, (), {})])
 def test_any_value_is_told_in_a_line(value: object) -> None:
     told = bounds.show(value)
     assert len(told) < 100 and "\n" not in told
+
+
+def test_classes_functions_and_calls_are_told_by_their_names() -> None:
+    async def later() -> None:
+        """Never awaited."""
+
+    forgotten = later()
+    assert [bounds.show(value) for value in (dict, len, forgotten)] == ["the class dict", "the function len", "a coroutine, which was not awaited"]
+    forgotten.close()
 
 
 def test_an_unknown_option_is_a_type_error_too() -> None:
@@ -261,3 +270,12 @@ def test_what_lies_behind_all_that_begin_so(prefix: str, end: str | None) -> Non
     """A shelf is read by a range of its keys; surrogates are no text, so the range passes over them."""
     assert bounds.behind(prefix) == end
     assert end is None or prefix + "\U0010ffff" < end
+
+
+def test_a_keyword_argument_for_a_function_that_is_called_is_answered_with_partial() -> None:
+    @bounds.verb
+    def step(fn: object, /, *args: object, retry: int = 1) -> None:
+        """Calls a function."""
+
+    with pytest.raises(UnknownOption, match=r"functools.partial\(fn, number=…\)"):
+        step(len, number=3)  # type: ignore[call-arg]

@@ -716,3 +716,71 @@ def test_a_value_that_holds_itself_is_refused_by_name() -> None:
     assert canon.pack_plain({"a": items}, {}, {"a": object}) is None
     with pytest.raises(Unserializable, match="nested deeper"):
         pack({"a": items})
+
+
+class Text(str):
+    """Text of a class of its own."""
+
+
+class Celsiuses:
+    """Numbers, and nothing that could be derived."""
+
+    def __iter__(self) -> typing.Iterator[float]:
+        return iter([1.0])
+
+
+class Opaque:
+    """Nothing that anybody could store without help."""
+
+
+class Unregistered(enum.Enum):
+    RED = "red"
+
+
+async def _later() -> None:
+    """Never awaited."""
+
+
+@pytest.mark.parametrize(
+    ("value", "way_out"),
+    [
+        (Unregistered.RED, "register the class before it is used: holdfast.register(Unregistered)"),
+        (Opaque(), "store plain values, or register the class with two functions: holdfast.register(Opaque, dump=…, load=…)"),
+        (Text("x"), "convert it: str(…)"),
+        (bytearray(b"x"), "convert it: bytes(…)"),
+        (memoryview(b"x"), "convert it: bytes(…)"),
+        (range(3), "convert it to a list: list(…)"),
+        ({}.keys(), "convert it to a list: list(…)"),
+        ((x for x in [1]), "convert it to a list: list(…)"),
+        (Celsiuses(), "convert it to a list: list(…)"),
+        (ValueError("x"), "store its text: str(…)"),
+        (print, "store a name, and look it up when you need it"),
+        (Opaque, "store a name, and look it up when you need it"),
+        (re.match("a", "a"), "store plain values from which you can make it again"),
+        (1j, "store plain values from which you can make it again"),
+    ],
+)
+def test_the_hint_for_what_cannot_be_stored_can_be_followed(value: typing.Any, way_out: str) -> None:
+    """``holdfast.register`` is offered only where it works."""
+    with pytest.raises(Unserializable) as caught:
+        admit(value)
+    assert caught.value.hint == way_out
+
+
+def test_the_hint_for_what_was_not_awaited() -> None:
+    forgotten = _later()
+    with pytest.raises(Unserializable, match="write await in front of the call"):
+        admit(forgotten)
+    forgotten.close()
+
+
+def test_a_hint_that_is_followed_helps() -> None:
+    class Colour(enum.Enum):
+        RED = "red"
+
+    class Closed:
+        pass
+
+    canon.register(Colour)
+    canon.register(Closed, dump=lambda value: None, load=lambda stored: Closed())
+    assert admit(Colour.RED) is Colour.RED and isinstance(admit(Closed()), Closed)

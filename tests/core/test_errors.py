@@ -127,3 +127,10 @@ def test_a_name_of_a_runs_own_comes_apart_again(beside: str) -> None:
 @pytest.mark.parametrize("name", ["", "t", "t~", "t~r1", "~0123456789abcdefghjkmnpqrs", "0123456789abcdefghjkmnpqrs", "t~0123456789abcdefghjkmnpqrs~", "t~0123456789ABCDEFGHJKMNPQRS"])
 def test_what_a_user_has_called_so_does_not_come_apart(name: str) -> None:
     assert ids.split_own(name) is None
+
+
+def test_the_text_of_a_group_names_what_is_in_it() -> None:
+    inner = ExceptionGroup("inner", [ValueError("b"), KeyError("c"), OSError("d")])
+    value = ErrorValue.of(ExceptionGroup("outer", [ValueError("a"), inner]))
+    assert value.message == "outer (2 sub-exceptions): ValueError: a; ValueError: b; KeyError: 'c'; and 1 more"
+    assert ErrorValue.of(ExceptionGroup("one", [ValueError("a")])).message == "one (1 sub-exception): ValueError: a"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import re
+import zoneinfo
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,14 @@ from holdfast.access import FileTokens, Tokens
 from holdfast.api import app
 from holdfast.core.errors import InvalidInput
 from holdfast.engine.look.snapshot import TAIL
+from holdfast.ui import words
 from tests.http.scenes import Mail, many, notes
 from tests.http.support import bearer, graph, served, token
 from tests.http.test_pages import PAGES, Tags, field
+
+
+class Silent(State):
+    """Nothing."""
 
 
 async def stuck(rt: Runtime) -> str:
@@ -217,6 +225,37 @@ async def test_times_are_shown_in_the_viewer_s_zone() -> None:
 
 def describe_created(page: str) -> str:
     return next(str(a["datetime"]) for t, a in Tags(page).found if t == "time")
+
+
+async def test_all_times_of_a_run_are_told_in_the_chosen_zone() -> None:
+    """The axis of the timeline stood in UTC, beside events in the zone of whoever looked."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        page = (await http.get(f"/runs/{run.run_id}", headers={"Cookie": "holdfast_zone=Asia/Tokyo"})).text
+        axis = re.findall(r"<text [^>]*>([^<]+)</text>", page.split('<li class="axis"')[1].split("</li>")[0])
+        assert run.started_at is not None
+        began = run.started_at.astimezone(zoneinfo.ZoneInfo("Asia/Tokyo"))
+        assert axis[0] == f"{began:%H:%M:%S}" and len(axis) == 2
+
+
+def test_the_axis_of_several_days_tells_the_days() -> None:
+    start, end = "2026-01-01T22:30:00Z", "2026-01-02T22:45:00Z"
+    assert words.axis(start, end, dt.UTC) == ("01-01 22:30", "01-02 22:45")
+    assert words.axis(start, "2026-01-01T23:30:05Z", dt.UTC) == ("22:30:00", "23:30:05")
+    assert words.axis(start, "2026-01-01T23:30:05Z", zoneinfo.ZoneInfo("Europe/Berlin")) == ("01-01 23:30", "01-02 00:30")
+
+
+async def test_a_message_that_nobody_sends_is_not_said_to_need_nothing() -> None:
+    sender: Graph[Silent] = Graph("sender", Silent)
+
+    @sender.node(start=True)
+    def send(state: Silent, ctx: Context) -> None:
+        ctx.send("pigeon", {"to": "ada"})
+
+    async with Runtime("memory:", skills=[sender]) as rt, served(rt, tokens=False) as http:
+        await rt.invoke(sender, {})
+        page = (await http.get("/effects")).text
+        assert "start a process that sends pigeon" in page
 
 
 async def test_tokens_of_a_file_hold_beside_the_store_s(tmp_path: Path) -> None:

@@ -83,12 +83,13 @@ def _list(call: Call, found: list[RunView], more: str | None, now: int, narrowed
                 r.run_id,
                 o.inline(r.skill_id, 24),
                 o.paint(r.condition, o.COLOURS.get(r.condition)),
-                o.ago(r.created_at, when(now)),
+                o.ago(r.created_at, when(now), brief=True),
                 pages.between(r.started_at, r.finished_at),
                 _about(r),
             ]
             for r in found
         ],
+        below="about",
     )
     o.more(call.next_page(more))
 
@@ -301,7 +302,10 @@ def events(call: Call, run_id: str, cursor: int, limit: int | None, follow: bool
             page = await rt.events(run_id, cursor, limit=limit)
             return page, await find_next(page, limit, lambda e: e.seq, lambda last: rt.events(run_id, last, limit=1))
         async for event in rt.events(run_id, cursor, follow=True, limit=limit):
-            click.echo(o.as_json(_event(event)) if call.as_json else _event_line(_event(event)))
+            if call.as_json:
+                o.emit(_event(event), whole=False)
+            else:
+                click.echo(_event_line(_event(event)))
         return [], None
 
     found, more = over(call, act)

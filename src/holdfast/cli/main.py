@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import TextIO, cast
@@ -74,6 +75,9 @@ def main() -> None:
     """The entry point of ``holdfast`` and ``python -m holdfast``."""
     # Python has None in place of a stream whose descriptor is closed.
     out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    for stream in (out, err):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign is no reason to fail
     sys.stdout, sys.stderr = cast(TextIO, output.Answered(out)), cast(TextIO, output.Told(err))
     try:
         cli.main(args=sys.argv[1:], prog_name="holdfast")

@@ -7,6 +7,7 @@ the cursor of an operator's terminal nor break a line in two.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import datetime as dt
 import json
 import os
@@ -15,8 +16,8 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TextIO
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TextIO, cast
 
 import click
 
@@ -49,9 +50,65 @@ _MARK_COLOURS: dict[Mark, str] = {"ok": "green", "warn": "yellow", "bad": "red",
 # -- programs ---------------------------------------------------------------------------------------
 
 
-def emit(data: Mapping[str, Any]) -> None:
-    """One JSON object on stdout; indented where a person looks."""
-    click.echo(as_json(data, indent=2 if sys.stdout.isatty() else None))
+_OUTSIDE = re.compile(r"[^\x00-\x7f]+")
+_answer: contextvars.ContextVar[TextIO | None] = contextvars.ContextVar("holdfast_answer", default=None)
+"""Where the answer of a command goes that prints JSON; None: to standard output."""
+_emitted: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("holdfast_emitted")
+"""Filled once there is an answer."""
+
+
+def emit(data: Mapping[str, Any], *, whole: bool = True) -> None:
+    """One JSON object on standard output; indented where a person looks, unless it is one of several, each on its line."""
+    stream = _answer.get() or sys.stdout
+    if (said := _emitted.get(None)) is not None:
+        said.append(True)
+    text = as_json(data, indent=2 if whole and stream.isatty() else None)
+    try:
+        text.encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        text = _OUTSIDE.sub(lambda found: json.dumps(found[0])[1:-1], text)  # JSON has an escape for what the output cannot carry
+    click.echo(text, file=stream)
+
+
+@contextlib.contextmanager
+def keeping_one_object() -> Iterator[Callable[[HoldfastError], None]]:
+    """Gives what tells an error as the answer, if there is none yet: whoever reads JSON reads one object."""
+    said: list[bool] = []
+    token = _emitted.set(said)
+
+    def tell(error: HoldfastError) -> None:
+        if not said:
+            with contextlib.suppress(Gone, OSError):  # standard output itself may be what failed
+                emit({"error": {"code": error.code, "message": error.message, "hint": error.hint or None}})
+
+    try:
+        yield tell
+    finally:
+        _emitted.reset(token)
+
+
+@contextlib.contextmanager
+def keeping_apart() -> Iterator[None]:
+    """What the code of a run prints meanwhile, and what programs print that it starts, goes to standard error: the answer is JSON and nothing else."""
+    out = sys.stdout
+    kept: int | None = None
+    answer = out
+    if isinstance(out, Answered):  # the descriptors are those of this process, and not of a test in the same one
+        out.flush()
+        number, kept = out.fileno(), os.dup(out.fileno())
+        os.dup2(sys.stderr.fileno(), number)
+        answer = cast(TextIO, Answered(open(kept, "w", encoding=out.encoding, errors=out.errors, closefd=False)))  # noqa: SIM115 - closed below
+    token = _answer.set(answer)
+    sys.stdout = sys.stderr
+    try:
+        yield
+        answer.flush()
+    finally:
+        sys.stdout = out
+        _answer.reset(token)
+        if kept is not None:
+            os.dup2(kept, number)
+            os.close(kept)
 
 
 def as_json(data: Any, indent: int | None = None) -> str:
@@ -228,8 +285,8 @@ def more(command: str | None) -> None:
         click.echo(paint(f"more: {command}", dim=True))
 
 
-WHOLE = frozenset({"run", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since", "next", "held by"})
-"""Columns of ids that are typed again, and of times: they are never cut."""
+WHOLE = frozenset({"run", "condition", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since", "next", "held by"})
+"""Columns of ids that are typed again, of conditions, and of times: they are never cut."""
 LEAST = 8
 
 
@@ -244,14 +301,21 @@ def fit(widths: Sequence[int], whole: Container[int], room: int) -> list[int]:
     return found
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns that fit the terminal; what is cut ends with ``…``."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, below: str = "") -> None:
+    """Aligned columns that fit the terminal; what is cut ends with ``…``. ``below``: the column that stands on a line of its own where it has no room."""
     body = [list(r) for r in rows]
+    notes = [""] * len(body)
+    if below and sum(max([columns(h), *(columns(r[i]) for r in body)]) + 2 for i, h in enumerate(heads)) - 2 > width():
+        at = heads.index(below)
+        heads = [h for h in heads if h != below]
+        notes = [row.pop(at) for row in body]
     widths = fit([max([columns(h), *(columns(r[i]) for r in body)]) for i, h in enumerate(heads)], {i for i, h in enumerate(heads) if h in WHOLE}, width())
     for number, row in enumerate([list(heads), *body]):
         cells = [pad(c if columns(c) <= w else cut(click.unstyle(c), w), w) for c, w in zip(row, widths, strict=True)]
         line = "  ".join(cells).rstrip()
         click.echo(paint(line, dim=True) if number == 0 else line)
+        if number and notes[number - 1]:
+            click.echo(cut(f"    {click.unstyle(notes[number - 1])}", width()))
 
 
 def head(text: str) -> None:
@@ -330,8 +394,8 @@ def clock(at: str | dt.datetime | None) -> str:
     return str(at or "") if known is None else known.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def ago(at: str | dt.datetime | None, now: dt.datetime) -> str:
-    """How long before or after ``now``."""
+def ago(at: str | dt.datetime | None, now: dt.datetime, *, brief: bool = False) -> str:
+    """How long before or after ``now``; ``brief``: in one unit."""
     known = moment(at)
     if known is None:
         return ""
@@ -339,4 +403,6 @@ def ago(at: str | dt.datetime | None, now: dt.datetime) -> str:
     if abs(seconds) < 1:
         return "now"
     said = f"{int(abs(seconds))} s" if abs(seconds) < 60 else span(abs(seconds))
+    if brief:
+        said = " ".join(said.split()[:2])
     return f"{said} ago" if seconds > 0 else f"in {said}"

@@ -245,7 +245,8 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
                 for name in (p.name for p in context.command.params if isinstance(p.type, RunName)):
                     if name is not None and more.get(name):
                         more[name] = whole_id(call, more[name])
-                return function(call, *args, **more)
+                with o.keeping_apart() if as_json else contextlib.nullcontext():
+                    return function(call, *args, **more)
             except HoldfastError as e:
                 e.hint = call.spell(e.hint)
                 raise
@@ -616,7 +617,10 @@ class Commands(click.Group):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign is no reason to fail
         act = functools.partial(super().main, args, prog_name, *rest, standalone_mode=False, **more)
-        return sys.exit(_end(act)) if standalone_mode else act()
+        if not standalone_mode:
+            return act()
+        with o.keeping_one_object() as tell:
+            return sys.exit(_end(act, tell if "--json" in (sys.argv[1:] if args is None else args) else None))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -629,40 +633,47 @@ class Commands(click.Group):
             raise
 
 
-def _end(act: Callable[[], Any]) -> int:
-    """The exit code of a command, its error told."""
+def _end(act: Callable[[], Any], tell: Callable[[HoldfastError], None] | None = None) -> int:
+    """The exit code of a command, its error told: as one line, and with ``tell`` to whoever reads the answer too."""
     try:
         code = act()
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as e:
         return e.exit_code
-    except click.Abort:
-        _say("stopped")
-        return 130
     except click.exceptions.NoArgsIsHelpError as e:
         return _end(functools.partial(click.echo, e.message))  # of a group that is typed alone the message is its help
-    except click.UsageError as e:
-        name = e.ctx.command_path if e.ctx is not None else "holdfast"
-        _say(f"usage: {_plain(e.format_message())} ({name} --help)")
-        return 2
-    except click.ClickException as e:
-        _say(f"usage: {e.format_message()}")
-        return 2
-    except HoldfastError as e:
-        _say(e.line())
-        return e.exit_code
-    except KeyboardInterrupt:
-        _say("stopped: interrupted")
-        return 130
     except o.Gone:
         return 128 + signal.SIGPIPE
-    except OSError as e:
-        _say(f"io_error: {e.filename or 'input or output'}: {e.strerror or e}")
-        return 1
-    except Exception as e:
-        _say(f"internal: {type(e).__name__}: {' '.join(str(e).split())} (--debug shows where)")
-        return 1
+    except (Exception, KeyboardInterrupt) as e:
+        code, line, error = _describe(e)
+        _say(line)
+        if tell is not None:
+            tell(error)
+        return code
+
+
+def _describe(error: BaseException) -> tuple[int, str, HoldfastError]:
+    """How a command ends by an error: its exit code, the line for people, and the error as programs read it."""
+    match error:
+        case click.Abort():
+            return 130, "stopped", HoldfastError("stopped", code="stopped")
+        case click.UsageError():
+            name = error.ctx.command_path if error.ctx is not None else "holdfast"
+            wrong = HoldfastError(_plain(error.format_message()), hint=f"{name} --help", code="usage")
+            return 2, wrong.line(), wrong
+        case click.ClickException():
+            wrong = HoldfastError(error.format_message(), code="usage")
+            return 2, wrong.line(), wrong
+        case HoldfastError():
+            return error.exit_code, error.line(), error
+        case KeyboardInterrupt():
+            return 130, "stopped: interrupted", HoldfastError("interrupted", code="stopped")
+        case OSError():
+            wrong = HoldfastError(f"{error.filename or 'input or output'}: {error.strerror or error}", code="io_error")
+            return 1, wrong.line(), wrong
+    wrong = HoldfastError(f"{type(error).__name__}: {' '.join(str(error).split())}", hint="--debug shows where", code="internal")
+    return 1, wrong.line(), wrong
 
 
 def _plain(message: str) -> str:

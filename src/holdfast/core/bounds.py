@@ -54,6 +54,10 @@ def show(value: object) -> str:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, int | float):
         return f"{value!r} of type {kind}"
+    if inspect.iscoroutine(value):
+        return "a coroutine, which was not awaited"
+    if isinstance(value, type) or inspect.isroutine(value):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__[:60]}"
     return f"a value of type {kind}"
 
 
@@ -319,7 +323,7 @@ def when(value: Any, field: str) -> Any:
 
 def function(value: Any, field: str) -> Any:
     if not callable(value):
-        raise wrong(field, "a function", value)
+        raise wrong(field, "a function", value, "give the function itself and its arguments after it, as in step(f, x), not what it returns, as in step(f(x))")
     return value
 
 
@@ -457,6 +461,7 @@ def check_arguments(**own: Convert) -> Callable[[F], F]:
         parameters = inspect.signature(function).parameters
         asked = frozenset(n for n, p in parameters.items() if p.kind in NAMED)
         open_ended = any(p.kind is ANY_KEYWORD for p in parameters.values())
+        calls = "fn" in parameters and any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values())
         converts = {n: own.get(n) or KNOWN[n] for n, p in parameters.items() if n in own or n in KNOWN}
         optional = {n: p.default for n, p in parameters.items() if p.default is None or p.default is ...}
         places = [(i, n) for i, (n, p) in enumerate(parameters.items()) if p.kind in PLACED and n in converts]
@@ -467,7 +472,10 @@ def check_arguments(**own: Convert) -> Callable[[F], F]:
                 if name not in asked:
                     if open_ended:
                         continue
-                    raise refuse_unknown(name, asked - {"self"}, where)
+                    error = refuse_unknown(name, asked - {"self"}, where)
+                    if calls:
+                        error.hint += f" To give fn a keyword argument, pass functools.partial(fn, {error.name}=…)"
+                    raise error
                 if name in converts and not (name in optional and value is optional[name]):
                     options[name] = converts[name](value, name)
             if not places or places[0][0] >= len(args):

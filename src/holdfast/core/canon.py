@@ -398,9 +398,7 @@ class _Walk:
         if codec is None and isinstance(value, list):
             return self.admit(list(value), path, depth)
         if codec is None:
-            forgot = "it was not awaited: write await in front of the call"
-            hint = forgot if hasattr(kind, "__await__") else f"return plain values, or holdfast.register({kind.__qualname__})"
-            raise Unserializable(path, f"a {kind.__module__}.{kind.__qualname__} cannot be stored", hint=hint)
+            raise Unserializable(path, f"a {kind.__module__}.{kind.__qualname__} cannot be stored", hint=_suggest(kind, value))
         try:
             fields = self.admit(codec.dump(value), path, depth + 1)
             loaded = codec.load(fields)
@@ -411,6 +409,27 @@ class _Walk:
             raise
         except Exception as e:  # a user's constructor may raise anything; naming the field is what helps
             raise Unserializable(path, f"a {kind.__qualname__} does not round-trip: {e}") from e
+
+
+def _suggest(kind: type, value: Any) -> str:
+    """The way out for a value of a class that nobody has registered."""
+    name = kind.__qualname__
+    if hasattr(kind, "__await__"):
+        return "it was not awaited: write await in front of the call"
+    if storable(kind):
+        return f"register the class before it is used: holdfast.register({name})"
+    for plain in (str, int, float, bytes):
+        if isinstance(value, (bytearray, memoryview) if plain is bytes else plain):
+            return f"convert it: {plain.__name__}(…)"
+    if isinstance(value, BaseException):
+        return "store its text: str(…)"
+    if callable(value):
+        return "store a name, and look it up when you need it"
+    if isinstance(value, Iterable):
+        return "convert it to a list: list(…)"
+    if kind.__module__ == "builtins" or not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")):  # made in C: it has nothing to look into
+        return "store plain values from which you can make it again"
+    return f"store plain values, or register the class with two functions: holdfast.register({name}, dump=…, load=…)"
 
 
 def _same(again: Any, fields: Any) -> bool:

@@ -146,6 +146,12 @@ class ConcurrentScope(UsageError):
     code = "concurrent_scope"
 
 
+class NotAwaited(UsageError):
+    """A ctx call was made and never awaited, so what it asks for was not done (§4.12). Write ``await`` in front of it."""
+
+    code = "not_awaited"
+
+
 class ForeignLoop(UsageError):
     """The Runtime was entered in another event loop or another thread."""
 
@@ -862,9 +868,22 @@ def storable(text: str) -> str:
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+MOST_OF_A_GROUP = 3
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The exceptions of a group and of the groups in it."""
+    return [leaf for e in group.exceptions for leaf in (_leaves(e) if isinstance(e, BaseExceptionGroup) else [e])]
+
+
 def _text(error: BaseException) -> str:
     try:
-        return str.__str__(str(error))  # plain text, whatever it was made of
+        text = str.__str__(str(error))  # plain text, whatever it was made of
+        if not isinstance(error, BaseExceptionGroup):
+            return text
+        leaves = _leaves(error)  # the group's own text only counts them
+        told = [f"{type(leaf).__qualname__}: {_text(leaf)}" for leaf in leaves[:MOST_OF_A_GROUP]]
+        return f"{text}: {'; '.join(told)}" + (f"; and {len(leaves) - MOST_OF_A_GROUP} more" if len(leaves) > MOST_OF_A_GROUP else "")
     except KeyboardInterrupt:
         raise
     except BaseException as e:

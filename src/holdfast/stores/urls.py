@@ -39,8 +39,18 @@ def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
         if importlib.util.find_spec("psycopg") is None:
             raise UsageError("a postgresql:// store needs psycopg", hint="pip install 'holdfast[postgres]'")
         return stores.PostgresStore(url, now=now)
-    meant = f"did you mean sqlite:///{url}? " if ":" not in url and url.endswith((".db", ".sqlite", ".sqlite3")) else ""
-    raise UsageError(f"{addresses.mask(url)!r} is not the URL of a store", hint=f"{meant}supported: {SUPPORTED}")
+    meant = _guess(url)
+    raise UsageError(f"{addresses.mask(url)!r} is not the URL of a store", hint=f"{f'did you mean {meant}? ' if meant else ''}supported: {SUPPORTED}")
+
+
+def _guess(url: str) -> str:
+    """What somebody most likely meant: a file with too few slashes or none, or memory in other words. Empty if nothing suggests itself."""
+    scheme, colon, rest = url.partition(":")
+    if url.strip(":/") == "memory" or url in ("sqlite:", "sqlite://"):
+        return "memory:"
+    if scheme == "sqlite" and colon and "?" not in rest and "\0" not in rest:
+        return f"sqlite:///{rest.removeprefix('//')}" if rest.strip("/") else ""
+    return f"sqlite:///{url}" if not colon and url.endswith((".db", ".sqlite", ".sqlite3")) else ""
 
 
 def seal(store: Store, encryption: Encryption | None) -> Store:

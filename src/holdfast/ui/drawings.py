@@ -149,11 +149,12 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """All rows on one scale; ``folds`` are waits too long to be drawn."""
+    """All rows on one scale, which goes from ``began`` to ``ended``; ``folds`` are waits too long to be drawn."""
 
     lines: list[Line]
     folds: list[tuple[float, float]]
-    ticks: list[tuple[float, str]]
+    began: str
+    ended: str
     total: float
     left_out: int
     steps: int
@@ -193,7 +194,7 @@ def timeline(
         lines.append(Line(step.step_id, step.call, "person" if asks else _state(step), bars, (stopped - began).total_seconds(), _why(step, mine)))
         lines += [_sending(i, scale, end) for i in intents if i.intent_id.rpartition("!")[0] == step.step_id]
     return Timeline(
-        lines, [(scale(a), scale(b) - scale(a)) for a, b in scale.folded], [(0.0, f"{start:%H:%M:%S}"), (100.0, f"{end:%H:%M:%S}")],
+        lines, [(scale(a), scale(b) - scale(a)) for a, b in scale.folded], start.isoformat(), end.isoformat(),
         (end - start).total_seconds(), max(0, len(top) - ROWS), len(top[-ROWS:]),
     )
 

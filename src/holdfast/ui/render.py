@@ -29,6 +29,11 @@ def _hour(context: jinja2.runtime.Context, text: str | None) -> str:
     return words.hour(text, context["zone"])
 
 
+@jinja2.pass_context
+def _axis(context: jinja2.runtime.Context, drawn: drawings.Timeline) -> tuple[str, str]:
+    return words.axis(drawn.began, drawn.ended, context["zone"])
+
+
 def _part(text: str) -> str:
     """An id as one part of a path, whatever it contains."""
     return quote(text, safe="")
@@ -36,7 +41,7 @@ def _part(text: str) -> str:
 
 def _environment() -> jinja2.Environment:
     made = jinja2.Environment(loader=jinja2.PackageLoader("holdfast.ui"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    made.filters.update(shown=words.show, line=words.line, span=words.span, clock=_clock, hour=_hour, clean=words.clean, label=words.label, part=_part)
+    made.filters.update(shown=words.show, line=words.line, span=words.span, clock=_clock, hour=_hour, axis=_axis, clean=words.clean, label=words.label, part=_part)
     made.globals.update(
         signs=words.SIGNS, effect_signs=words.EFFECT_SIGNS, between=words.between, ago=words.ago, count=words.count, command=words.command, offered=describe_action,
         answer_command=words.answer_command, form_of=words.form_of, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"), zone_name=str, ZONES=words.ZONES,

@@ -174,6 +174,13 @@ def hour(text: str | None, zone: dt.tzinfo = dt.UTC) -> str:
     return clean(text or "–") if at is None else at.astimezone(zone).strftime("%H:%M:%S.%f")[:-3]
 
 
+def axis(began: str, ended: str, zone: dt.tzinfo) -> tuple[str, str]:
+    """The two ends of a timeline: the time of day, and of several days the days too."""
+    first, last = (dt.datetime.fromisoformat(text).astimezone(zone) for text in (began, ended))
+    shape = "%H:%M:%S" if first.date() == last.date() else "%m-%d %H:%M"
+    return first.strftime(shape), last.strftime(shape)
+
+
 ZONES = (
     "UTC", "Europe/London", "Europe/Berlin", "Europe/Athens", "Africa/Lagos", "Asia/Dubai", "Asia/Kolkata", "Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney",
     "America/Sao_Paulo", "America/New_York", "America/Chicago", "America/Denver", "America/Los_Angeles",

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +27,7 @@ from holdfast.core.called import Call
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task, find_scopes
 from holdfast.core.chunks import RING_BYTES, Place
 from holdfast.core.effects import Effect
-from holdfast.core.errors import ConcurrentScope, InvalidInput, RecordMismatch, SuspensionSwallowed
+from holdfast.core.errors import ConcurrentScope, InvalidInput, NotAwaited, RecordMismatch, SuspensionSwallowed
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import OK
 from holdfast.core.retry import time_left
@@ -319,6 +320,7 @@ class Attempt:
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._patient = [self.patience]
         self._track: Track | None = None
+        self.made: list[tuple[str, Coroutine[Any, Any, Any]]] = []  # by their verbs the calls that its node was given to await, the last ones
 
     # -- where it stands ----------------------------------------------------------------------------
 
@@ -465,6 +467,7 @@ class Attempt:
     def close(self) -> None:
         """Nothing that the node left running may write into the next step's records."""
         self._closed = True
+        self.made.clear()
         if self._places is not None:
             self._places.closed = True
             self._places.handled.clear()
@@ -475,13 +478,17 @@ class Attempt:
 
         Raises:
             ConcurrentScope: it returned while a call of its own was in flight.
+            NotAwaited: it has a call that it never awaited.
             SuspensionSwallowed: it caught the way out that it was to take.
         """
+        forgotten = [verb for verb, call in self.made if inspect.getcoroutinestate(call) == inspect.CORO_CREATED]
         self.close()
         if self._places is not None and (busy := self._places.root.busy):
             raise ConcurrentScope(f"{self.node.name} returned while ctx.{', '.join(busy.values())} was in flight", hint="await it, or use ctx.gather")
         if self.waits or self.restarting:
             raise SuspensionSwallowed(f"{self.node.name} {SWALLOWED}", hint=CAUGHT)
+        if forgotten:
+            raise NotAwaited(f"{self.node.name} returned, and ctx.{forgotten[-1]} was called without await", hint=f"await ctx.{forgotten[-1]}(…)")
 
     # -- done again ---------------------------------------------------------------------------------
 

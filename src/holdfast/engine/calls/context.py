@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import datetime as dt
+import inspect
 import logging
 import os
 import random as _random
@@ -28,7 +29,7 @@ from holdfast.core import bounds, canon, ids
 from holdfast.core.bounds import asked, check_arguments, function, lasting, mapping, people, text, variables, verb, word, words
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, Task
 from holdfast.core.effects import EffectClass, ReplayPolicy
-from holdfast.core.errors import UsageError
+from holdfast.core.errors import NotAwaited, UsageError
 from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node, Program
 from holdfast.core.lease import counter
 from holdfast.core.limits import check_name
@@ -95,6 +96,14 @@ def _find_raised(exc_info: object) -> BaseException | None:
     return sys.exc_info()[1] if exc_info else None
 
 
+def _count_holders(made: Sequence[tuple[str, object]]) -> int:
+    """How many places hold the last one."""
+    return sys.getrefcount(made[-1][1])
+
+
+KEPT_HERE = _count_holders([("", object())])
+"""The count of a call that nobody holds but the list of those that were made."""
+
 _FIRST_WORD = re.compile(r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*([A-Za-z]+)", re.DOTALL)
 _CHANGES = ("INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "SELECT")
 
@@ -125,6 +134,20 @@ class Context:
                 return
         name = self._attempt.node.name
         raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=f"make it async: async def {name}(…)")
+
+    def _make(self, verb: str, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Hands a call to the node, which is to await it. A coroutine counts as true, so the code may have taken one that it has thrown away for an
+        answer: nothing is done after it."""
+        made = self._attempt.made
+        while made and inspect.getcoroutinestate(made[-1][1]) != inspect.CORO_CREATED:
+            made.pop()
+        if made and _count_holders(made) <= KEPT_HERE:
+            call.close()
+            forgotten, never = made.pop()
+            never.close()
+            raise NotAwaited(f"ctx.{forgotten} was called without await, before ctx.{verb}", hint=f"await ctx.{forgotten}(…)")
+        made.append((verb, call))
+        return call
 
     @property
     def attempt(self) -> int:
@@ -242,9 +265,8 @@ class Context:
             StepTimeout: it took longer than ``timeout``.
         """
         self._waits("step")
-        if not callable(fn):
-            raise bounds.wrong("fn", "a function", fn)
-        return steps.step(self._attempt, fn, args, key=key, retry=coerce(retry), patience=Patience.of(timeout), name=name)
+        function(fn, "fn")
+        return self._make("step", steps.step(self._attempt, fn, args, key=key, retry=coerce(retry), patience=Patience.of(timeout), name=name))
 
     @verb
     def progress(self, note: str = "") -> None:
@@ -270,7 +292,7 @@ class Context:
         kept as in ``first_of``.
         """
         self._waits("gather")
-        return scopes.gather(self._attempt, calls, len(calls), "gather")
+        return self._make("gather", scopes.gather(self._attempt, calls, len(calls), "gather"))
 
     @overload
     def map(self, fn: Callable[[I], Awaitable[T]], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]: ...
@@ -285,7 +307,7 @@ class Context:
         an error, those that have begun finish, no further one begins, and the error is raised."""
         self._waits("map")
         calls = [steps.item(self._attempt, fn, item) for item in items]
-        return scopes.gather(self._attempt, calls, concurrency, "map")
+        return self._make("map", scopes.gather(self._attempt, calls, concurrency, "map"))
 
     def first_of(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
         """Returns ``(index, value)`` of the call that finishes first; the others are canceled. If that call failed, its error is raised.
@@ -294,7 +316,7 @@ class Context:
         If several calls have their answers, the one whose answer came first wins, and a timer counts from when it fell due. The waits of the others are
         closed. A signal that one of them got is kept for the next ``ctx.wait`` of its name, unless its code went on to another ctx call after it."""
         self._waits("first_of")
-        return scopes.first_of(self._attempt, calls)
+        return self._make("first_of", scopes.first_of(self._attempt, calls))
 
     # -- questions, signals, timers, children -------------------------------------------------------
 
@@ -330,7 +352,7 @@ class Context:
         """
         self._waits("approve")
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
-        return waiting.approve(self._attempt, prompt, schema, redo=redo, **options)
+        return self._make("approve", waiting.approve(self._attempt, prompt, schema, redo=redo, **options))
 
     @check_arguments(prompt=asked, who=people, on_timeout=TIMED_OUT)
     def ask(
@@ -352,7 +374,7 @@ class Context:
         """
         self._waits("ask")
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
-        return waiting.ask(self._attempt, prompt, schema, **options)
+        return self._make("ask", waiting.ask(self._attempt, prompt, schema, **options))
 
     @check_arguments(prompt=asked, who=people, redo=check_node, actions=people, on_timeout=TIMED_OUT)
     def handoff(
@@ -382,7 +404,7 @@ class Context:
         """
         self._waits("handoff")
         options = {"show": show, "who": who, "timeout": timeout, "on_timeout": on_timeout}
-        return waiting.handoff(self._attempt, prompt, verdict=verdict, redo=redo, authoritative=authoritative, actions=actions, **options)
+        return self._make("handoff", waiting.handoff(self._attempt, prompt, verdict=verdict, redo=redo, authoritative=authoritative, actions=actions, **options))
 
     @check_arguments(signal=bounds.check_signal, on_timeout=TIMED_OUT)
     def wait(self, signal: str, *, timeout: Duration = None, on_timeout: str = "halt", default: Any = None) -> Coroutine[Any, Any, Any]:
@@ -393,13 +415,13 @@ class Context:
         """
         self._waits("wait")
         kind = "default" if on_timeout == "deliver" and default is not None else on_timeout
-        return waiting.signal(self._attempt, signal, timeout=timeout, on_timeout=kind, default=default)
+        return self._make("wait", waiting.signal(self._attempt, signal, timeout=timeout, on_timeout=kind, default=default))
 
     @check_arguments(duration=lasting())
     def sleep(self, duration: dt.timedelta | float) -> Coroutine[Any, Any, None]:
         """Waits for ``duration`` (timedelta or seconds). No process needs to run meanwhile, and a crash does not restart the timer."""
         self._waits("sleep")
-        return waiting.sleep(self._attempt, duration)
+        return self._make("sleep", waiting.sleep(self._attempt, duration))
 
     @check_arguments(inputs=mapping, on_timeout=TIMED_OUT)
     def child(
@@ -442,7 +464,7 @@ class Context:
             "unattended": unattended, "budgets": budgets,
         }
         options = {name: value for name, value in said.items() if value is not None}
-        return children.child(self._attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout)
+        return self._make("child", children.child(self._attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout))
 
     @property
     def waivers(self) -> tuple[Decision, ...]:
@@ -502,7 +524,7 @@ class Context:
             retry=ONCE if retry is None else coerce(retry), timed=timeout is not None,
             name="" if name is None else bounds.text(name, "name"), show=show, limit=limit,
         )
-        return performing.perform(self._attempt, fn, args, options)
+        return self._make("effect", performing.perform(self._attempt, fn, args, options))
 
     @check_arguments(tool=find_tool, args=words, timeout=BOUNDED, check=bounds.flag, replay=word(*ReplayPolicy), env=variables)
     def tool(
@@ -545,8 +567,8 @@ class Context:
             StepTimeout: the tool ran longer than ``timeout``.
         """
         self._waits("tool")
-        return cast(
-            "Coroutine[Any, Any, ToolOutcome]",
+        return self._make(
+            "tool",
             call_tool(
                 self._attempt, tool, args, cwd=cwd, input=input, env=env or {}, paths=paths, check=check, timeout=timeout, key=key, retry=retry,
                 replay=replay, verify=verify, undo=undo, name="" if name is None else bounds.text(name, "name"),

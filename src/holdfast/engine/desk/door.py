@@ -12,6 +12,7 @@ import datetime as dt
 import inspect
 import itertools
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, TypedDict, TypeVar
@@ -23,7 +24,7 @@ from holdfast.core import commands as cmd
 from holdfast.core.bounds import wrong
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
-from holdfast.core.errors import InvalidInput
+from holdfast.core.errors import InvalidInput, UsageError
 
 T = TypeVar("T")
 
@@ -242,8 +243,19 @@ def has(field: str, value: object, *verbs: str) -> None:
         raise wrong(field, f"an object with {', '.join(verbs)}", value)
 
 
-def several(field: str, given: Iterable[T], kinds: tuple[type, ...]) -> list[T]:
-    """Values of these classes.
+def check_store(value: object) -> None:
+    """Holds what names a store, and is no URL, against the port of stores.
+
+    Raises:
+        InvalidInput: it is no store.
+    """
+    if any(not callable(getattr(value, name, None)) for name in ("commit", "load", "claim")) or isinstance(value, type):
+        path = f"sqlite:///{os.fspath(value)}" if isinstance(value, os.PathLike) else ""
+        raise wrong("store_url", "a URL, such as sqlite:///runs.db, or a store", value, path)
+
+
+def several(field: str, given: Iterable[T], kinds: tuple[type, ...], hint: str = "") -> list[T]:
+    """Values of these classes. ``hint``: how one is made.
 
     Raises:
         InvalidInput: one is none.
@@ -254,7 +266,22 @@ def several(field: str, given: Iterable[T], kinds: tuple[type, ...]) -> list[T]:
     found = list(given)
     for n, each in enumerate(found):
         if not isinstance(each, kinds):
-            raise wrong(f"{field}[{n}]", f"one of {wanted}", each)
+            raise wrong(f"{field}[{n}]", " or ".join(f"a {kind.__name__}" for kind in kinds), each, hint)
+    return found
+
+
+def check_skills(given: Iterable[T], kinds: tuple[type, ...]) -> list[T]:
+    """Skills of which no two have one id and one version.
+
+    Raises:
+        InvalidInput: one is no skill. UsageError: a second one would take the place of the first.
+    """
+    found = several("skills", given, kinds, '@flow("id") makes a skill of an async function')
+    programs: dict[tuple[str, str], Any] = {}
+    for skill in found:
+        program = getattr(skill, "program")  # noqa: B009 - every kind of skill has one
+        if programs.setdefault((program.id, program.version), program) is not program:
+            raise UsageError(f"two skills are called {program.id!r} in version {program.version!r}", hint="give one of them another id or another version")
     return found
 
 

@@ -102,6 +102,8 @@ class File:
         folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
             raise UsageError(f"the folder {folder} does not exist", hint="create it first")
+        if os.path.isdir(self.path):
+            raise UsageError(f"{self.path} is a folder", hint="a SQLite store is a file: add its name, such as runs.db")
         new = not os.path.lexists(self.path)
         try:
             self._prepare(connect(self.path, create=True))
@@ -165,7 +167,8 @@ class File:
             if end.last == 0 and end.writes == 0:
                 self._anchor.begin(Mark(self.incarnation, 0, b""), first=True)
                 return None
-            return LogRolledBack(f"{self._anchor.path} is missing or damaged, so the end of the log cannot be verified", hint=way_out)
+            moved = f"if you have moved or renamed the store, move its anchor to {self._anchor.path} too; otherwise "
+            return LogRolledBack(f"{self._anchor.path} is missing or damaged, so the end of the log cannot be verified", hint=moved + way_out)
         if mark.last > end.last:
             return LogRolledBack(f"{self.path} ends with log row {end.last}, but row {mark.last} was acknowledged", hint=way_out)
         if mark.incarnation != self.incarnation:
