@@ -64,7 +64,6 @@ CASES: list[tuple[str, list[Effect], dict[str, Any], Alive, str]] = [
     ("another request where nothing had begun", [effect("abandoned")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Beside"),
     ("another request where a person abandoned", [effect("abandoned", detail=fx.BY_DECISION)], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Mismatch"),
     ("another effect where one had failed", [effect("failed")], {"request": "other", "placed": True, "name": "tell"}, Alive.UNKNOWN, "Beside"),
-    ("other arguments where it had failed", [effect("failed")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Mismatch"),
     ("other arguments at a place, in the gap", [effect("attempted")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Mismatch"),
     ("other arguments at a place, after a failure", [effect("failed")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Beside"),
     ("other arguments at a place, after it was left behind", [effect("abandoned")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Beside"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Graph, Runtime, flow
-from holdfast.core.errors import InvalidInput, LogRolledBack, RunFailed, UsageError
+from holdfast.core.errors import InvalidInput, LogRolledBack, RunFailed, StoreReadOnly, UsageError
 from holdfast.stores.urls import open_url
 
 
@@ -85,7 +85,7 @@ def test_a_url_for_which_nothing_is_guessed(url: str) -> None:
 
 
 async def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is a folder; a SQLite store is a file: add its name"):
+    with pytest.raises(StoreReadOnly, match="is a folder; a SQLite store is a file: add its name"):
         async with Runtime(f"sqlite:///{tmp_path}"):
             pass
 

@@ -343,15 +343,6 @@ async def test_who_waits_for_a_run_waits_for_what_was_accepted() -> None:
         assert (await waiting).json()["condition"] == "awaiting_gate_decision"
 
 
-async def test_the_head_of_a_stream_is_a_whole_answer() -> None:
-    """RFC 9110 9.3.2: it ends with its headers. It lasted as long as the stream, and held up its connection."""
-    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http, asyncio.timeout(10):
-        run = await rt.invoke(g, {"name": "Ada"})
-        for path in (f"/v1/runs/{run.run_id}/stream", f"/v1/runs/{run.run_id}/stream?protocol=vercel", "/v1/stream"):
-            told = await http.head(path)
-            assert told.status_code == 200 and told.headers["content-type"].startswith("text/event-stream") and told.content == b""
-        assert (await http.head("/v1/runs/nobody/stream")).status_code == 404
-
 
 async def test_a_browser_that_reconnects_gets_each_event_once() -> None:
     """§16.7: it asks the address that it was given at first, which may name a place of its own, and tells besides what it had last."""

@@ -19,7 +19,16 @@ from functools import partial
 import apsw
 
 from holdfast import machine
-from holdfast.core.errors import HoldfastError, IncarnationChanged, LogRolledBack, ProcessForked, StoreClosed, StoreMoved, UsageError
+from holdfast.core.errors import (
+    HoldfastError,
+    IncarnationChanged,
+    LogRolledBack,
+    ProcessForked,
+    StoreClosed,
+    StoreMoved,
+    StoreReadOnly,
+    UsageError,
+)
 from holdfast.core.lease import at_once
 from holdfast.ports import ANYTHING, News, Problem
 from holdfast.stores.changes import BOARD, Bell, Board, Changes
@@ -103,7 +112,7 @@ class File:
         if not os.path.isdir(folder):
             raise UsageError(f"the folder {folder} does not exist", hint="create it first")
         if os.path.isdir(self.path):
-            raise UsageError(f"{self.path} is a folder", hint="a SQLite store is a file: add its name, such as runs.db")
+            raise StoreReadOnly(f"{self.path} is a folder", hint="a SQLite store is a file: add its name, such as runs.db")
         new = not os.path.lexists(self.path)
         try:
             self._prepare(connect(self.path, create=True))
