@@ -99,13 +99,14 @@ class Line:
     """
 
     __slots__ = (
-        "_before", "_checkpoint", "_counted", "_decided", "_fence", "_program", "_reduces", "_run", "_run_id", "_sole", "_stand", "_tip", "_ways", "seen", "skipped", "task", "values",
+        "_before", "_checkpoint", "_counted", "_decided", "_fence", "_fits", "_program", "_reduces", "_run", "_run_id", "_sole", "_stand", "_tip", "_ways", "seen", "skipped", "task", "values",
         "versions",
     )
 
     def __init__(self, program: Program, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint, sole: Callable[[Mapping[str, Any], str], bool] = must_copy) -> None:
         self._program = program
         self._reduces = bool(program.reducing)
+        self._fits = not (program.reducing and find_misfits(program.reducing, checkpoint.values))  # what these reducers write themselves fits them
         self._ways: dict[str | tuple[str, ...], _Way | None] = program.ways
         self._sole = sole
         self._run = run
@@ -192,8 +193,8 @@ class Line:
         if reducing.keys().isdisjoint(writes):
             return NO_KINDS
         kinds = {name: reducing[name] for name in writes if name in reducing}
-        wrong = any(tag == "merge" and not isinstance(writes[name], dict) for name, tag in kinds.items()) or find_misfits(kinds, self.values)
-        return None if wrong or self._tip.since + self._tip.whole > ROOM else kinds
+        wrong = any(tag == "merge" and not isinstance(writes[name], dict) for name, tag in kinds.items())
+        return None if wrong or not self._fits or self._tip.since + self._tip.whole > ROOM else kinds
 
     def _see(self, task: Task) -> dict[str, int]:
         versions, upto = self.versions, dict(self.seen.get(task.node) or ())
