@@ -15,6 +15,7 @@ from holdfast import Context, Graph, Limit, Runtime, State, Tool
 from holdfast.core.errors import InvalidInput, LimitReached, QueueFull
 from holdfast.core.status import Status
 from holdfast.stores import MemoryStore
+from tests.engine.support import FakeClock
 
 
 class Empty(State):
@@ -191,6 +192,41 @@ async def test_a_call_that_waits_for_long_rests_and_holds_nothing(url: str) -> N
         assert ends and before == [first.run_id, second.run_id]
         stop.set()
         await working
+
+
+@pytest.mark.parametrize("where", ["effects", "nodes"])
+async def test_a_run_does_not_rest_for_a_limit_that_it_holds_itself(url: str, where: str) -> None:
+    """§10.11: its calls take turns however long each of them lasts. Each begins once, and the run is not handed back, for it could not rest before they end."""
+    clock, meter = FakeClock(), Meter()
+    entered: list[int] = []
+
+    async def act(n: int) -> int:
+        async with meter.inside(turns=20):
+            await clock.sleep(3)  # longer than any call waits where it is
+        return n
+
+    graph = Graph(where, Empty)
+    if where == "nodes":
+        for n in range(6):
+
+            @graph.node(f"n{n}", start=True, limit="gpu")
+            async def work(state: Empty, n: int = n) -> None:
+                entered.append(n)
+                await act(n)
+
+    else:
+
+        @graph.node(start=True)
+        async def all_of_them(state: Empty, ctx: Context) -> None:
+            entered.append(0)
+            await ctx.gather(*(ctx.effect(act, n, limit="gpu", idempotent=True) for n in range(6)))
+
+    async with Runtime(url, skills=[graph], clock=clock, limits={"gpu": Limit(in_flight=2)}) as rt:
+        run = await rt.invoke(graph, {})
+        assert run.status == Status.COMPLETED, run.error
+        told = [e.event_type for e in await rt.events(run.run_id)]
+    assert (meter.most, meter.done) == (2, 6)
+    assert "run.handed_back" not in told and len(entered) == len(set(entered))
 
 
 async def test_a_tool_uses_its_limit(tmp_path: Path) -> None:

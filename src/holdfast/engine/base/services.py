@@ -62,6 +62,7 @@ from holdfast.core.wording import target_of
 from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.pool import Pool
 from holdfast.engine.base.streams import Streams
+from holdfast.engine.base.turns import Turns
 from holdfast.engine.look.living import living
 from holdfast.engine.look.threads import Threads
 from holdfast.machine import note_error
@@ -722,7 +723,8 @@ class Services:
     that are ``driving``;
     ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
     which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told. ``limits`` are those declared here,
-    ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back; ``unbounded``: limits that calls named and nobody declares, as was said once;
+    ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back; ``turns``: which calls of a run hold a limit here
+    or wait for it; ``unbounded``: limits that calls named and nobody declares, as was said once;
     ``sends``: the types of intents that are sent from here for everybody. ``stepping`` and ``crowd``: the store, where it takes plain steps sealed, and where it writes those of many together.
     """
 
@@ -756,6 +758,7 @@ class Services:
     limits: Mapping[str, Limit] = dataclasses.field(default_factory=dict)
     max_queued: int | None = None
     leaving: set[str] = dataclasses.field(default_factory=set)
+    turns: Turns = dataclasses.field(default_factory=Turns)
     unbounded: set[str] = dataclasses.field(default_factory=set)
     sends: tuple[str, ...] = ()
     quarantine: Quarantine = dataclasses.field(default_factory=Quarantine)

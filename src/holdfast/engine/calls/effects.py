@@ -55,6 +55,7 @@ from holdfast.engine.calls import retries, steps, undos, words
 from holdfast.engine.calls.attempt import Attempt, Restart, Suspend
 from holdfast.engine.calls.elsewhere import Elsewhere
 from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, attempting, call, describe_function, name_of
+from holdfast.engine.calls.holds import hold
 from holdfast.engine.calls.waits import Ask, Redo, request
 from holdfast.engine.look.snapshot import whole
 
@@ -575,7 +576,7 @@ class Performance:
         try:
             if self.options.limit is None:
                 return await self._begin_attempt(over, same)
-            async with steps.hold(self.services, self.journal.run.run_id, f"{self.attempt.attempt_id}/{self.path}", self.options.limit):
+            async with hold(self.services, self.journal, f"{self.attempt.attempt_id}/{self.path}", self.options.limit):
                 return await self._begin_attempt(over, same)
         finally:
             self.attempt.finish()

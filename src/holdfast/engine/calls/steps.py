@@ -1,103 +1,27 @@
-"""Recorded calls that act on nothing outside: steps, recorded values, what they spend, and the limits that they hold (§4.12, §8.5).
-
-A call that uses a limit holds a slot of it from before it begins until it has ended (§10.11). Where the limit is full the call waits, for
-a second at most; then it leaves the node, and the run rests until it is worth trying again: no thread and no lease is held meanwhile.
-Nothing has been begun by then, so nothing is on record."""
+"""Recorded calls that act on nothing outside: steps, recorded values, and what they spend (§4.12, §8.5)."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from holdfast import logs
 from holdfast.core import bounds, budgets, canon, decisions, ids
 from holdfast.core import events as ev
 from holdfast.core.called import Call, Called, brief
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.errors import StoreError
-from holdfast.core.limits import Later, soon
 from holdfast.core.retry import Retry
 from holdfast.core.run import Run
 from holdfast.core.waits import WaitKind
-from holdfast.engine.base.failures import ControlFlow, record
+from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries
 from holdfast.engine.calls.attempt import Attempt, Scope, current
 from holdfast.engine.calls.functions import Patience, asynchronous, attempting, call, describe_function, name_of
+from holdfast.engine.calls.holds import hold
 from holdfast.engine.calls.waits import Ask, request
-
-log = logs.logger("holdfast.limits")
-LOOK_US = 50_000
-
-
-class Crowded(ControlFlow):
-    """Leaves the node because a limit that it uses is full, and will be for a while."""
-
-    def __init__(self, later: Later) -> None:
-        super().__init__("the run pauses until a limit has room; do not catch BaseException around ctx calls")
-        self.later = later
-
-    def join(self, others: Sequence[ControlFlow]) -> ControlFlow:
-        """All branches rest, or one of them has another way out."""
-        return next((e for e in others if not isinstance(e, Crowded)), self)
-
-
-@asynccontextmanager
-async def hold(services: Services, run_id: str, place: str, limit: str) -> AsyncIterator[None]:
-    """Holds a limit for as long as what is within goes on.
-
-    Raises:
-        Crowded: it is full, and was for a second.
-    """
-    await _warn_undeclared(services, limit)
-    await _enter(services, run_id, place, limit)
-    try:
-        yield
-    finally:
-        services.leaving.add(place)
-        await asyncio.shield(_leave(services))
-
-
-async def _warn_undeclared(services: Services, limit: str) -> None:
-    """Warns once of a limit that nobody declares: a misspelled one would bound nothing, and nobody would notice."""
-    if limit in services.limits or limit in services.unbounded or limit in (await services.bounds()).limits:
-        return
-    services.unbounded.add(limit)
-    log.warning(
-        "the limit %r is declared nowhere, so calls that name it are not limited; Runtime(limits={%r: Limit(…)}) or `holdfast limits set %s` declares it",
-        limit, limit, limit,
-    )
-
-
-async def _enter(services: Services, run_id: str, place: str, limit: str) -> None:
-    store, clock, needs, began = services.store, services.clock, {limit: services.limits.get(limit)}, services.clock.monotonic()
-    while (later := await store.enter(services.owner, run_id, place, needs)) is not None:
-        now = store.now()
-        if not soon(later, clock.monotonic() - began, now):
-            break
-        await clock.sleep(min(max(later.at - now, 1_000), LOOK_US) / 1_000_000)
-    else:
-        return
-    later = await store.enter(services.owner, run_id, place, needs, resting=True)
-    if later is not None:
-        raise Crowded(later)
-
-
-async def _leave(services: Services) -> None:
-    """Gives back what is held no more; what the store could not be told of is told with the next."""
-    places = list(services.leaving)
-    try:
-        await services.store.leave(services.owner, places)
-    except StoreError:
-        return  # its owner holds it until then, or until it ends
-    services.leaving.difference_update(places)
-
 
 Act = Callable[[], Awaitable[Any]]
 _plain = msgspec.msgpack.Encoder(order="sorted")
@@ -117,7 +41,7 @@ async def step(
             return await _once(attempt, made, retry, lambda: _patiently(attempt, fn, args, patience, name))
 
         async def act() -> Any:
-            async with hold(attempt.services, attempt.journal.run.run_id, f"{attempt.attempt_id}/{path}", limit):
+            async with hold(attempt.services, attempt.journal, f"{attempt.attempt_id}/{path}", limit):
                 return await _patiently(attempt, fn, args, patience, name)
 
         return await _once(attempt, made, retry, act)
@@ -264,4 +188,4 @@ async def _find_exceeded(attempt: Attempt) -> budgets.Exceeded | None:
     return found[0]
 
 
-__all__ = ["Crowded", "afford", "digest_of", "hold", "item", "spend", "step", "value"]
+__all__ = ["afford", "digest_of", "item", "spend", "step", "value"]

@@ -51,7 +51,7 @@ from holdfast.engine.base.services import ALONE_SECONDS, SafePoints, Services
 from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.effects import LOOK_SECONDS, surface_open
 from holdfast.engine.calls.gates import Halted
-from holdfast.engine.calls.steps import Crowded
+from holdfast.engine.calls.holds import Crowded
 from holdfast.engine.calls.waits import Unattended, take_signal
 from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation

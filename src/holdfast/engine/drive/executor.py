@@ -30,6 +30,7 @@ from holdfast.engine.calls import gates, left, retries, steps
 from holdfast.engine.calls.attempt import Attempt, Restart, Suspend
 from holdfast.engine.calls.context import Context, Given, Hand, face
 from holdfast.engine.calls.functions import Patience, await_in_time, call
+from holdfast.engine.calls.holds import hold
 from holdfast.engine.calls.subflow import Subflow
 from holdfast.engine.calls.waits import Redo
 from holdfast.engine.calls.written import read_intents
@@ -235,7 +236,7 @@ async def _run(
     """The step itself, as what it is: a sub-flow, an effect, or plain code; within its limit."""
     if node.limit is None:
         return await _ran(services, journal, program, node, task, values, place, snapshot, at)
-    async with steps.hold(services, journal.run.run_id, at.attempt_id, node.limit):
+    async with hold(services, journal, at.attempt_id, node.limit):
         return await _ran(services, journal, program, node, task, values, place, snapshot, at)
 
 

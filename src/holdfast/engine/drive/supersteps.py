@@ -22,7 +22,7 @@ from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.gates import Halted
-from holdfast.engine.calls.steps import Crowded
+from holdfast.engine.calls.holds import Crowded
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.drive.beginner import Beginner
 from holdfast.engine.drive.executor import Finished, StepError

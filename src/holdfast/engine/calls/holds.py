@@ -1,0 +1,104 @@
+"""The limits that calls hold (§10.11).
+
+A call that uses a limit holds a slot of it from before it begins until it has ended. Where the limit is full the call waits where it is, for a second at
+most; then it leaves the node, and the run rests until it is worth trying again: no thread and no lease is held meanwhile. Nothing has been begun by then,
+so nothing is on record.
+
+As long as another call of the same run holds the limit the run cannot rest, so a call waits on where it is and takes its turn. Of the calls of a run that wait
+for one limit only the first asks the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from holdfast import logs
+from holdfast.core.errors import StoreError
+from holdfast.core.limits import Later, soon
+from holdfast.engine.base.failures import ControlFlow
+from holdfast.engine.base.journal import Journal
+from holdfast.engine.base.services import Services
+from holdfast.engine.base.turns import Users
+
+log = logs.logger("holdfast.limits")
+LOOK_US = 50_000
+_around: contextvars.ContextVar[tuple[Users, ...]] = contextvars.ContextVar("holdfast_held", default=())
+"""What is held around the code: a call within it cannot wait for that to end."""
+
+
+class Crowded(ControlFlow):
+    """Leaves the node because a limit that it uses is full, and will be for a while."""
+
+    def __init__(self, later: Later) -> None:
+        super().__init__("the run pauses until a limit has room; do not catch BaseException around ctx calls")
+        self.later = later
+
+    def join(self, others: Sequence[ControlFlow]) -> ControlFlow:
+        """All branches rest, or one of them has another way out."""
+        return next((e for e in others if not isinstance(e, Crowded)), self)
+
+
+@asynccontextmanager
+async def hold(services: Services, journal: Journal, place: str, limit: str) -> AsyncIterator[None]:
+    """Holds a limit for as long as what is within goes on.
+
+    Raises:
+        Crowded: it is full, was for a second, and no other call of the run holds it.
+    """
+    await _warn_undeclared(services, limit)
+    with services.turns.take(journal.run.run_id, limit) as users:
+        async with users.turn:
+            await _enter(services, journal, place, limit, users)
+        users.inside += 1
+        token = _around.set((*_around.get(), users))
+        try:
+            yield
+        finally:
+            _around.reset(token)
+            services.leaving.add(place)
+            try:
+                await asyncio.shield(_leave(services))
+            finally:
+                users.inside -= 1
+
+
+async def _warn_undeclared(services: Services, limit: str) -> None:
+    """Warns once of a limit that nobody declares: a misspelled one would bound nothing, and nobody would notice."""
+    if limit in services.limits or limit in services.unbounded or limit in (await services.bounds()).limits:
+        return
+    services.unbounded.add(limit)
+    log.warning(
+        "the limit %r is declared nowhere, so calls that name it are not limited; Runtime(limits={%r: Limit(…)}) or `holdfast limits set %s` declares it",
+        limit, limit, limit,
+    )
+
+
+async def _enter(services: Services, journal: Journal, place: str, limit: str, users: Users) -> None:
+    store, clock, needs, began = services.store, services.clock, {limit: services.limits.get(limit)}, services.clock.monotonic()
+    run_id, around = journal.run.run_id, _around.get().count(users)
+    while (later := await store.enter(services.owner, run_id, place, needs)) is not None:
+        now = store.now()
+        if not soon(later, clock.monotonic() - began, now) and (users.inside <= around or journal.safe_points.asked):
+            break
+        await clock.sleep(min(max(later.at - now, 1_000), LOOK_US) / 1_000_000)
+    else:
+        return
+    later = await store.enter(services.owner, run_id, place, needs, resting=True)
+    if later is not None:
+        raise Crowded(later)
+
+
+async def _leave(services: Services) -> None:
+    """Gives back what is held no more; what the store could not be told of is told with the next."""
+    places = list(services.leaving)
+    try:
+        await services.store.leave(services.owner, places)
+    except StoreError:
+        return  # its owner holds it until then, or until it ends
+    services.leaving.difference_update(places)
+
+
+__all__ = ["Crowded", "hold"]
