@@ -91,13 +91,14 @@ def keeping_one_object() -> Iterator[Callable[[HoldfastError], None]]:
 def keeping_apart() -> Iterator[None]:
     """What the code of a run prints meanwhile, and what programs print that it starts, goes to standard error: the answer is JSON and nothing else."""
     out = sys.stdout
-    kept: int | None = None
+    kept: TextIO | None = None
     answer = out
     if isinstance(out, Answered):  # the descriptors are those of this process, and not of a test in the same one
         out.flush()
-        number, kept = out.fileno(), os.dup(out.fileno())
+        number = out.fileno()
+        kept = open(os.dup(number), "w", encoding=out.encoding, errors=out.errors)  # noqa: SIM115 - closed below
         os.dup2(sys.stderr.fileno(), number)
-        answer = cast(TextIO, Answered(open(kept, "w", encoding=out.encoding, errors=out.errors, closefd=False)))  # noqa: SIM115 - closed below
+        answer = cast(TextIO, Answered(kept))
     token = _answer.set(answer)
     sys.stdout = sys.stderr
     try:
@@ -107,8 +108,9 @@ def keeping_apart() -> Iterator[None]:
         sys.stdout = out
         _answer.reset(token)
         if kept is not None:
-            os.dup2(kept, number)
-            os.close(kept)
+            os.dup2(kept.fileno(), number)
+            with contextlib.suppress(OSError):  # what it could not write was told of by then
+                kept.close()
 
 
 def as_json(data: Any, indent: int | None = None) -> str:
