@@ -195,7 +195,7 @@ class Runtime:
         self._forks = machine.PROCESS.forks
         self._entered = 0
         self._routes = routes(door.transports(transports), _OWN_ROUTES)
-        self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.obstacles)
+        self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.obstacles, reader.before)
         self._links = Links(self._store, lambda: base_url)
         self._rulings = Rulings(self._store, lambda: unsendable(self._store, self._routes), closed_owners, self._desk.allow)
         self._sender: Sender | None = None

@@ -106,6 +106,19 @@ async def test_after_an_undo_the_pages_offer_no_resume_that_is_refused() -> None
         assert [e.status for e in await rt.effects(again.run_id)] == ["recorded"], "it is carried out again"
 
 
+async def test_a_failed_run_whose_thread_is_busy_names_the_run_in_the_way() -> None:
+    """§4.16: a resume is refused until that run has ended; the page says so, and links to it."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        failed = await rt.invoke(g, {"name": "fail"}, thread_id="t", detach=True)
+        free = (await http.get(f"/runs/{failed.run_id}")).text
+        holder = await rt.invoke(g, {"name": "Ada"}, thread_id="t", detach=True)
+        page = (await http.get(f"/runs/{failed.run_id}")).text
+        said = f"The run {holder.run_id} is before it in its lane"
+        assert said in page and f'href="/runs/{holder.run_id}"' in page and said not in free
+        await rt.cancel(holder.run_id)
+        assert said not in (await http.get(f"/runs/{failed.run_id}")).text
+
+
 async def test_what_a_run_contains_is_text() -> None:
     """§17.8: a hostile corpus in every field of a run, on every page."""
     for text in HOSTILE:
