@@ -25,8 +25,8 @@ def _clock(context: jinja2.runtime.Context, text: str | None) -> str:
 
 
 @jinja2.pass_context
-def _hour(context: jinja2.runtime.Context, text: str | None) -> str:
-    return words.hour(text, context["zone"])
+def _hour(context: jinja2.runtime.Context, text: str | None, began: str | None, ended: str | None) -> str:
+    return words.hour(text, context["zone"], began, ended)
 
 
 @jinja2.pass_context

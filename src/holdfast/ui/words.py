@@ -172,10 +172,13 @@ def clock(text: str | None, zone: dt.tzinfo = dt.UTC) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%SZ") if zone is dt.UTC else at.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
-def hour(text: str | None, zone: dt.tzinfo = dt.UTC) -> str:
-    """The time of day, to the millisecond."""
-    at = moment(text)
-    return clean(text or "–") if at is None else at.astimezone(zone).strftime("%H:%M:%S.%f")[:-3]
+def hour(text: str | None, zone: dt.tzinfo, began: str | None, ended: str | None) -> str:
+    """The time of day, to the millisecond; where a list goes from one day to another, the day too."""
+    at, first, last = moment(text), moment(began), moment(ended)
+    if at is None:
+        return clean(text or "–")
+    days = first is not None and last is not None and first.astimezone(zone).date() != last.astimezone(zone).date()
+    return at.astimezone(zone).strftime("%m-%d %H:%M:%S.%f" if days else "%H:%M:%S.%f")[:-3]
 
 
 def axis(began: str, ended: str, zone: dt.tzinfo) -> tuple[str, str]:

@@ -537,6 +537,15 @@ class Looker:
         lacking = await unsendable(self._store, self._transports)
         return describe.hide(describe.intent(i, no_transport=lacking(i)), await _Masks(self).of(i.run_id))
 
+    async def count_unsent(self, tenant_id: str | None = None) -> int:
+        """How many messages wait that no process that is up sends."""
+        types = await find_sent_types(self._store, self._transports)
+        if types is None:
+            return 0
+        if tenant_id is None:
+            return sum(c.count for c in await self._store.intent_counts() if c.state == IntentState.QUEUED and c.type not in types)
+        return sum(i.type not in types for i in await self._store.intents(state=str(IntentState.QUEUED), tenant_id=tenant_id, limit=MOST))
+
     async def count_queued(self) -> describe.QueuedView:
         """What waits to be sent, of all tenants."""
         waiting = [c for c in await self._store.intent_counts() if c.state == IntentState.QUEUED]
