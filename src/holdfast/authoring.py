@@ -53,6 +53,7 @@ from holdfast.core.graph import (
     refuse,
 )
 from holdfast.core.limits import check_name
+from holdfast.core.misused import NotCalled, is_function
 from holdfast.core.policy import OnFail
 from holdfast.core.retry import Retry, coerce
 
@@ -96,6 +97,28 @@ def _names(frame: Any) -> dict[str, Any]:
     return names
 
 
+def _hints_of(cls: type, names: dict[str, Any]) -> dict[str, Any]:
+    """The annotations of a state.
+
+    Raises:
+        InvalidGraph: one cannot be resolved, which it names.
+    """
+    try:
+        return typing.get_type_hints(cls, localns=names, include_extras=True)
+    except UNRESOLVED as e:
+        for name, annotation in inspect.get_annotations(cls).items():
+            try:
+                typing.get_type_hints(type(cls.__name__, (), {"__annotations__": {name: annotation}, "__module__": cls.__module__}), localns=names)
+            except UNRESOLVED as found:
+                hint = "define the name before the class, and import it when the program runs, not under `if TYPE_CHECKING:`"
+                raise InvalidGraph(f"the annotation of {name!r} in the state {cls.__name__} cannot be resolved: {found}", hint=hint) from None
+        raise InvalidGraph(f"the annotations of the state {cls.__name__} cannot be resolved: {e}") from None
+
+
+UNRESOLVED = (NameError, AttributeError, TypeError, SyntaxError)
+"""What Python raises of an annotation that is text: a name that is not there, or text that is no type."""
+
+
 def _channel(name: str, hint: Any, default: Any) -> Channel:
     reducer, carries, hidden, kind = last, False, False, hint
     marks: list[Any] = []
@@ -136,7 +159,7 @@ class State(Mapping[str, Any]):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         frame = sys._getframe(1)
-        hints = typing.get_type_hints(cls, localns=_names(frame), include_extras=True)
+        hints = _hints_of(cls, _names(frame))
         channels = dict(cls.__channels__)
         for name in inspect.get_annotations(cls):
             if typing.get_origin(hints[name]) is ClassVar:
@@ -267,7 +290,7 @@ class _Declared(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class Graph(Generic[S]):
+class Graph(NotCalled, Generic[S]):
     """A skill (a program that a run executes) made of nodes that work on the channels of a ``State`` (§4).
 
     Args:
@@ -407,13 +430,17 @@ class Graph(Generic[S]):
         return declare
 
     def _add(self, function: Callable[..., Any], name: str | None, declared: _Declared) -> None:
-        if not callable(function):
-            raise wrong("a node", "a function", function)
+        if isinstance(function, type) or not is_function(function):
+            raise wrong("a node", "a function", function, _way_out(function))
         label: str = name or _label(function)
         parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         given = [p for i, p in enumerate(parameters) if p.default is p.empty or (i == 1 and p.name == "ctx")]
         if len(given) not in (1, 2):
             raise InvalidGraph(f"the node {label!r} takes (state) or (state, ctx), not {len(given)} arguments")
+        if _is_context(given[0]):
+            raise InvalidGraph(f"the node {label!r} takes (state) or (state, ctx), not ({', '.join(p.name for p in given)})")
+        if given[0].name == "self" and len(given) == 2:
+            raise InvalidGraph(f"the node {label!r} is a method without its object", hint=f"give the method of an object: graph.node(obj.{label}), or declare the node outside of the class")
         self._labels[function] = label
         if declared.tool is not None:
             self._put(label, _calling(function, declared.tool, label, len(given)), "state_ctx", declared)
@@ -460,7 +487,7 @@ class Graph(Generic[S]):
     def branch(self, node: NodeRef, router: Callable[[S], Any]) -> Graph[S]:
         """After ``node``, the router decides which nodes run next. It gets the state with that node's writes, and returns a name, several
         names, Sends or END."""
-        if not callable(router):
+        if not is_function(router):
             raise wrong("router", "a function", router)
         after = self._name(node, "node")
         if inspect.iscoroutinefunction(router):
@@ -507,7 +534,7 @@ class Graph(Generic[S]):
             idempotent=idempotent, capabilities=capabilities, delivers=delivers, gate=gate, check=check, on_fail=on_fail,
         )
         if not isinstance(child, Graph):
-            raise InvalidGraph(f"the subgraph {name!r} is a Graph, not {type(child).__name__}")
+            raise InvalidGraph(f"the subgraph {name!r} is a Graph, not {type(child).__name__}", hint=_way_out(child))
         self._put(name, _never, "subgraph", declared, child=child, pass_in=_names_of(pass_in, "pass_in"), pass_out=_names_of(pass_out, "pass_out"))
         return self
 
@@ -629,7 +656,7 @@ def _reference(ref: Any, field: str) -> NodeRef:
     """
     if isinstance(ref, str):
         return text(ref, field)
-    if not callable(ref):
+    if not is_function(ref):
         raise wrong(field, "a node's name or its function", ref)
     return cast(NodeRef, ref)
 
@@ -643,6 +670,15 @@ def _label(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", None) or type(function).__name__)
+
+
+def _way_out(given: object) -> str:
+    """What to write in place of a node that is no function."""
+    if isinstance(given, Graph):
+        return f"a graph in a node's place: graph.subgraph({given.id!r}, …)"
+    if isinstance(given, Flow):
+        return "a node executes a flow with: await ctx.child(flow, {…})"
+    return f"give an object that can be called: graph.node({given.__name__}(…)), or the method of one" if isinstance(given, type) else ""
 
 
 def _calling(function: Callable[..., Any], tool: str | Tool, label: str, takes: int) -> Callable[..., Any]:
@@ -759,7 +795,7 @@ def microseconds(value: timedelta | float | int | None, default: int, field: str
     return default if value is None else duration(value, field)
 
 
-class Flow(Generic[P, R]):
+class Flow(NotCalled, Generic[P, R]):
     """A skill written as one ``async def fn(ctx, …)`` (§4.12). It is a graph of one node, whose calls through ctx are recorded."""
 
     def __init__(
@@ -774,6 +810,7 @@ class Flow(Generic[P, R]):
         parameters = list(signature.parameters.values())
         if not parameters:
             raise InvalidGraph(f"the flow {id!r} takes ctx as its first argument")
+        _check_context(id, _label(function), parameters)
         self.signature = signature.replace(parameters=parameters[1:])
         channels, hints = {}, _hints(function, frame)
         for p in parameters[1:]:
@@ -817,6 +854,35 @@ class Flow(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Flow {self.id} v{self.version}{self.signature}>"
+
+
+PLAIN = frozenset({"str", "int", "float", "bool", "bytes", "list", "dict", "tuple", "set"})
+
+
+def _is_context(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is meant to be given the context, by its name or its annotation."""
+    return parameter.name == "ctx" or _kind(parameter) == "Context"
+
+
+def _kind(parameter: inspect.Parameter) -> str:
+    """The name of the class that a parameter is annotated with; its annotation may be text."""
+    said = parameter.annotation
+    return str(getattr(said, "__name__", said)).strip("'\"").partition("[")[0].rpartition(".")[2]
+
+
+def _check_context(id: str, name: str, parameters: list[inspect.Parameter]) -> None:
+    """Refuses a flow whose first argument is not meant for ctx: one of its inputs would be given it, or the run be refused for the lack of one.
+
+    Raises:
+        InvalidGraph: with the declaration that is meant.
+    """
+    first, *rest = parameters
+    late = next((p for p in rest if _is_context(p)), None)
+    if _is_context(first) or (late is None and _kind(first) not in PLAIN):
+        return
+    others = [p.name for p in parameters if p is not late]
+    meant = f"async def {name}({', '.join(['ctx' if late is None else late.name, *others])})"
+    raise InvalidGraph(f"the flow {id!r} takes ctx as its first argument, not {first.name!r}", hint="declare the flow outside of the class" if first.name == "self" else meant)
 
 
 def _hints(function: Callable[..., Any], frame: Any) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from holdfast.core.intents import IntentState
 from holdfast.core.lease import DEFAULT_TTL_US
 from holdfast.core.limits import Limit
 from holdfast.core.masks import Mask
+from holdfast.core.misused import EnteredAsync, is_function
 from holdfast.core.offers import Offer
 from holdfast.core.selection import where as selected
 from holdfast.core.status import TERMINAL
@@ -103,7 +104,7 @@ def choose_store(url: str | None) -> str:
     return url if url is not None else os.environ.get("HOLDFAST_STORE") or DEFAULT_STORE
 
 
-class Runtime:
+class Runtime(EnteredAsync):
     """Runs skills (graphs and flows) over a store. Use it as ``async with Runtime(url, skills=[…]) as rt``. Several may share a process.
 
     Args:
@@ -152,7 +153,7 @@ class Runtime:
         max_queued: int | None = None,
         encryption: Encryption | KeyProvider | Mapping[str, bytes] | None = None,
     ) -> None:
-        if executor is not None and not callable(executor):
+        if executor is not None and not is_function(executor):
             door.has("executor", executor, "invoke", "resume")
         self._executor = executor
         if clock is not None:
@@ -195,7 +196,7 @@ class Runtime:
         self._forks = machine.PROCESS.forks
         self._entered = 0
         self._routes = routes(door.transports(transports), _OWN_ROUTES)
-        self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.obstacles)
+        self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.obstacles, reader.before)
         self._links = Links(self._store, lambda: base_url)
         self._rulings = Rulings(self._store, lambda: unsendable(self._store, self._routes), closed_owners, self._desk.allow)
         self._sender: Sender | None = None

@@ -91,3 +91,20 @@ def test_catch_up_asks_for_missed_slots_to_be_run(more: list[str], code: int, ho
     done = holdfast("schedule", "add", "work.py", "--every", "1h", "--input", '{"name": "quick"}', "--catch-up", "5", *more)
     assert done.code == code and (code == 0 or "--missed catch-up" in done.err)
     assert holdfast("schedule", "add", "work.py", "--every", "1h", "--input", '{"name": "quick"}', "--catch-up", "1").code == 0
+
+
+@pytest.mark.parametrize(("has", "options", "told"), [(False, (), True), (True, (), False), (False, ("--no-auth",), False), (False, ("--token-file", "tokens"), False)])
+def test_a_server_whose_store_has_no_token_says_how_one_is_made(has: bool, options: tuple[str, ...], told: bool, holdfast: Type) -> None:
+    """§17: otherwise nobody can log in, and the first page that says so is the login page."""
+    if has:
+        holdfast("token", "create", "--scopes", "view", "--store", "sqlite:///runs.db")
+    Path("tokens").touch()
+    serving = subprocess.Popen([sys.executable, "-m", "holdfast", "serve", "--port", "0", "--store", "sqlite:///runs.db", *options], stderr=subprocess.PIPE, text=True, env=environment())
+    try:
+        assert serving.stderr is not None and "serving" in serving.stderr.readline()
+        first = serving.stderr.readline() if told else ""
+    finally:
+        serving.terminate()
+        rest = serving.communicate(timeout=60)[1]
+    expected = "the store has no token yet, so nobody can log in: python -m holdfast token create --scopes view,decide --store sqlite:///runs.db\n"
+    assert first == (expected if told else "") and "token create" not in rest

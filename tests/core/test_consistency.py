@@ -13,7 +13,7 @@ from holdfast.core import events as ev
 from holdfast.core.blobs import blob_of
 from holdfast.core.checkpoint import Carry, Delta, StepRecord
 from holdfast.core.codec import Row
-from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, asleep, diagnose, drift, ok, problem, record_problem
+from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, asleep, diagnose, drift, name_restore, ok, problem, record_problem
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.envelopes import Envelope, Header
 from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError, RecordDamaged, UnknownStatus
@@ -555,3 +555,21 @@ def test_an_effect_record_that_is_no_older_than_the_log_is_fine(kind: type[ev.Ef
     diagnosis = told_by(kind(EFFECT.effect_id, "k"))
     diagnosis.feed_effect(msgspec.structs.replace(EFFECT, **changes))
     assert missed(diagnosis) == [] and not diagnosis.lost
+
+
+def test_what_is_advised_names_a_command() -> None:
+    """§12.1: whoever follows it knows what to type."""
+    begun = Effect(effect_id=f"{RUN}.1.pay.0", run_id=RUN, lineage_root=RUN, key="k", task="pay", path="0", step=1, attempt=1, effect_class=EffectClass.WRITE, status=EffectStatus.ATTEMPTED, capability="pay")
+    diagnosis = Diagnosis(RUN, running().run, FREE, NOW)
+    diagnosis.feed_effect(begun)
+    diagnosis.feed_intent(Intent(intent_id="i", run_id=RUN, type="mail", payload=b"", key="k", state="sending", lease_until=NOW - 1))
+    hints = {p.code: p.repair_hint for p in diagnosis.problems()}
+    assert f"holdfast explain {RUN}" in hints["effect_attempted_without_result"]
+    assert "holdfast dispatch --transports TARGET" in hints["intent_sending_stale"]
+
+
+def test_a_backup_is_restored_in_the_way_of_its_store() -> None:
+    told = name_restore(problem("event_seq_gap", "gone", "restore a backup"), "holdfast restore FILE")
+    assert told.repair_hint == "restore a backup (holdfast restore FILE)" and name_restore(told, "holdfast restore FILE") == told
+    other = problem("blob_orphaned", "left", "it can be deleted")
+    assert name_restore(other, "holdfast restore FILE") == other

@@ -261,6 +261,18 @@ def test_what_keeps_a_queued_run_from_beginning(blocked: Blocked, why: str, comm
     assert found.why == why and found.next[0].command.startswith(command)
 
 
+@pytest.mark.parametrize(("status", "condition"), [(Status.FAILED, Condition.FAILED), (Status.CANCELED, Condition.CANCELLED), (Status.CANCELED, Condition.HALTED)])
+def test_a_resume_that_another_run_of_the_lane_is_in_the_way_of_is_not_advised_alone(status: Status, condition: Condition) -> None:
+    """§4.16: who is in the way is named, and is the first thing to see to."""
+    ended = run(status, stop_reason="x")
+    alone = explain(ended, condition, [])
+    found = explain(ended, condition, [], Blocked(lane="the run h is before it in its lane (it waits)", before="h"))
+    assert found.why == f"{alone.why} A resume is refused for now, because the run h is before it in its lane (it waits)."
+    assert found.next[0].command == "holdfast explain h" and found.next[1:] == alone.next
+    settled = run(Status.CANCELED, stop_reason="x", settled=True)
+    assert explain(settled, Condition.HALTED, [], Blocked(lane="the run h goes before it", before="h")).next[0].command.startswith("holdfast fork"), "no resume, nothing in its way"
+
+
 def test_a_dead_owner_and_nobody_to_take_over() -> None:
     found = explain(run(), Condition.INTERRUPTED, [], Blocked(dead=True, nobody=True))
     assert found.why.endswith("No worker is running.") and any(a.command.startswith("holdfast worker ") for a in found.next)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, flow
-from holdfast.core.errors import InvalidInput, LogRolledBack, RunFailed, StoreReadOnly, UsageError
+from holdfast import Context, Graph, Runtime, State, flow
+from holdfast.core.errors import InvalidGraph, InvalidInput, LogRolledBack, RunFailed, StoreClosed, StoreReadOnly, UsageError
 from holdfast.stores.urls import open_url
 
 
@@ -143,3 +143,122 @@ def test_two_skills_of_one_name_and_version_in_one_list() -> None:
     with pytest.raises(UsageError, match="two skills are called 'orders' in version '1'; give one of them another id or another version"):
         Runtime("memory:", skills=[first, make("1")])
     Runtime("memory:", skills=[first, first, make("2")]).add(make("1"))
+
+
+class Count(State):
+    n: int = 0
+
+
+graph_of_one: Graph[Count] = Graph("graph-of-one", Count)
+
+
+@graph_of_one.node(start=True)
+async def only(state: Count) -> None: ...
+
+
+def test_a_runtime_is_entered_with_async_with() -> None:
+    with pytest.raises(UsageError, match=r"a Runtime is entered with `async with`, not with `with`; async with Runtime\("):
+        with Runtime("memory:"):  # type: ignore[attr-defined, misc]
+            pass
+
+
+@pytest.mark.parametrize("skill", [one, graph_of_one])
+def test_a_skill_is_not_called(skill: Any) -> None:
+    with pytest.raises(UsageError, match=rf"'{skill.id}' is not called like a function; await rt.run\(.*\).*within a run: await ctx.child\("):
+        skill(1)
+
+
+@pytest.mark.parametrize("skill", [one, graph_of_one])
+@pytest.mark.parametrize("verb", ["step", "effect", "map"])
+async def test_a_skill_in_the_place_of_a_function_is_a_child(skill: Any, verb: str) -> None:
+    @flow("outer")
+    async def outer(ctx: Context) -> Any:
+        return await getattr(ctx, verb)(skill, [1])
+
+    async with Runtime("memory:", skills=[outer]) as rt:
+        with pytest.raises(RunFailed, match=rf"fn is a function, not the skill '{skill.id}'; .*await ctx.child\("):
+            await rt.run(outer)
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda g: g.node(one), r"a node is a function, not the skill 'one'; .*ctx.child\("),
+        (lambda g: g.node(graph_of_one), r"a node is a function, not the skill 'graph-of-one'; .*subgraph\("),
+        (lambda g: g.subgraph("inner", one), r"the subgraph 'inner' is a Graph, not Flow; .*ctx.child\("),
+        (lambda g: g.edge(one, "only"), "source is a node's name or its function, not the skill 'one'"),
+        (lambda g: g.branch("only", one), "router is a function, not the skill 'one'"),
+        (lambda g: g.node(Count), r"a node is a function, not the class Count; .*Count\(…\)"),
+        (lambda g: g.node(Methods.add), r"the node 'add' is a method without its object; .*obj.add"),
+        (lambda g: g.node(turned), r"the node 'turned' takes \(state\) or \(state, ctx\), not \(ctx, state\)"),
+        (lambda g: g.node(lacking), r"the node 'lacking' takes \(state\) or \(state, ctx\), not \(ctx\)"),
+    ],
+)
+def test_what_is_no_node(use: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        use(Graph("g", Count))
+
+
+class Methods:
+    async def add(self, state: Count) -> dict[str, int]:
+        return {"n": state.n + 1}
+
+
+async def turned(ctx: Context, state: Count) -> None: ...
+
+
+async def lacking(ctx: Context) -> None: ...
+
+
+async def test_the_method_of_an_object_is_a_node() -> None:
+    g: Graph[Count] = Graph("g", Count)
+    g.node(start=True)(Methods().add)
+    async with Runtime("memory:") as rt:
+        assert (await rt.run(g, {"n": 1})).n == 2
+
+
+async def after_its_input(order: str, ctx: Context) -> None: ...
+async def under_another_name(order: str, c: Context) -> None: ...
+async def without(order: str) -> None: ...
+async def a_method(self: Any, ctx: Context, order: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (after_its_input, r"async def after_its_input\(ctx, order\)"),
+        (under_another_name, r"async def under_another_name\(c, order\)"),
+        (without, r"async def without\(ctx, order\)"),
+        (a_method, "declare the flow outside of the class"),
+    ],
+)
+def test_ctx_is_the_first_argument_of_a_flow(function: Any, hint: str) -> None:
+    """Otherwise the run was refused with «has no input 'order'», or was given ctx for the order."""
+    with pytest.raises(InvalidGraph, match=rf"the flow 'f' takes ctx as its first argument, not '\w+'; {hint}"):
+        flow("f")(function)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "said"),
+    [
+        ("Decimal | None", r"the annotation of 'total' in the state Order cannot be resolved: name 'Decimal' is not defined; .*TYPE_CHECKING"),
+        ("asyncio.Nothing", "the annotation of 'total' in the state Order cannot be resolved: module 'asyncio' has no attribute 'Nothing'"),
+        ("list[", "the annotation of 'total' in the state Order cannot be resolved"),
+        ("1 | 2 | list", "the annotation of 'total' in the state Order cannot be resolved"),
+    ],
+)
+def test_an_annotation_of_a_state_that_cannot_be_resolved(annotation: str, said: str) -> None:
+    """Above all a name that is imported for the type checker alone."""
+    with pytest.raises(InvalidGraph, match=said):
+        type("Order", (State,), {"__annotations__": {"name": "str", "total": annotation}, "__module__": __name__, "name": "", "total": None})
+
+
+@pytest.mark.parametrize("verb", ["get", "explain", "cancel", "resume", "history"])
+async def test_a_runtime_after_its_end_or_before_its_beginning(verb: str, tmp_path: Path) -> None:
+    rt = Runtime(f"sqlite:///{tmp_path}/runs.db", skills=[one])
+    with pytest.raises(StoreClosed, match=r"is not open; .*async with Runtime\(…\) as rt"):
+        await getattr(rt, verb)("0" * 26)
+    async with rt:
+        run = await rt.invoke(one, {})
+    with pytest.raises(StoreClosed, match=r"is not open; .*async with Runtime\(…\) as rt"):
+        await getattr(rt, verb)(run.run_id)

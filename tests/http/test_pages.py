@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import html
 import re
 from html.parser import HTMLParser
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import httpx
 import pytest
 
-from holdfast import Context, Graph, Runtime
+from holdfast import Context, Graph, Runtime, flow
 from holdfast.access import SHELF, Tokens
+from holdfast.ui.words import hour
 from tests.http.support import Notes, bearer, graph, served, token
 
 PAGES = ["/", "/runs", "/waits", "/effects", "/schedules", "/workers", "/health"]
@@ -104,6 +107,48 @@ async def test_after_an_undo_the_pages_offer_no_resume_that_is_refused() -> None
         made = await http.post(f"/runs/{run.run_id}/fork", data={"csrf": field(fork, "csrf"), "from": field(fork, "from"), "sure": "1"})
         again = await rt.resume(made.headers["location"].rpartition("/")[2])
         assert [e.status for e in await rt.effects(again.run_id)] == ["recorded"], "it is carried out again"
+
+
+async def test_a_failed_run_whose_thread_is_busy_names_the_run_in_the_way() -> None:
+    """§4.16: a resume is refused until that run has ended; the page says so, and links to it."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        failed = await rt.invoke(g, {"name": "fail"}, thread_id="t", detach=True)
+        free = (await http.get(f"/runs/{failed.run_id}")).text
+        holder = await rt.invoke(g, {"name": "Ada"}, thread_id="t", detach=True)
+        page = (await http.get(f"/runs/{failed.run_id}")).text
+        said = f"The run {holder.run_id} is before it in its lane"
+        assert said in page and f'href="/runs/{holder.run_id}"' in page and said not in free
+        await rt.cancel(holder.run_id)
+        assert said not in (await http.get(f"/runs/{failed.run_id}")).text
+
+
+async def test_the_overview_says_what_does_not_continue_automatically() -> None:
+    """A message that nobody sends continues by itself as little as a run that nobody takes."""
+
+    @flow("mails")
+    async def mails(ctx: Context) -> None:
+        ctx.send("mail", {})
+
+    async with Runtime("memory:", skills=[mails]) as rt, served(rt, tokens=False) as http:
+        await rt.run(mails)
+        await rt.run(mails)
+        page = (await http.get("/")).text
+        assert "2 messages have no transport that sends them; everything else continues automatically." in page.replace("Two messages", "2 messages"), page
+    async with Runtime("memory:", skills=[mails], transports={"mail": Sink()}) as rt, served(rt, tokens=False) as http:
+        await rt.run(mails)
+        assert "Everything continues automatically." in (await http.get("/")).text
+
+
+class Sink:
+    async def send(self, payload: Any, key: str) -> None: ...
+
+
+def test_events_of_several_days_show_the_day() -> None:
+    """The time of day alone names no moment of a run that has waited for days."""
+    at = "2026-01-02T03:04:05.678000Z"
+    assert hour(at, dt.UTC, "2026-01-02T01:00:00Z", at) == "03:04:05.678"
+    assert hour(at, dt.UTC, "2026-01-01T01:00:00Z", at) == "01-02 03:04:05.678"
+    assert hour(at, ZoneInfo("Asia/Tokyo"), "2026-01-01T15:30:00Z", at) == "12:04:05.678", "one day there"
 
 
 async def test_what_a_run_contains_is_text() -> None:

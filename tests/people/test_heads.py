@@ -258,6 +258,35 @@ async def test_a_failed_run_is_resumed_behind_those_that_came_after_it() -> None
         assert (await rt.get(holder.run_id)).status == "completed"
 
 
+@pytest.mark.parametrize("name", HEADS)
+async def test_explain_names_the_run_in_the_way_of_a_resume(name: str) -> None:
+    """X-32: what ``explain`` advises of an ended run works. Where a resume is refused, it names the run in the way first."""
+    async with lane() as here:
+        ended = await here.other.submit(here.talk, {"text": "mine"}, thread_id="t")
+        await here.other.cancel(ended.run_id, actor="ada")
+        head, what = await MADE[name](here), lanes.may(HEADS[name])
+        told = await here.one.explain(ended.run_id)
+        in_the_way = what is not lanes.May.DRIVE
+        assert (told["next"][0]["command"] == f"holdfast explain {head}") is in_the_way, told
+        assert (head in told["why"]) is in_the_way
+        assert any(a["command"].startswith(f"holdfast resume {ended.run_id}") for a in told["next"]), "it works once that run is out of the way"
+
+
+async def test_explain_of_a_queued_run_names_who_is_before_it_now() -> None:
+    """§10.8: not the run that was before it when it was queued, which has ended since."""
+
+    @flow("ask")
+    async def ask(ctx: Context) -> None:
+        await ctx.approve("ok?")
+
+    async with World().runtime(ask) as rt:
+        first = await rt.invoke(ask, {}, thread_id="t")
+        last = await rt.submit(ask, {}, thread_id="t")
+        assert first.run_id in (await rt.explain(last.run_id))["why"]
+        await rt.cancel(first.run_id, actor="ada")
+        assert first.run_id not in (await rt.explain(last.run_id))["why"]
+
+
 async def test_many_are_driven_in_the_order_of_their_turns() -> None:
     """§10.8: whoever comes last drives all that nobody alive drives, each once, in order."""
     order: list[str] = []

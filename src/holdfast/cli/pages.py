@@ -17,6 +17,7 @@ from holdfast.core.compensation import TASK as UNDO_TASK
 from holdfast.core.describe import EffectView
 from holdfast.core.effects import MAY_LIVE, OPEN
 from holdfast.core.explain import Advice
+from holdfast.core.lanes import Blocked
 from holdfast.core.status import TERMINAL, Condition, Status
 from holdfast.core.toolcalls import place_of
 from holdfast.core.views import Moment
@@ -42,16 +43,18 @@ EXITS: dict[str, int] = {
 class RunObject(dict[str, Any]):
     """What every command about one run prints: its record (§3.1), and ``values``, ``waits``, ``problems``, all of one instant.
 
-    ``gone``, which is not printed: whether a resume is refused, because what its completed steps did was undone.
+    ``gone``, which is not printed: whether a resume is refused, because what its completed steps did was undone. Neither is ``behind``: the
+    run of its lane because of which a resume is refused for now.
     """
 
     gone: bool = False
+    behind: Blocked | None = None
 
 
 async def run_object(rt: Runtime, run_id: str, *, deduplicated: bool = False) -> RunObject:
     seen = await rt.look.snapshot(run_id)
     found = RunObject(describe.plain(seen.detail(deduplicated=deduplicated)))
-    found.gone = bool(seen.gone)
+    found.gone, found.behind = bool(seen.gone), seen.behind
     return found
 
 
@@ -103,7 +106,8 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
             click.echo("  the run was kept in memory and is gone now; --store names a store that lasts")
         return
     ended = [Advice("See why it ended, and what to do:", call.line("explain", run["run_id"]))] if run["condition"] == Condition.HALTED else []
-    advise([*ended, *advice(call, run, gone=isinstance(run, RunObject) and run.gone)])
+    held = run if isinstance(run, RunObject) else RunObject()
+    advise([*ended, *advice(call, run, gone=held.gone, behind=held.behind)])
 
 
 def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
@@ -115,11 +119,18 @@ def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
             click.echo(f"{indent}    {one.command}" if one.text else f"{indent}{one.command}")
 
 
-def advice(call: Call, run: Mapping[str, Any], *, gone: bool) -> list[Advice]:
-    """The commands that continue from here. ``gone``: what completed steps did was undone."""
+def advice(call: Call, run: Mapping[str, Any], *, gone: bool, behind: Blocked | None) -> list[Advice]:
+    """The commands that continue from here. ``gone``: what completed steps did was undone. ``behind``: the run of its lane that has to end first."""
     target = call.code(run["target"])
     if gone:
         return [Advice("Start a fork that carries out again what was undone (a resume is refused):", call.line("fork", run["run_id"], *target))]
+    if behind is not None:
+        why = f"The run {behind.run_id} is before it in its lane ({behind.why}). A resume is refused until that run has ended or has released the lane. See what it needs:"
+        return [Advice(why, call.line("explain", behind.run_id)), *_advise(call, run, target)]
+    return _advise(call, run, target)
+
+
+def _advise(call: Call, run: Mapping[str, Any], target: list[str]) -> list[Advice]:
     match run["condition"]:
         case "queued":
             if run["blocked_by"]:
@@ -288,7 +299,7 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, beside: Beside, *, 
         o.head("values")
         limit = max(20, o.width() - 24)
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in run["values"].items())
-    steps = beside.next or advice(call, run, gone=bool(seen.gone))
+    steps = beside.next or advice(call, run, gone=bool(seen.gone), behind=seen.behind)
     if steps:
         o.head("next")
         advise(steps)

@@ -22,7 +22,7 @@ from holdfast.cli import output as o
 from holdfast.cli.session import Call, export, handling, login, options, over
 from holdfast.cli.times import lasting
 from holdfast.core import bounds
-from holdfast.core.errors import InvalidInput, UsageError
+from holdfast.core.errors import InvalidInput, StoreError, UsageError
 from holdfast.core.views import iso
 from holdfast.handle import when
 from holdfast.runtime import Runtime
@@ -70,10 +70,20 @@ def serve(
         logs.show(log_format)
 
     exporting = export(rt)
+    listening = asyncio.Event()
+
+    async def tell_how_to_log_in() -> None:
+        await listening.wait()
+        with contextlib.suppress(StoreError):  # whoever comes with a token is told
+            if not await Tokens(rt.shelf(SHELF)).all():
+                click.echo(f"the store has no token yet, so nobody can log in: {call.line('token', 'create', '--scopes', 'view,decide')}", err=True)
 
     async def drives(stop: asyncio.Event) -> None:
+        telling = asyncio.ensure_future(tell_how_to_log_in()) if tokens is None and not no_auth else None
         async with exporting:
             await (rt.worker(stop=stop) if chosen else stop.wait())
+        if telling is not None:
+            telling.cancel()
 
     made = api.app(
         rt, tokens=False if no_auth else tokens, pages=not no_pages, open_metrics=open_metrics, drives=drives,
@@ -84,6 +94,7 @@ def serve(
         machine.settle()
         names = f", executes {', '.join(dict.fromkeys(s.id for s in chosen))}" if chosen else ""
         click.echo(f"serving {call.shown} at {url}{names}" + (", without tokens" if no_auth else ""), err=True)
+        listening.set()
 
     async def whole() -> None:
         leaving.watch_threads()

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.core.errors import InvalidInput, TooLarge, UnknownOption
+from holdfast.core.misused import NotCalled
 
 ID_BYTES = 512
 """An id, a key, a name."""
@@ -46,6 +47,8 @@ def wrong(field: str, wanted: str, given: object, hint: str = "") -> InvalidInpu
 def show(value: object) -> str:
     """A value in a few words, with its type; never longer than a line, and it never raises."""
     kind = type(value).__name__
+    if isinstance(value, NotCalled):
+        return f"the skill {value.id!r}"
     if value is None or isinstance(value, bool):
         return repr(value)
     if isinstance(value, str | bytes | bytearray):
@@ -322,6 +325,8 @@ def when(value: Any, field: str) -> Any:
 
 
 def function(value: Any, field: str) -> Any:
+    if isinstance(value, NotCalled):
+        raise wrong(field, "a function", value, "a run executes another skill with: await ctx.child(skill, {…})")
     if not callable(value):
         raise wrong(field, "a function", value, "give the function itself and its arguments after it, as in step(f, x), not what it returns, as in step(f(x))")
     return value

@@ -107,6 +107,16 @@ def record_problem(error: RecordDamaged) -> Problem:
     return problem(error.code if error.code in SEVERITIES else RecordDamaged.code, error.message, error.hint, error.run_id or None)
 
 
+RESTORE = "restore a backup"
+
+
+def name_restore(found: Problem, how: str) -> Problem:
+    """The problem with the way in which its store is restored, where its advice is to do that."""
+    if RESTORE not in found.repair_hint or how in found.repair_hint:
+        return found
+    return msgspec.structs.replace(found, repair_hint=found.repair_hint.replace(RESTORE, f"{RESTORE} ({how})"))
+
+
 def ok(problems: Iterable[Problem]) -> bool:
     """Whether a check passes: no error among what was found (§12.1)."""
     return not any(p.severity == Severity.ERROR for p in problems)
@@ -222,7 +232,7 @@ class Diagnosis:
             self._note(
                 "effect_attempted_without_result",
                 f"{effect.capability or 'an effect'} of {effect.task} was attempted, and its outcome is not recorded ({effect.effect_id})",
-                "find out whether it happened, then resume the run and answer its question",
+                "find out whether it happened; then resume the run, and if it asks, answer it: holdfast explain RUN shows the commands",
             )
 
     def feed_intent(self, intent: Intent) -> None:
@@ -234,7 +244,7 @@ class Diagnosis:
             self.not_configured[intent.type, lacking.message, lacking.hint] += 1
         if intent.state == "sending" and (intent.lease_until is None or intent.lease_until <= self.now):
             self._note(
-                "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher died", "a dispatcher takes it over when that lease has expired"
+                "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher died", "a dispatcher or a worker that sends this type takes it over when that lease has expired; to start one: holdfast dispatch --transports TARGET"
             )
 
     def feed_entry(self, topic: str, key: str) -> None:
@@ -379,7 +389,7 @@ class Diagnosis:
         if not self._keys:
             return []
         keys = ", ".join(sorted(self._keys))
-        return [self._say("payload_sealed", f"payloads under the key {keys} could not be read; all else was checked", "give that key too, and check again")]
+        return [self._say("payload_sealed", f"payloads under the key {keys} could not be read; all else was checked", "give that key too, as a line of the file that $HOLDFAST_KEYS names; then check again: holdfast check RUN")]
 
     def _against_row(self) -> list[Problem]:
         row = self.row
@@ -501,4 +511,4 @@ def diagnose(
     return diagnosis.problems()
 
 
-__all__ = ["SEVERITIES", "Diagnosis", "Problem", "Severity", "asleep", "diagnose", "drift", "ok", "problem", "record_problem"]
+__all__ = ["SEVERITIES", "Diagnosis", "Problem", "Severity", "asleep", "diagnose", "drift", "name_restore", "ok", "problem", "record_problem"]

@@ -655,6 +655,9 @@ class StoreError(HoldfastError):
     passing = True
 
 
+NOT_OPEN = "use it inside `async with Runtime(…) as rt:`, which opens it, and closes it at the end; a store that you opened yourself: await store.open()"
+
+
 class StoreClosed(StoreError):
     """The store was closed in this process. Calls that still wait for it end with this error."""
 

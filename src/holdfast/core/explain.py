@@ -46,8 +46,8 @@ class Explanation(msgspec.Struct, frozen=True):
 class Blocked(msgspec.Struct, frozen=True):
     """What the caller knows of a run besides its record: what keeps it from being driven.
 
-    ``no_worker`` says that no living worker can take it, ``shape`` is the shape it began in where workers serve its skill in another; ``lane`` names
-    the run before it; ``dead`` says that the process which holds its lease is proven dead. ``effects`` are the records
+    ``no_worker`` says that no living worker can take it, ``shape`` is the shape it began in where workers serve its skill in another; ``lane`` says which run
+    is before it and how that one stands, ``before`` is its id; ``dead`` says that the process which holds its lease is proven dead. ``effects`` are the records
     of its effects, ``now`` is the store's time in microseconds. ``limit`` is the limit or the pause that holds it back; ``nobody`` says that
     no worker of its queue is up; ``due`` is since when, or from when, it may be executed; ``requests`` says how the
     requests stand that tool runners have of it; ``idle`` says that the process which holds its lease does not execute it.
@@ -57,6 +57,7 @@ class Blocked(msgspec.Struct, frozen=True):
     no_worker: str = ""
     shape: str = ""
     lane: str = ""
+    before: str = ""
     dead: bool = False
     effects: tuple[Effect, ...] = ()
     now: int = 0
@@ -89,6 +90,9 @@ def explain(run: Run, condition: Condition, events: Sequence[ev.Event], blocked:
     if run.interrupted_at is not None and run.status in WAITING and blocked.due is None and condition is not Condition.INTERRUPTED:
         why = f"{why} {_tell_held(events)}"
         advice = (*advice, Advice("Resume it once its time is over, or what it waits for is there: no worker does.", _resume(run)))
+    if blocked.lane and condition is not Condition.QUEUED and any(a.command.startswith("holdfast resume ") for a in advice):
+        why = f"{why} A resume is refused for now, because {blocked.lane}."
+        advice = (Advice("See to that run first: it must have ended, or have released the lane.", f"holdfast explain {blocked.before}"), *advice)
     return Explanation(run.run_id, _tell_happened(run, condition, events, blocked), why, advice)
 
 
@@ -305,7 +309,8 @@ def _resume(run: Run, *more: str) -> str:
 
 def _explain_queued(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     if blocked.lane:
-        return _Why(f"It waits for its turn: {blocked.lane}.", (Advice("See which run has the lane (runs of one lane execute one after another).", "holdfast lanes"),))
+        ahead = Advice("See what that run needs (runs of one lane execute one after another).", f"holdfast explain {blocked.before}")
+        return _Why(f"It waits for its turn: {blocked.lane}.", (ahead, Advice("See all runs that have a lane, and who waits for it.", "holdfast lanes")))
     start = Advice("Start a worker that has the skill.", f"holdfast worker {target_of(run.target)}")
     if blocked.shape:
         changed = (

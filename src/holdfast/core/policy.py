@@ -17,6 +17,7 @@ from holdfast.core.bounds import Declared, verb
 from holdfast.core.bounds import check_arguments as admits
 from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Node
+from holdfast.core.misused import is_function
 from holdfast.core.run import Run
 from holdfast.core.waits import AFTER_STEP, BEFORE_STEP, Passage, at_gate
 
@@ -139,7 +140,7 @@ def coerce(value: Any) -> Policy | None:
     """A policy from what a caller gives: one, a gate function, or nothing."""
     if value is None or isinstance(value, Policy):
         return value
-    if callable(value):
+    if is_function(value):
         return Policy(gate=value, version=str(getattr(value, "version", "1")))
     raise bounds.wrong("policy", "a Policy or a function of a request", value)
 

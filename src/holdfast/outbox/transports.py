@@ -21,6 +21,7 @@ from holdfast.core.bounds import amount, check_arguments, function, texts
 from holdfast.core.errors import HoldfastError, InvalidInput, MaybeSent, PermanentError, UsageError
 from holdfast.core.intents import Sending
 from holdfast.core.limits import check_name
+from holdfast.core.misused import is_function
 from holdfast.core.retry import Retry, coerce
 
 TIMEOUT_SECONDS = 60.0
@@ -103,7 +104,7 @@ def route(type: str, transport: Any) -> Route:
     send = getattr(transport, "send", None)
     if send is None:
         send = transport
-    if not callable(send):
+    if not is_function(send):
         raise UsageError(f"the transport of {type!r} is neither a function (payload, key) nor an object with send(payload, key)")
     try:
         inspect.signature(send).bind(None, "")

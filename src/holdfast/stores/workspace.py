@@ -1347,7 +1347,7 @@ def _ahead(run_id: str, store: dict[str, Any], tip: Tip | None, kept: Kept) -> l
         return []
     if kept.tail and known - int(store.get("events") or 0) == last:
         return []  # what is missing is the commit that the partial tail is the beginning of
-    way_out = "look at what is missing, restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"
+    way_out = f"look at what is left (holdfast events {run_id}), restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"
     return [problem("log_rolled_back", f"{META} knows of {known} events, {EVENTS} ends with {last}", way_out, run_id)]
 
 

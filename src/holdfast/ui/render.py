@@ -25,8 +25,8 @@ def _clock(context: jinja2.runtime.Context, text: str | None) -> str:
 
 
 @jinja2.pass_context
-def _hour(context: jinja2.runtime.Context, text: str | None) -> str:
-    return words.hour(text, context["zone"])
+def _hour(context: jinja2.runtime.Context, text: str | None, began: str | None, ended: str | None) -> str:
+    return words.hour(text, context["zone"], began, ended)
 
 
 @jinja2.pass_context
@@ -74,10 +74,10 @@ def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[d
     for w in run.waits:
         states[w.task.partition("~")[0]] = ("person" if w.available_actions else "waits", "waits")
     return {
-        "run": run, "gone": gone, "now": now, "effects": sorted(effects, key=lambda e: e.status != "unknown")[:most], "effects_total": len(effects), "steps": steps,
+        "run": run, "gone": gone, "behind": seen.behind, "now": now, "effects": sorted(effects, key=lambda e: e.status != "unknown")[:most], "effects_total": len(effects), "steps": steps,
         "attempts": attempts, "events": [e for e in events if kind in (None, e.event_type)][-most:][::-1], "events_total": run.version, "kind": kind,
         "kinds": sorted({e.event_type for e in events}), "earlier": seen.walked is not None,
-        "finding": words.finding(run, effects, gone=gone), "picture": drawings.graph(drawings.list_declared(skill) if skill is not None and skill.nodes else drawings.list_taken(steps), states),
+        "finding": words.finding(run, effects, gone=gone, behind=seen.behind), "picture": drawings.graph(drawings.list_declared(skill) if skill is not None and skill.nodes else drawings.list_taken(steps), states),
         "timeline": drawings.timeline(steps, attempts, events, now, run.finished_at, intents), "family": family, "children": children, "intents": intents[:most],
         "ledger": seen.ledger()[:most], "alone_wait": sum(bool(w.available_actions) for w in run.waits) == 1,
     }

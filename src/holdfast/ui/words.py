@@ -15,6 +15,7 @@ from holdfast.calendar import CALENDAR
 from holdfast.core import wording
 from holdfast.core.describe import EffectView, RunView, WaitView
 from holdfast.core.errors import InvalidInput
+from holdfast.core.lanes import Blocked
 from holdfast.core.wording import answering
 
 SIGNS = {
@@ -36,8 +37,9 @@ class Finding(msgspec.Struct, frozen=True):
     do: str
 
 
-def finding(run: RunView, effects: Sequence[EffectView] = (), *, gone: bool = False) -> Finding:
-    """One sentence about a run, and the next step. ``gone``: what its completed steps did was undone, so that a resume is refused."""
+def finding(run: RunView, effects: Sequence[EffectView] = (), *, gone: bool = False, behind: Blocked | None = None) -> Finding:
+    """One sentence about a run, and the next step. ``gone``: what its completed steps did was undone, so that a resume is refused.
+    ``behind``: the run of its lane because of which one is refused for now."""
     sign, tone = SIGNS.get(run.condition, ("unknown", "bad"))
     asks = [w for w in run.waits if w.available_actions]
     unknown = next((e for e in effects if e.status == "unknown"), None)
@@ -47,25 +49,27 @@ def finding(run: RunView, effects: Sequence[EffectView] = (), *, gone: bool = Fa
         what = asks[0].prompt or asks[0].name or asks[0].task
         more = f" It is one of {len(asks)} open questions." if len(asks) > 1 else ""
         return Finding("person", "person", f"It waits for a person: {what}", f"Answer below; nothing else happens before that.{more}")
-    again = "What its completed steps did was undone, so a resume is refused. Fork it: the fork carries that out again."
+    again = "" if behind is None else f"The run {behind.run_id} is before it in its lane ({behind.why}). A resume is refused until that run has ended or has released the lane; a fork is possible now."
+    if gone:
+        again = "What its completed steps did was undone, so a resume is refused. Fork it: the fork carries that out again."
     match run.condition:
         case "failed":
             why = run.error.message if run.error is not None else run.stop_reason or ""
-            return Finding(sign, tone, f"It failed: {why}", again if gone else "See why, then resume it with an acknowledgement, or fork it.")
+            return Finding(sign, tone, f"It failed: {why}", again or "See why, then resume it with an acknowledgement, or fork it.")
         case "interrupted":
             return Finding(sign, tone, "Its process is gone, or a person has to resume it.", "If its process is gone, a running worker that has the skill takes it over; otherwise resume it.")
         case "awaiting_signal":
             what = ", ".join(f"{w.kind} {w.name}".strip() for w in run.waits)
             return Finding(sign, tone, f"It waits for {what}.", "It resumes automatically when this arrives.")
         case "queued":
-            behind = f"It waits for its turn after {run.blocked_by}." if run.blocked_by else "It is due, and no worker has taken it yet."
-            return Finding(sign, tone, behind, "A worker that has the skill takes it.")
+            turn = f"It waits for its turn after {run.blocked_by}." if run.blocked_by else "It is due, and no worker has taken it yet."
+            return Finding(sign, tone, turn, "A worker that has the skill takes it.")
         case "running" | "replaying":
             return Finding(sign, tone, f"It is running, executed by {run.lease.owner}." if run.lease.owner else "It is running, but no process executes it now.", "You need not do anything.")
         case "done":
             return Finding(sign, tone, "It is done.", "Fork or replay it to try something else.")
         case "halted" | "cancelled":
-            return Finding(sign, tone, f"It was stopped: {run.stop_reason or run.condition}.", again if gone else "Resume it if that was a mistake." if not run.settled else "It stays as it is; a fork starts a new run from it.")
+            return Finding(sign, tone, f"It was stopped: {run.stop_reason or run.condition}.", again or "Resume it if that was a mistake." if not run.settled else "It stays as it is; a fork starts a new run from it.")
     return Finding(sign, tone, f"It is {run.status}.", "holdfast check names what is wrong.")
 
 
@@ -168,10 +172,13 @@ def clock(text: str | None, zone: dt.tzinfo = dt.UTC) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%SZ") if zone is dt.UTC else at.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
-def hour(text: str | None, zone: dt.tzinfo = dt.UTC) -> str:
-    """The time of day, to the millisecond."""
-    at = moment(text)
-    return clean(text or "–") if at is None else at.astimezone(zone).strftime("%H:%M:%S.%f")[:-3]
+def hour(text: str | None, zone: dt.tzinfo, began: str | None, ended: str | None) -> str:
+    """The time of day, to the millisecond; where a list goes from one day to another, the day too."""
+    at, first, last = moment(text), moment(began), moment(ended)
+    if at is None:
+        return clean(text or "–")
+    days = first is not None and last is not None and first.astimezone(zone).date() != last.astimezone(zone).date()
+    return at.astimezone(zone).strftime("%m-%d %H:%M:%S.%f" if days else "%H:%M:%S.%f")[:-3]
 
 
 def axis(began: str, ended: str, zone: dt.tzinfo) -> tuple[str, str]:

@@ -39,7 +39,8 @@ async def explain_run(services: Services, run: Run, lease: Lease, hidden: Mask) 
         for row in rows:
             events += open_row(row, previous).events
             previous = row.hash
-    lane = f"the run {run.blocked_by} is before it in its lane" if run.blocked_by else ""
+    ahead = await obstacles.find_before(services, run, lease)
+    lane, before = ("", "") if ahead is None else (f"the run {ahead.run_id} is before it in its lane ({ahead.why})", ahead.run_id)
     found = await obstacles.lacking(store, run, lease)
     if hidden.names:  # before anything is cut: a part of a secret is not found again
         run = _hiding(hidden, run)
@@ -51,7 +52,7 @@ async def explain_run(services: Services, run: Run, lease: Lease, hidden: Mask) 
     due = min(due_time(lease.due), now) if lease.due is not None and lease.due < 0 else lease.due
     idle = lease.owner == services.owner and run.run_id not in services.driving
     gone = await _find_gone(services, run, effects)
-    blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO, effects, now, "" if limit is None else limit.why, nobody, due, await _requests(store, run), idle, gone)
+    blocked = Blocked(no_worker, shape, lane, before, lease.owner_alive is Alive.NO, effects, now, "" if limit is None else limit.why, nobody, due, await _requests(store, run), idle, gone)
     made = explain(run, condition(run, lease, store.now()), events, blocked)
     shown: dict[str, Any] = hidden.record(msgspec.json.decode(msgspec.json.encode(made)))
     return shown

@@ -128,6 +128,27 @@ def tell(what: May, run: Run, lease: Lease) -> Blocked:
     return Blocked(run.run_id, f"{what}: {run.skill_id} v{run.skill_version} ({run.fingerprint}) is not registered here")
 
 
+_STANDS = {
+    May.LIVE: "a process executes it",
+    May.AWAIT: "a process executes it",
+    May.HOLD: "it is interrupted until a person resumes it",
+    May.LIMIT: "it pauses until a limit has room",
+}
+
+
+async def find_before(services: Services, run: Run, lease: Lease) -> Blocked | None:
+    """The run of its lane for which a run at rest has to wait, and how that one stands: it says nothing of what that one asks, which may be secret. Of an ended run
+    only what refuses a resume: what is due and has the same code, the resume drives first."""
+    if lease.live(services.store.now()) or has_lane(run, lease) or not (found := await before(services.store, run, 1)):
+        return None
+    head, held = found[0]
+    what = judge(services, head, held)
+    drivable = what in (May.DRIVE, May.NO_SKILL)  # the code that this process has says nothing of the one that resumes
+    if drivable and run.status is not Status.PENDING and (head.skill_id, head.fingerprint) == (run.skill_id, run.fingerprint):
+        return None
+    return Blocked(head.run_id, _STANDS.get(what, "it is due and goes first" if drivable else f"it is {head.status}"))
+
+
 async def find_blocker(services: Services, run: Run, lease: Lease, sight: Sight, *, first: bool = False) -> Blocked | None:
     """What a pending run waits behind now; None where nothing is in its way. ``first``: there is no other run in its session."""
     if run.status is not Status.PENDING or lease.owner is not None:
@@ -172,4 +193,4 @@ async def lacking(store: Store, run: Run, lease: Lease, sight: Sight | None = No
     return offers.lacking(run, lease, await living(store, now) if sight is None else await sight.offers(), now)
 
 
-__all__ = ["Sight", "ahead", "before", "find_blocker", "find_limit", "has_lane", "judge", "lacking", "put_off", "tell"]
+__all__ = ["Sight", "ahead", "before", "find_before", "find_blocker", "find_limit", "has_lane", "judge", "lacking", "put_off", "tell"]

@@ -55,6 +55,10 @@ class Reader:
             (await obstacles.find_blocker(self._services, run, lease, sight), await obstacles.lacking(self._store, run, lease, sight)) for run, lease in found
         ]
 
+    async def before(self, run: records.Run, lease: Lease) -> Blocked | None:
+        """The run of its lane that a run at rest has to wait for."""
+        return await obstacles.find_before(self._services, run, lease)
+
     # -- reading ------------------------------------------------------------------------------------
 
     async def find(self, run_id: str) -> tuple[records.Run, Lease]:

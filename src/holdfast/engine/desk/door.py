@@ -25,6 +25,7 @@ from holdfast.core.bounds import wrong
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.errors import InvalidInput, UsageError
+from holdfast.core.misused import is_function
 
 T = TypeVar("T")
 
@@ -307,7 +308,7 @@ def transports(given: Any) -> dict[str, Any]:
     found = dict(bounds.mapping(given, "transports"))
     for kind, transport in found.items():
         send = getattr(transport, "send", transport)
-        if isinstance(transport, type) or not callable(send) or not _takes_two(send):
+        if isinstance(transport, type) or not is_function(send) or not _takes_two(send):
             raise wrong(f"transports[{kind!r}]", "a function of (payload, key), or an object with send(payload, key)", transport)
     return found
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection
 
 from holdfast.core.bounds import KEY_RETENTION_US
 from holdfast.core.checkpoint import Checkpoint
-from holdfast.core.consistency import Diagnosis, Problem, ok, problem, record_problem
+from holdfast.core.consistency import Diagnosis, Problem, name_restore, ok, problem, record_problem
 from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, StoreCorrupt, UsageError
 from holdfast.core.run import Run
 from holdfast.core.status import NOT_ENDED
@@ -92,7 +92,7 @@ class Checker:
             found.note([Problem(e.code, "error", e.message, e.hint)])
         told = {(p.code, p.run_id) for p in found}
         found[:0] = [p for p in whole if (p.code, p.run_id) not in told]
-        return found
+        return self._name_restore(found)
 
     async def run_ids(self) -> AsyncIterator[str]:
         """All runs, page by page."""
@@ -102,7 +102,7 @@ class Checker:
                 yield run_id
                 await asyncio.sleep(0)  # others of this loop go on meanwhile
             if page[-1] <= after:
-                raise StoreCorrupt(f"{self._store.url}: the list of runs cannot be read after {after!r}", hint="holdfast check names the damage")
+                raise StoreCorrupt(f"{self._store.url}: the list of runs cannot be read after {after!r}", hint="rebuild the indexes: holdfast doctor --rebuild; if that does not help, restore a backup")
             after = page[-1]
 
     async def run(self, run_id: str) -> Findings:
@@ -116,6 +116,15 @@ class Checker:
         found = Findings()
         if not await self._one(run_id, found):
             raise await missing(self._store, run_id)
+        return self._name_restore(found)
+
+    def _name_restore(self, found: Findings) -> Findings:
+        """Says how a backup of this kind of store is restored, wherever that is the advice."""
+        if hasattr(self._store, "restore"):
+            how = "holdfast restore FILE"
+        else:
+            how = "copy the folder back while nothing writes to it" if self._store.url.startswith("workspace:") else "with the database's own tools"
+        found[:] = [name_restore(p, how) for p in found]
         return found
 
     async def _nobody(self, evidence: Evidence) -> list[Problem]:
@@ -133,7 +142,7 @@ class Checker:
         ]
         if not diagnosis.queued or (types := await find_sent_types(self._store, self._transports)) is None:
             return lacking
-        way = "start a worker or a dispatcher with a transport for it: --transports TARGET"
+        way = "start a worker or a dispatcher with a transport for it: holdfast dispatch --transports TARGET"
         return lacking + [
             Problem("no_transport_for", "warning", f"no running process sends messages of type {type!r}; {count} queued", way, diagnosis.run_id)
             for type, count in sorted(diagnosis.queued.items())

@@ -45,7 +45,7 @@ from holdfast.core.recent import Recent
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.selection import Where
-from holdfast.core.status import TERMINAL, WAITING, Condition, Status, parse
+from holdfast.core.status import RESUMABLE, TERMINAL, WAITING, Condition, Status, parse
 from holdfast.core.tokens import hash_secret
 from holdfast.core.waits import Wait
 from holdfast.engine.look.living import find_sent_types, living, unsendable
@@ -100,6 +100,8 @@ class Look(msgspec.Struct, frozen=True):
 
 Blocks = Callable[[Sequence[tuple[Run, Lease]]], Awaitable[list[tuple[Blocked | None, NoWorker | None]]]]
 """What stands in the way of each of these runs, and why no living worker can take it."""
+Before = Callable[[Run, Lease], Awaitable[Blocked | None]]
+"""The run of its lane that a run at rest has to wait for."""
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -119,16 +121,18 @@ class _Fold(msgspec.Struct, frozen=True):
 
 class Looker:
     """Reads through one store; ``check`` finds a run's problems, ``transports`` are the types of intents that can be sent here,
-    and ``blocked`` says what stands in a run's way."""
+    ``blocked`` says what stands in a run's way, and ``before`` which run of its lane does."""
 
     def __init__(
-        self, store: Store, threads: Threads, check: Check | None = None, transports: Collection[str] | None = None, blocked: Blocks | None = None
+        self, store: Store, threads: Threads, check: Check | None = None, transports: Collection[str] | None = None, blocked: Blocks | None = None,
+        before: Before | None = None,
     ) -> None:
         self._store = store
         self.threads = threads
         self._check = check
         self._transports = transports
         self._blocked = blocked
+        self._before = before
         self._overviews: dict[str | None, tuple[int | None, Overview]] = {}
         self._sound: dict[str, tuple[int | None, tuple[Problem, ...]]] = {}
         self._folds: Recent[str, _Fold] = Recent(KEPT_BYTES)
@@ -152,7 +156,8 @@ class Looker:
         seen = await snapshot(self._store, self.threads, run_id, tenant_id=tenant_id, check=self._check if check else None)
         ((blocked, no_worker),) = await self._ways([(seen.run, seen.lease)])
         lacking = await unsendable(self._store, self._transports) if seen.intent_records else None
-        return dataclasses.replace(seen, blocked=blocked, no_worker=no_worker, unsendable=lacking) if blocked or no_worker or lacking else seen
+        behind = await self._find_before(seen)
+        return dataclasses.replace(seen, blocked=blocked, behind=behind, no_worker=no_worker, unsendable=lacking) if blocked or behind or no_worker or lacking else seen
 
     async def glance(self, run_id: str, tenant_id: str | None = None, *, check: bool = True) -> Snapshot:
         """A run as it stands with its last events: all of it if it is short, its end if it is long (``snapshot.TAIL``).
@@ -169,7 +174,12 @@ class Looker:
         ((blocked, no_worker),) = await self._ways([(seen.run, seen.lease)])
         problems = await self._run_check(run_id) if check else ()
         lacking = await unsendable(self._store, self._transports) if seen.intent_records else None
-        return dataclasses.replace(seen, blocked=blocked, no_worker=no_worker, problems=problems, unsendable=lacking)
+        behind = await self._find_before(seen)
+        return dataclasses.replace(seen, blocked=blocked, behind=behind, no_worker=no_worker, problems=problems, unsendable=lacking)
+
+    async def _find_before(self, seen: Snapshot) -> Blocked | None:
+        """What refuses a resume of an ended run for now; of one that could be resumed else."""
+        return await self._before(seen.run, seen.lease) if self._before is not None and seen.run.status in RESUMABLE and not seen.run.settled else None
 
     async def _ways(self, found: Sequence[tuple[Run, Lease]]) -> list[tuple[Blocked | None, NoWorker | None]]:
         return [(None, None)] * len(found) if self._blocked is None else await self._blocked(found)
@@ -526,6 +536,15 @@ class Looker:
             raise IntentNotFound(f"there is no intent {intent_id!r}", hint="holdfast outbox lists them")
         lacking = await unsendable(self._store, self._transports)
         return describe.hide(describe.intent(i, no_transport=lacking(i)), await _Masks(self).of(i.run_id))
+
+    async def count_unsent(self, tenant_id: str | None = None) -> int:
+        """How many messages wait that no process that is up sends."""
+        types = await find_sent_types(self._store, self._transports)
+        if types is None:
+            return 0
+        if tenant_id is None:
+            return sum(c.count for c in await self._store.intent_counts() if c.state == IntentState.QUEUED and c.type not in types)
+        return sum(i.type not in types for i in await self._store.intents(state=str(IntentState.QUEUED), tenant_id=tenant_id, limit=MOST))
 
     async def count_queued(self) -> describe.QueuedView:
         """What waits to be sent, of all tenants."""

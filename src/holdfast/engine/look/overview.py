@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.core import describe, views
 from holdfast.core.effects import EffectStatus
+from holdfast.core.intents import IntentState
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, WAITING, Condition, Status
@@ -37,6 +38,7 @@ class Look(Protocol):
     async def show(self, run: Run, lease: Lease) -> describe.RunView: ...
 
     async def intent_tally(self, tenant_id: str | None = None) -> dict[str, int]: ...
+    async def count_unsent(self, tenant_id: str | None = None) -> int: ...
 
 
 class Lately(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +54,7 @@ class Lately(msgspec.Struct, frozen=True, kw_only=True):
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Where everything stands. ``questions``: what people are asked; ``needed``: runs that somebody has to look at, ``need`` the first of them;
     ``nobody``: runs that are due and that no living worker can take, be it for want of any. ``doubtful``: effects that were attempted in runs
-    whose process is gone; they are ``unknown`` once somebody takes the run over."""
+    whose process is gone; they are ``unknown`` once somebody takes the run over. ``unsent``: queued messages that no process that is up sends."""
 
     conditions: dict[str, int]
     total: int
@@ -65,6 +67,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     effects: dict[str, int]
     doubtful: int
     intents: dict[str, int]
+    unsent: int
     lately: Lately
 
 
@@ -97,10 +100,11 @@ async def overview(store: Store, look: Look, tenant_id: str | None = None) -> Ov
     nobody = [r for r in [await look.show(run, lease) for run, lease in due[:LISTED]] if r.no_worker_for is not None or (alone and r.blocked_by is None)]
     lost = [run.run_id for run, lease in need if views.condition(run, lease, now) is Condition.INTERRUPTED][:LISTED]
     doubtful = sum([sum(e.status is EffectStatus.ATTEMPTED for e in await store.effects(run_id)) for run_id in lost])
+    intents = await look.intent_tally(tenant_id)
     return Overview(
         conditions={c.value: counts.get(c, 0) for c in Condition}, total=sum(tally.runs.values()), whole=whole, questions=questions,
         needed=len(need) + tally.runs.get(Status.FAILED, 0), need=[await look.show(run, lease) for run, lease in first], oldest_wait=views.iso(oldest), nobody=nobody,
-        effects=dict(tally.effects), doubtful=doubtful, intents=await look.intent_tally(tenant_id), lately=await _lately(store, tenant_id, now),
+        effects=dict(tally.effects), doubtful=doubtful, intents=intents, unsent=await look.count_unsent(tenant_id) if intents.get(IntentState.QUEUED) else 0, lately=await _lately(store, tenant_id, now),
     )
 
 

@@ -138,6 +138,8 @@ class Snapshot:
     ledger_rows: tuple[LedgerRow, ...] = ()
     problems: tuple[Problem, ...] = ()
     blocked: Blocked | None = None
+    behind: Blocked | None = None
+    """The run of its lane because of which a resume of this one, which has ended, is refused for now."""
     no_worker: NoWorker | None = None
     unsendable: Unsendable | None = None
     """Tells of an intent whether nobody can send it; None where that was not asked."""

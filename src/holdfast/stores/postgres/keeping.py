@@ -44,7 +44,7 @@ class Keeping(Reading):
         return [*problems, *map(record_problem, beside + await self._find_damaged_claims()), *await self._chains()]
 
     def _list_lost_tails(self) -> list[Problem]:
-        return [Problem(LogRolledBack.code, "error", about, "look at what is missing: holdfast check", run) for run, about in self._remembered.named.items()]
+        return [Problem(LogRolledBack.code, "error", about, f"look at what is left (holdfast events {run}); then a person resumes it: holdfast explain {run} shows the command", run) for run, about in self._remembered.named.items()]
 
     async def _find_damaged_claims(self) -> list[RecordDamaged]:
         """In pages: there may be many."""

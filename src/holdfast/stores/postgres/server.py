@@ -22,6 +22,7 @@ from holdfast.core import ids, vouch
 from holdfast.core.commit import InboxItem
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import (
+    NOT_OPEN,
     HoldfastError,
     IncarnationChanged,
     RecordDamaged,
@@ -321,7 +322,7 @@ class Server:
 
     def _proofs(self) -> Liveness:
         if self._liveness is None:
-            raise StoreClosed(f"{self.url} is not open", hint="await store.open() first")
+            raise StoreClosed(f"{self.url} is not open", hint=NOT_OPEN)
         return self._liveness
 
     def _alive(self, owner: str, its: str | None) -> Alive:
@@ -348,12 +349,12 @@ class Server:
 
     def _open(self) -> Connections:
         if self._pool is None:
-            raise StoreClosed(f"{self.url} is not open", hint="await store.open() first")
+            raise StoreClosed(f"{self.url} is not open", hint=NOT_OPEN)
         return self._pool
 
     def _commits(self) -> Committer:
         if self._committer is None:
-            raise StoreClosed(f"{self.url} is not open", hint="await store.open() first")
+            raise StoreClosed(f"{self.url} is not open", hint=NOT_OPEN)
         return self._committer
 
     async def _ask(self, *asked: Statement, apart: bool = False) -> list[list[tuple[Any, ...]]]:

@@ -79,6 +79,11 @@ def needs(found: Sequence[Sequence[Any]]) -> Needs:
     return Needs(frozenset(predecessor for predecessor, _ in found if predecessor is not None), frozenset(digest for _, digest in found if digest is not None))
 
 
+def _set(name: str, value: str) -> str:
+    """The statements that change a setting of the server; neither needs a restart."""
+    return f"ALTER SYSTEM SET {name} = '{value}'; SELECT pg_reload_conf();"
+
+
 def health(found: Sequence[Any], here: int) -> list[Problem]:
     """What of a server's settings and state endangers what is kept, or slows it. ``here``: this machine's time."""
     synchronous, fsync, pages, asynchronous, there, snapshot, dead, autovacuum, reader = found
@@ -88,19 +93,19 @@ def health(found: Sequence[Any], here: int) -> list[Problem]:
         out.append(Problem(code, "warning", message, hint))
 
     if fsync != "on":
-        warn("server_not_durable", "the server runs with fsync = off: a crash of its machine may lose or damage everything", "fsync = on")
+        warn("server_not_durable", "the server runs with fsync = off: a crash of its machine may lose or damage everything", _set("fsync", "on"))
     if pages != "on":
-        warn("server_not_durable", "the server runs with full_page_writes = off: a crash of its machine may damage pages", "full_page_writes = on")
+        warn("server_not_durable", "the server runs with full_page_writes = off: a crash of its machine may damage pages", _set("full_page_writes", "on"))
     if synchronous in ("off", "local") and not (synchronous == "local" and not asynchronous):
-        warn("server_not_durable", f"synchronous_commit is {synchronous}: the last commits may be lost with the server", "synchronous_commit = on")
+        warn("server_not_durable", f"synchronous_commit is {synchronous}: the last commits may be lost with the server", _set("synchronous_commit", "on"))
     if asynchronous:
-        warn("standby_asynchronous", f"{asynchronous} standby(s) follow asynchronously: a failover may lose the last commits", "synchronous_standby_names")
+        warn("standby_asynchronous", f"{asynchronous} standby(s) follow asynchronously: a failover may lose the last commits", "name those that a commit waits for: " + _set("synchronous_standby_names", "ANY 1 (*)"))
     if abs(here - there) > APART_US:
         warn("clock_apart", f"this machine's clock and the server's are {abs(here - there) / 1e6:.1f} s apart", "the server's clock is the one that counts; set both clocks by NTP")
     if snapshot > OLD_SNAPSHOT_SECONDS:
-        warn("snapshot_old", f"{reader} has held a snapshot for {snapshot:.0f} s: dead rows cannot be removed", "end it: pg_terminate_backend")
+        warn("snapshot_old", f"{reader} has held a snapshot for {snapshot:.0f} s: dead rows cannot be removed", "end it: SELECT pg_terminate_backend(N), where N is the number of the session")
     if dead or autovacuum != "on":
-        warn("vacuum_behind", "autovacuum is off" if autovacuum != "on" else f"{dead} dead rows wait for autovacuum", "let autovacuum run, or VACUUM")
+        warn("vacuum_behind", "autovacuum is off" if autovacuum != "on" else f"{dead} dead rows wait for autovacuum", _set("autovacuum", "on") if autovacuum != "on" else "leave it to autovacuum, or do it now: VACUUM (ANALYZE)")
     return out
 
 

@@ -20,6 +20,7 @@ import apsw
 
 from holdfast import machine
 from holdfast.core.errors import (
+    NOT_OPEN,
     HoldfastError,
     IncarnationChanged,
     LogRolledBack,
@@ -320,7 +321,7 @@ class File:
 
     def _read(self) -> apsw.Connection:
         if self._db is None:
-            raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
+            raise StoreClosed(f"{self.path} is not open", hint=NOT_OPEN)
         self._own()
         return self._db
 
@@ -331,7 +332,7 @@ class File:
 
     def _write(self) -> Writer:
         if (writer := self._writer) is None:
-            raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
+            raise StoreClosed(f"{self.path} is not open", hint=NOT_OPEN)
         if machine.PROCESS.forks != self._forks:
             self._own()
         if (refused := self._refusal()) is not None:
@@ -360,7 +361,7 @@ class File:
     async def acknowledge(self) -> None:
         """An operator accepts the log as it is: a new incarnation, and every fence given out before is void (§1.9)."""
         if self._db is None:
-            raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
+            raise StoreClosed(f"{self.path} is not open", hint=NOT_OPEN)
         with map_errors(self.path):
             self._renew_incarnation(self._db)
 
