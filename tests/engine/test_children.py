@@ -12,9 +12,9 @@ import pytest
 from holdfast import Context, Graph, Runtime, State, flow
 from holdfast.core import events as ev
 from holdfast.core.commit import DedupClaim
-from holdfast.core.errors import ChildFailed, LeaseLost, RequestConflict
+from holdfast.core.errors import ChildFailed, LeaseLost, RequestConflict, StoreUnavailable
 from holdfast.engine.drive.conductor import Children
-from holdfast.stores import SqliteStore
+from holdfast.stores import MemoryStore, SqliteStore
 from tests.core.build import folded
 from tests.engine.support import FakeClock
 
@@ -390,3 +390,48 @@ async def test_what_ends_the_driving_of_a_child_that_nobody_waits_for(error: Exc
     await asyncio.sleep(0)
     with pytest.raises(ValueError, match="a mistake") if told else contextlib.nullcontext():
         await children.rest()
+
+
+class Away(MemoryStore):
+    """A store that once does not answer a verb, when told to."""
+
+    fails = ""
+
+    async def get(self, run_id: str) -> Any:
+        self._look("get")
+        return await super().get(run_id)
+
+    async def find_claim(self, kind: str, scope: str, key: str) -> Any:
+        self._look("find_claim")
+        return await super().find_claim(kind, scope, key)
+
+    def _look(self, verb: str) -> None:
+        if self.fails == verb:
+            self.fails = ""
+            raise StoreUnavailable("no answer")
+
+
+@pytest.mark.parametrize("verb", ["get", "find_claim"])
+async def test_a_store_that_is_away_for_a_moment_fails_no_step_that_looks_for_a_child(verb: str) -> None:
+    """§1.12: what the store does to a call is no outcome of the step: the run is left as it is, and goes on."""
+    store = Away()
+
+    @flow("small")
+    async def small(ctx: Context) -> str:
+        return "done"
+
+    @flow("large")
+    async def large(ctx: Context) -> str:
+        store.fails = "" if entered else verb
+        entered.append(verb)
+        return await ctx.child(small, {}, key="kept")
+
+    entered: list[str] = []
+    async with Runtime(store, skills=[small, large]) as rt:
+        await rt.submit(small, {}, key="kept")
+        await rt.worker(until_idle=True)
+        with pytest.raises(StoreUnavailable):
+            await rt.invoke(large, {})
+        (left,) = await rt.runs(skill_id="large")
+        assert left.status == "running"
+        assert (await rt.resume(left.run_id)).result == "done"

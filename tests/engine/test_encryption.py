@@ -226,6 +226,48 @@ async def test_a_new_key_writes_and_the_old_one_reads(at: Callable[[Path], str],
         assert {r.run_id for r in await rt.runs()} >= {*ids.values(), fresh.run_id}, "a list goes on with the rest"
 
 
+@pytest.mark.parametrize("what", ["effect", "caught", "child"])
+@pytest.mark.parametrize("at", STORES, ids=lambda s: s.__name__)
+async def test_a_step_that_needs_what_another_run_has_encrypted_is_no_failure(at: Callable[[Path], str], what: str, tmp_path: Path) -> None:
+    """§14.5, §1.12: a process that lacks a key refuses the run, which goes on once somebody who has the key resumes it. Its step has not failed,
+    nothing is undone, and nothing is recorded that could not be read later."""
+    done: list[str] = []
+
+    def act(word: str) -> str:
+        done.append(word)
+        return word
+
+    @flow("gives")
+    async def gives(ctx: Context) -> str:
+        return await ctx.effect(act, WORD, key="shared", side_effects="external_action")
+
+    @flow("takes")
+    async def takes(ctx: Context, what: str) -> str:
+        await ctx.effect(act, "before", side_effects="external_action", undo=act)
+        if what == "child":
+            return await ctx.child(gives, {}, key="kept")
+        try:
+            return await ctx.effect(act, WORD, key="shared", side_effects="external_action")
+        except Exception:
+            if what == "caught":
+                return "something else"
+            raise
+
+    url, skills = at(tmp_path), [gives, takes]
+    async with Runtime(url, skills=skills, encryption=FIRST) as rt:
+        await rt.submit(gives, {}, key="kept")
+        await rt.worker(until_idle=True)
+    async with Runtime(url, skills=skills, encryption=Keys({"k2": K2})) as rt:
+        run = await rt.submit(takes, {"what": what})
+        await rt.worker(until_idle=True)
+        assert (await rt.get(run.run_id)).condition == "interrupted"
+    async with Runtime(url, skills=skills, encryption=BOTH) as rt:
+        run = await rt.resume(run.run_id, actor="ada")
+        assert (run.status, run.result) == ("completed", WORD)
+        assert done == [WORD, "before"]
+        assert [p.code for p in await rt.check()] == []
+
+
 @pytest.mark.parametrize("keys", [Keys({"k1": K3}), Keys({"k3": K3}), None], ids=["wrong", "lost", "none"])
 @pytest.mark.parametrize("at", [sqlite, workspace], ids=lambda s: s.__name__)
 async def test_a_wrong_or_lost_key_is_one_error_and_the_chain_is_checked_without_it(at: Callable[[Path], str], keys: Any, tmp_path: Path) -> None:

@@ -455,14 +455,14 @@ class ThirdStore(Small):
         with self._writing() as books:
             if books.tombstones.get(run_id) is not None:
                 raise books.missing(run_id)
-            a = apply.adopt(d, self.incarnation, self.now())
+            a = apply.adopt(d, self.incarnation, self.now(), taken=books.blocker(d.run, 0) is not None)
             books.log.put(*((run_id, row.seq, row) for row in d.rows))
             books.wholes.put(*([(run_id, 0, d.origin)] if d.origin is not None else ()))
             books.carries.put(*((run_id, predecessor) for predecessor in a.carries))
             books.inbox.put(*d.inbox)
             books.claims.put(*(c for c in d.claims if books.claims.get(c.kind, c.scope, c.key) is None))
             self._keep(books, run_id, d.effects, d.intents, d.ledger, d.blobs)
-            books.runs.put(Kept(d.run, Tip(a.seq, a.hash, books.next(), a.since, a.whole), a.fence, books.next(), None, a.due, False))
+            books.runs.put(Kept(d.run, Tip(a.seq, a.hash, books.next(), a.since, a.whole), a.fence, books.next(), None, a.due, a.holds))
             return True
 
     async def list_carries(self) -> list[tuple[str, str]]:

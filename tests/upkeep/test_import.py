@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core import codec, ids
-from holdfast.core.errors import HoldfastError, InvalidInput, NotFound, RecordDamaged, VersionConflict
+from holdfast.core.errors import HoldfastError, InvalidInput, LaneBlocked, NotFound, RecordDamaged, VersionConflict
 from holdfast.stores.loglines import End, line, number_lines, unline
+from tests.postgres.server import shared
 
 NASTY = ("/abs/evil", "../../evil", "..", ".", "", "a\x00b", "\u202eevil", "x" * 5000, "VICTIM", "VICTIM.x", "C:\\evil", "a\nb")
 
@@ -223,3 +224,48 @@ async def test_a_run_that_a_person_has_begun_is_held_no_more(tmp_path: Path) -> 
         await rt.worker(until_idle=True)
         assert (await rt.get(run.run_id)).status == "completed" and await rt.check() == []
         assert "run.recovered" in [e["event_type"] for e in await rt.events(run.run_id)]
+
+
+@pytest.fixture(params=["memory", "sqlite", "workspace", "postgres"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store of each kind."""
+    made = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/target.db", "workspace": f"workspace:{tmp_path}/target"}
+    return made[request.param] if request.param in made else shared().fresh()
+
+
+async def test_a_run_that_waits_holds_its_lane_where_it_is_taken_in(target: str, tmp_path: Path) -> None:
+    """§10.8: whoever stood behind it stays behind it, and so does what is submitted there later."""
+    async with Runtime("memory:", skills=[ways()]) as rt:
+        first = await rt.invoke("ways", {"way": "ask"}, thread_id="t")
+        second = await rt.submit("ways", {}, thread_id="t")
+        for run in (first, second):
+            await rt.export(run.run_id, tmp_path / "out")
+    async with Runtime(target, skills=[ways()]) as rt:
+        await rt.import_runs(tmp_path / "out")
+        third = await rt.submit("ways", {}, thread_id="t")
+        with pytest.raises(LaneBlocked):
+            await rt.resume(second.run_id, actor="ada")
+        await rt.worker(until_idle=True)
+        assert [(await rt.get(r.run_id)).started_at for r in (second, third)] == [None, None]
+        assert [(lane.holder, lane.queued) for lane in await rt.lanes()] == [(first.run_id, [second.run_id, third.run_id])]
+        for _ in range(2):
+            await rt.approve(first.run_id, actor="ada")
+        assert (await rt.get(first.run_id)).status == "completed"
+        assert (await rt.resume(second.run_id, actor="ada")).status == "waiting_for_human"
+        assert await rt.check() == []
+
+
+async def test_a_lane_that_is_held_keeps_its_holder_when_another_run_is_taken_in(target: str, tmp_path: Path) -> None:
+    """§10.8: two runs have begun in one lane, each in its own store; here the one that was here first holds it until its end."""
+    async with Runtime("memory:", skills=[ways()]) as rt:
+        other = await rt.invoke("ways", {"way": "ask"}, thread_id="t")
+        await rt.export(other.run_id, tmp_path / "out")
+    async with Runtime(target, skills=[ways()]) as rt:
+        here = await rt.invoke("ways", {"way": "ask"}, thread_id="t")
+        await rt.import_runs(tmp_path / "out")
+        await rt.decide(other.run_id, "approve", actor="ada")
+        with pytest.raises(LaneBlocked):
+            await rt.resume(other.run_id, actor="ada")
+        await rt.cancel(here.run_id)
+        assert (await rt.resume(other.run_id, actor="ada")).status == "waiting_for_human"
+        assert await rt.check() == []

@@ -618,11 +618,13 @@ class Adopted(msgspec.Struct, frozen=True):
     since: int
     whole: int
     due: int | None
+    holds: bool
     carries: tuple[str, ...]
 
 
-def adopt(d: Dossier, incarnation: int, now: int) -> Adopted:
-    """What becomes of a run that is taken over from elsewhere (§12.5)."""
+def adopt(d: Dossier, incarnation: int, now: int, *, taken: bool) -> Adopted:
+    """What becomes of a run that is taken over from elsewhere (§12.5). ``taken``: another run holds its lane here; else one that has begun
+    holds it here too, so that what was submitted after it stays behind it (§10.8)."""
     newest = codec.open_row(d.rows[-1])
     return Adopted(
         fence=incarnation << COUNTER_BITS | max(1, counter(newest.fence)),
@@ -631,6 +633,7 @@ def adopt(d: Dossier, incarnation: int, now: int) -> Adopted:
         since=sum(len(r.data) for r in d.rows),
         whole=len(d.origin or b""),
         due=None if d.held else due_at_rest(d.run, now, any(i.taken_seq is None for i in d.inbox)),
+        holds=would_hold(d.run) and not taken,
         carries=tuple([c.run_id for c in codec.read_carried(d.rows)]),
     )
 

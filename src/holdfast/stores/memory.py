@@ -1034,7 +1034,7 @@ class MemoryStore(Small):
     def _take_over(self, d: Dossier, owner: str | None) -> None:
         """Puts a run into the tables as it is known from elsewhere."""
         run, run_id, now = d.run, d.run.run_id, self.now()
-        stands = apply.adopt(d, self.incarnation, now)
+        stands = apply.adopt(d, self.incarnation, now, taken=apply.would_hold(run) and any(r.holds for r in Seen(self, now).lane(run)))
         for row in d.rows:
             self._set(self._log, (run_id, row.seq), row)
         if d.origin is not None:
@@ -1064,7 +1064,7 @@ class MemoryStore(Small):
             _Row(
                 number=number, doc=codec.encode_run(run), run=run, status=run.status.value, version=run.version, step=run.current_step_id,
                 head=run.checkpoint_head, tip=tip, fence=stands.fence, turn=number, owner=owner,
-                due=at_once(now) if owner is not None else stands.due, holds=owner is not None,
+                due=at_once(now) if owner is not None else stands.due, holds=owner is not None or stands.holds,
             ),
         )
 

@@ -369,7 +369,7 @@ class Attempt:
 
     async def effects(self) -> list[Effect]:
         """The effects attempted in this step so far, in all its attempts and rounds, oldest first."""
-        found = await self.services.store.effects(self.journal.run.run_id)
+        found = await self.journal.asking(self.services.store.effects(self.journal.run.run_id))
         return [e for e in found if (e.step, e.task) == (self.step, self.key) and e.path.startswith(self.prefix)]
 
     # -- what is on record --------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from holdfast.core.commit import InboxItem
 from holdfast.core.errors import ChildFailed, ClaimTaken, RequestConflict
 from holdfast.core.graph import Program
 from holdfast.core.lease import TOUCH
+from holdfast.core.payloads import hold_open
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import Status
@@ -51,15 +52,24 @@ class Former(msgspec.Struct, frozen=True):
 
 
 async def child(
-    attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str, here: str | None = None
+    attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str
 ) -> Any:
-    """Starts a run of its own in the commit that opens the wait for it, and gives its result (§4.14). ``here``: the place of the call, where that is open already.
+    """Starts a run of its own in the commit that opens the wait for it, and gives its result (§4.14). What the store cannot tell of other runs, or
+    tells under a key that this process lacks, is no failure of the step (§1.12, §14.5).
 
     Raises:
         ChildFailed: it ended otherwise than completed.
         LaneOfAncestor: it would wait for a run that waits for it.
         RequestConflict: its key was used with another input, or belongs to a run that has not completed and is none of this parent's (§3.5).
     """
+    begun = _start(attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout)
+    return await attempt.journal.asking(begun)
+
+
+async def _start(
+    attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str, here: str | None = None
+) -> Any:
+    """The child of a call. ``here``: the place of the call, where that is open already."""
     services, journal = attempt.services, attempt.journal
     program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(_program(skill))
     given = dict(inputs or {})
@@ -109,7 +119,7 @@ async def child(
             raise
         except ClaimTaken:  # a moment ago: what has it now is looked at once
             if here is None:
-                return await child(attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout, here=path)
+                return await _start(attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout, here=path)
             raise RequestConflict(f"the key {options.get('key')!r} was used by another run a moment ago", hint="retry the step, or use another key") from None
     if result.action == Status.COMPLETED:
         value = read_value(result)
@@ -146,9 +156,8 @@ async def _find_former(attempt: Attempt, path: str, program: Program, given: Map
         if taken is not None:
             if taken.digest != canon.fingerprint(superstep.pack_input(program, given)[0]):
                 raise RequestConflict(f"the key {key!r} was used with another input, by the run {taken.run_id}", hint="use another key")
-            if (found := await services.store.get(taken.run_id)) is None:
+            if (run := await _find_run(services, taken.run_id)) is None:
                 raise RequestConflict(f"the key {key!r} was used by the run {taken.run_id}, which was deleted", hint="use another key")
-            run = found[0]
             own = run.parent_run_id == mine or run.parent_run_id in forebears
             if not own and run.status is not Status.COMPLETED:
                 raise RequestConflict(f"the key {key!r} was used by the run {run.run_id}, which is {run.status} and was started elsewhere", hint="retry the step when it has completed, or use another key")
@@ -159,6 +168,18 @@ async def _find_former(attempt: Attempt, path: str, program: Program, given: Map
     if journal.echo is None or (name := await lineage.find_child(services.store, journal.echo, (attempt.step, attempt.key, path))) is None:
         return None
     return await _describe_former(services, name, program, given, here=False)
+
+
+async def _find_run(services: Services, run_id: str) -> Run | None:
+    """Another run, as it stands.
+
+    Raises:
+        KeyUnavailable: it has ended, and how it ended is encrypted under a key that this process lacks; a record that held it could never be read.
+    """
+    found = await services.store.get(run_id)
+    if found is not None and found[0].terminal:
+        hold_open(found[0])
+    return None if found is None else found[0]
 
 
 async def _may_stand(attempt: Attempt, path: str, program: Program, given: Mapping[str, Any]) -> bool:
@@ -177,12 +198,12 @@ async def _may_stand(attempt: Attempt, path: str, program: Program, given: Mappi
 
 async def _describe_former(services: Services, run_id: str, program: Program, given: Mapping[str, Any], *, here: bool) -> Former | None:
     """A run that stood at this place, if it is one of the same skill."""
-    found = await services.store.get(run_id)
-    if found is None or found[0].skill_id != program.id:
+    run = await _find_run(services, run_id)
+    if run is None or run.skill_id != program.id:
         return None
     asked = superstep.pack_input(program, given)[1]
     first = [event.fact for row in await services.store.rows(run_id, 0, 1) for event in open_row(row).events]
-    return Former(found[0], own=True, here=here, same=any(isinstance(fact, ev.RunSubmitted) and fact.input == asked for fact in first))
+    return Former(run, own=True, here=here, same=any(isinstance(fact, ev.RunSubmitted) and fact.input == asked for fact in first))
 
 
 async def _adopt(attempt: Attempt, question: Ask, path: str, run: Run) -> ws.Decision:
@@ -199,9 +220,9 @@ async def _tell_end(attempt: Attempt, wait: Wait) -> None:
     """A child that this wait has not started may have ended before anybody waited for it: then its end is told anew."""
     if wait.wait_id not in attempt.waits or attempt.journal.progress.asked.get((attempt.key, wait.path), 1) < 2:
         return
-    found = await attempt.services.store.get(wait.name)
-    if found is not None and found[0].terminal:
-        ended = msgspec.structs.replace(await _end_of(attempt.services, found[0]), nonce=wait.wait_id)
+    run = await _find_run(attempt.services, wait.name)
+    if run is not None and run.terminal:
+        ended = msgspec.structs.replace(await _end_of(attempt.services, run), nonce=wait.wait_id)
         await attempt.services.store.put(InboxItem(run_id=attempt.journal.run.run_id, key=ended.key, command=ended, put_at=attempt.services.clock.now()))
         attempt.services.drivers.nudge(attempt.journal.run.run_id)
 

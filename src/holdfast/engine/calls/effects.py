@@ -44,6 +44,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.lease import Alive
 from holdfast.core.masks import mask
+from holdfast.core.payloads import hold_open
 from holdfast.core.retry import ONCE, Retry
 from holdfast.core.toolcalls import place_of
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
@@ -282,13 +283,20 @@ class Performance:
         echo = self.journal.echo
         return None if echo is None else next((e for e in reversed(echo.effects) if (e.step, e.task, e.path) == here), None)
 
+    async def _hold_open(self, found: list[Effect]) -> list[Effect]:
+        """The records, with all that they hold. Those of other runs may be encrypted under a key that this process lacks, which is found out here,
+        before anything is recorded that rests on them (§14.5)."""
+        for effect in found:
+            hold_open(effect)
+        return found
+
     async def _on_record(self, key: str) -> tuple[str, list[Effect]]:
         """The records under a key; under the one that stands in its place, where its effect was taken back."""
         records = await self.journal.asking(self.store.effects(key=key))
         while (later := fx.successor(key, records)) is not None:
             self.passed[key] = len(records)
             key, records = later, await self.journal.asking(self.store.effects(key=later))
-        return key, records
+        return key, records and await self.journal.asking(self._hold_open(records))
 
     def _stand_apart(self) -> None:
         """Goes by a key that no other request has at this place."""
@@ -370,7 +378,7 @@ class Performance:
         if ask.reason in (fx.OUTCOME_UNKNOWN, fx.MAY_LIVE) and self.options.undoes is None and effect.lineage_root == self.journal.run.lineage_root:
             self.act = self.about = fx.origin(effect)
             place = f"{self.path}?{self.act.rpartition('#')[2]}"
-            kin = await self.store.effects(lineage_root=effect.lineage_root)
+            kin = await self.journal.asking(self.store.effects(lineage_root=effect.lineage_root))
             found = fx.find_settlement(kin, self.act)
             if found is not None:
                 return True, await self._as_settled(effect, found)
@@ -462,7 +470,7 @@ class Performance:
                 self._attempt(None), status=EffectStatus.UNKNOWN, owner=effect.owner, fence=effect.fence, attempted_at=effect.attempted_at,
                 detail=effect.detail, closed=ask.closed, shared=False,
             )
-            if all(e.effect_id != own.effect_id for e in await self.store.effects(self.journal.run.run_id)):
+            if all(e.effect_id != own.effect_id for e in await self.journal.asking(self.store.effects(self.journal.run.run_id))):
                 self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, own, own.detail)], effects=[own]))
         if effect.status is EffectStatus.ATTEMPTED and effect.run_id == self.journal.run.run_id:
             unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=ask.reason, closed=ask.closed)
@@ -531,12 +539,12 @@ class Performance:
             return
         run, echo = self.journal.run, self.journal.echo
         before = () if echo is None else echo.forebears
-        about = [e for e in await self.store.effects(lineage_root=run.lineage_root) if self.act in (e.effect_id, e.source_effect_id) and e.open]
+        about = [e for e in await self.journal.asking(self.store.effects(lineage_root=run.lineage_root)) if self.act in (e.effect_id, e.source_effect_id) and e.open]
         for other in dict.fromkeys(e.run_id for e in about if e.run_id not in (run.run_id, *before)):
-            there = await self.store.get(other)
+            there = await self.journal.asking(self.store.get(other))
             for wait in [] if there is None else [w for w in there[0].waits if w.effect_id == self.act]:
                 command = commands.Decide(wait.wait_id, action, "system", note=f"answered in the run {run.run_id}", payload=data, at=self.store.now())
-                if all(i.key != command.key for i in await self.store.inbox(other, taken=True)):
+                if all(i.key != command.key for i in await self.journal.asking(self.store.inbox(other, taken=True))):
                     draft.puts.append(InboxItem(run_id=other, key=command.key, command=command, put_at=command.at))
 
     async def _may_retry(self) -> None:

@@ -12,7 +12,7 @@ from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim
 from holdfast.core.consistency import Problem, problem, record_problem
-from holdfast.core.errors import HoldfastError, LogRolledBack, RecordDamaged
+from holdfast.core.errors import Conflict, HoldfastError, LogRolledBack, RecordDamaged
 from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run
 from holdfast.core.vouch import OWN, Voucher
@@ -167,7 +167,12 @@ class Keeping(Reading):
         run_id = dossier.run.run_id
         if await self.get(run_id) is not None:
             return not apply.same(dossier, await self.rows(run_id))
-        await self._do(lambda db, sent: upkeep.adopt(db, dossier, self.incarnation, self.now()))
+        try:
+            await self._do(lambda db, sent: upkeep.adopt(db, dossier, self.incarnation, self.now()))
+        except Conflict as e:
+            if e.code != "lane_busy":
+                raise
+            return await self.adopt(dossier)  # somebody took its lane after the look at it, and is seen now
         self._news.tell()
         return True
 

@@ -167,12 +167,13 @@ def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, h
 
 async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
     """Inside a transaction: writes a run that is not here yet."""
-    run, stands = d.run, apply.adopt(d, incarnation, now)
+    run = d.run
     if (left := besides.read_pruned(*await many(db, besides.ask_pruned([run.run_id])))) is not None:
         raise missing(run.run_id, left)
-    ((id,),), drawn = await many(db, [(Q.next_number, None), (Q.see_numbers, {"count": len(d.ledger)})])
-    bucket = ids.bucket_number(run.run_id)
-    writes = _row(run, id, fence=stands.fence, owner=None, due=stands.due, holds=False, turn=id)
+    lane = (run.tenant_id, run.session_key, run.lane, run.run_id)
+    ((id,),), drawn, holder = await many(db, [(Q.next_number, None), (Q.see_numbers, {"count": len(d.ledger)}), (Q.lane_holder, lane)])
+    bucket, stands = ids.bucket_number(run.run_id), apply.adopt(d, incarnation, now, taken=bool(holder))
+    writes = _row(run, id, fence=stands.fence, owner=None, due=stands.due, holds=stands.holds, turn=id)
     vouchers: list[Voucher] = []
     since = 0
     for n, log in enumerate(d.rows, 1):

@@ -176,9 +176,12 @@ def _insert(db: apsw.Connection, run: Run, key: int | None, **columns: Any) -> i
 
 def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[int, bytes]:
     """Inside a transaction: writes a run that is not here yet. Gives the newest log row."""
-    run, stands = d.run, apply.adopt(d, incarnation, now)
+    run = d.run
+    taken = row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, 0)) is not None  # no run has the key 0
+    stands = apply.adopt(d, incarnation, now, taken=taken)
     key = _insert(
-        db, run, None, seq=stands.seq, tip=0, since=0, fence=stands.fence, owner=None, due=None, holds=0, turn=row(db, Q.last_log)[0] + 1, whole=0
+        db, run, None, seq=stands.seq, tip=0, since=0, fence=stands.fence, owner=None, due=None, holds=int(stands.holds), turn=row(db, Q.last_log)[0] + 1,
+        whole=0,
     )
     number, digest = 0, b""
     vouchers: list[Voucher] = []
