@@ -14,7 +14,7 @@ from holdfast.core.errors import UsageError
 def _refuse_call(skill: Any, *_: Any, **__: Any) -> None:
     raise UsageError(
         f"the skill {skill.id!r} is not called like a function",
-        hint="await rt.run(skill, {…}) executes it; within a run: await ctx.child(skill, {…}). To test its code alone: await my_flow.function(ctx, …), or its node",
+        hint="await rt.run(skill, …) executes it; within a run: await ctx.child(skill, {…}). To test its code alone: await my_flow.function(ctx, …), or its node",
     )
 
 
