@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import Context, Graph, Happened, Runtime, State, Tool
-from holdfast.core.errors import InvalidInput
+from holdfast import Context, Graph, Happened, Runtime, State, Tool, flow
+from holdfast.core.errors import InvalidInput, PathOutsideWorkspace
 from holdfast.core.evidence import Nowhere, Unseen, at, judge
 from holdfast.ports import ToolOutcome
-from holdfast.tools import Artifact, Command, ExitCode, FileExists, FileHash, HttpStatus, JsonPathEquals, Report
+from holdfast.tools import Artifact, Command, ExitCode, FileExists, FileHash, HttpStatus, JsonPathEquals, Report, evidence
+from holdfast.tools.local import confine
 from tests.postgres.server import shared
 
 MADE = hashlib.sha256(b"made\n").hexdigest()
@@ -162,3 +164,32 @@ def test_judging() -> None:
         assert at({"a": 1}, pointer) == Nowhere()
     with pytest.raises(InvalidInput, match="postconditions"):
         Tool("x", postconditions=["exit_code"])  # type: ignore[arg-type]
+
+
+async def test_a_file_name_that_no_store_can_keep_fails_the_step(tmp_path: Path) -> None:
+    """§1.10, §11.4: the run ends with a typed error that names the field; it is not left torn with an error of the codec."""
+    tool = Tool("touch", command=("sh", "-c"), side_effects="write", artifacts=["odd*"])
+
+    @flow("odd")
+    async def odd(ctx: Context) -> str:
+        return str(await ctx.tool("touch", ["touch \"$(printf 'odd\\377')\""]))
+
+    async with Runtime("memory:", skills=[odd], tools=[tool], workspace=tmp_path) as rt:
+        run = await rt.invoke(odd, {})
+        assert (run.status, run.error and run.error.code) == ("failed", "unserializable")
+        assert run.error is not None and ".name" in run.error.message
+
+
+@pytest.mark.parametrize("wanted", [FileHash("pipe", "0" * 64), JsonPathEquals("pipe", "/a", 1)], ids=["hash", "json"])
+async def test_what_is_no_file_is_no_evidence_and_holds_up_nobody(wanted: Any, tmp_path: Path) -> None:
+    """§11.4: a named pipe that nobody writes to would be read for ever, and the process would never end; it is as a file that is not there."""
+    os.mkfifo(tmp_path / "pipe")
+    reports = await evidence.reports((wanted,), str(tmp_path), lambda path: path, 0, lambda argv: None)
+    assert [(r.ok, "pipe" in r.detail) for r in reports] == [(None, True)]
+
+
+async def test_a_link_that_leads_to_itself_leads_nowhere(tmp_path: Path) -> None:
+    """§11.2: it is refused as any path that does not lead to a place in the workspace."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(PathOutsideWorkspace):
+        confine(str(tmp_path), "loop/x")

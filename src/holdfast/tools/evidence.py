@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import http.client
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,11 +65,23 @@ async def _look_at(condition: Postcondition, cwd: str, confined: Callable[[str],
 
 
 def hash_file(path: str) -> str:
+    _refuse_others(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _refuse_others(path: str) -> None:
+    """Refuses what is there and is no file: a named pipe that nobody writes to would be read for ever.
+
+    Raises:
+        OSError: saying so, or that nothing is there.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(f"{path} is not a regular file")
+
+
 def _json(path: str, pointer: str) -> Any:
+    _refuse_others(path)
     if Path(path).stat().st_size > JSON_CAP:
         return Unseen(f"{path} has more than {JSON_CAP} bytes")
     return at(json_of(Path(path).read_bytes()), pointer)

@@ -145,7 +145,10 @@ def confine(workspace: str | None, path: str) -> str:
     if workspace is None:
         return os.path.abspath(path)
     root = Path(workspace).resolve()
-    there = (root / path).resolve()
+    try:
+        there = (root / path).resolve()
+    except (RuntimeError, OSError) as e:  # a link that leads to itself, as different versions of Python tell it
+        raise PathOutsideWorkspace(f"{path} leads to no place in the workspace {root}: {e}", hint="name a path inside it, or remove the link") from None
     if not there.is_relative_to(root):
         raise PathOutsideWorkspace(f"{path} is outside the workspace {root}", hint="name a path inside it, or widen Runtime(workspace=…)")
     return str(there)

@@ -128,8 +128,9 @@ class ToolCall:
         """Keeps what was seen with the call's end, be it good or bad (§11.4).
 
         Raises:
-            ToolFailed: a postcondition does not hold.
+            ToolFailed: a postcondition does not hold. Unserializable: a name or a detail is what no store could keep.
         """
+        canon.pack((outcome.reports, outcome.artifacts), self._tool.name)  # a name of a file need not be text: it is refused before it is in any event (§1.10)
         kept = Draft(facts=[ev.PostconditionEvaluated(r.kind, r.ok is True, r.detail, r.ok is not None) for r in outcome.reports])
         fetch = getattr(self._attempt.services.tool_runner, "content", None)
         for artifact in outcome.artifacts:
