@@ -84,12 +84,14 @@ def test_a_url_for_which_nothing_is_guessed(url: str) -> None:
     assert caught.value.hint.startswith("supported: ")
 
 
+@pytest.mark.one_store("it is about the file")
 async def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(StoreReadOnly, match="is a folder; a SQLite store is a file: add its name"):
         async with Runtime(f"sqlite:///{tmp_path}"):
             pass
 
 
+@pytest.mark.one_store("it is about the file")
 async def test_a_store_that_was_moved_without_its_anchor_opens_once_the_anchor_has_followed(tmp_path: Path) -> None:
     """§1.9: what the hint says is done."""
     old, new = tmp_path / "old.db", tmp_path / "new.db"
