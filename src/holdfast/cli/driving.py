@@ -82,7 +82,7 @@ def run(call: Call, target: str | None, given: str | None, thread: str | None, k
     async def begin(rt: Runtime) -> Run[Any]:
         return await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy)
 
-    async def act(rt: Runtime) -> dict[str, Any]:
+    async def act(rt: Runtime) -> pages.RunObject:
         made = await begin(rt)
         if progress is not None and not made.deduplicated:
             click.echo(f"{chosen.skill.id} {made.run_id}", err=True)
@@ -110,7 +110,7 @@ def submit(
     begin, after = None if at is None else moment(at), None if delay is None else lasting(delay)
     chosen = targets.one(target, example=given is not None)
 
-    async def act(rt: Runtime) -> dict[str, Any]:
+    async def act(rt: Runtime) -> pages.RunObject:
         made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy, at=begin, delay=after)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 
@@ -235,7 +235,7 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
     progress = progress_for(call)
     code = targets.several((target,) if target else ())  # before the loop runs: a module may have one of its own
 
-    async def act(rt: Runtime) -> dict[str, Any]:
+    async def act(rt: Runtime) -> pages.RunObject:
         before = await rt.get(run_id)
         rt.add(*targets.skills(code))
         if before.skill_id not in {t.skill.id for t in code}:
@@ -341,7 +341,7 @@ def _make_another(call: Call, run_id: str, target: str | None, verb: str, make: 
     progress = progress_for(call)
     code = targets.several((target,) if target else ())
 
-    async def act(rt: Runtime) -> dict[str, Any]:
+    async def act(rt: Runtime) -> pages.RunObject:
         source = await rt.get(run_id)
         rt.add(*targets.skills(code))
         if source.skill_id not in {t.skill.id for t in code}:

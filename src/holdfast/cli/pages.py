@@ -52,7 +52,10 @@ class RunObject(dict[str, Any]):
 
 
 async def run_object(rt: Runtime, run_id: str, *, deduplicated: bool = False) -> RunObject:
-    seen = await rt.look.snapshot(run_id)
+    return make_run_object(await rt.look.snapshot(run_id), deduplicated=deduplicated)
+
+
+def make_run_object(seen: Snapshot, *, deduplicated: bool = False) -> RunObject:
     found = RunObject(describe.plain(seen.detail(deduplicated=deduplicated)))
     found.gone, found.behind = bool(seen.gone), seen.behind
     return found
@@ -74,7 +77,7 @@ _SAME = frozenset({Condition.FAILED, Condition.CANCELLED})
 """Conditions that say what the status says."""
 
 
-def finish(call: Call, run: Mapping[str, Any]) -> int:
+def finish(call: Call, run: RunObject) -> int:
     """Prints how a run stands after a command and gives the exit code."""
     if call.as_json:
         o.emit(run)
@@ -83,7 +86,7 @@ def finish(call: Call, run: Mapping[str, Any]) -> int:
     return EXITS.get(run["status"], RESTING)
 
 
-def brief(call: Call, run: Mapping[str, Any]) -> None:
+def brief(call: Call, run: RunObject) -> None:
     """A few lines: how it stands, and what to do next."""
     click.echo(f"{o.inline(run['skill_id'])} {run['run_id']}  {heading(run)}")
     for wait in run["waits"]:
@@ -106,8 +109,7 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
             click.echo("  the run was kept in memory and is gone now; --store names a store that lasts")
         return
     ended = [Advice("See why it ended, and what to do:", call.line("explain", run["run_id"]))] if run["condition"] == Condition.HALTED else []
-    held = run if isinstance(run, RunObject) else RunObject()
-    advise([*ended, *advice(call, run, gone=held.gone, behind=held.behind)])
+    advise([*ended, *advice(call, run, gone=run.gone, behind=run.behind)])
 
 
 def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:

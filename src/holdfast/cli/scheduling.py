@@ -256,7 +256,7 @@ def trigger(call: Call, schedule_id: str, target: str | None, key: str | None) -
     """Submit a run of a schedule now, in addition to its slots."""
     chosen = targets.skills(targets.several([target] if target is not None else []))
 
-    async def act(rt: Runtime) -> dict[str, Any]:
+    async def act(rt: Runtime) -> pages.RunObject:
         known = next((s for s in await rt.schedules() if s.id == schedule_id), None)
         if known is not None and known.skill_id not in {s.id for s in chosen}:
             where = f"in {target}" if target else "among this project's skills"

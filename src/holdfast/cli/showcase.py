@@ -20,7 +20,6 @@ from holdfast.cli import pages, targets
 from holdfast.cli.driving import progress_for
 from holdfast.cli.progress import Progress, watch
 from holdfast.cli.session import Call, login, options, over
-from holdfast.core import describe
 from holdfast.core.errors import HoldfastError, RunFailed, UsageError
 from holdfast.core.explain import Advice
 from holdfast.core.status import TERMINAL, Status
@@ -224,7 +223,7 @@ def _answer(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> Answer |
     return None if said == "l" else Answer(APPROVE if said == "y" else DENY, login())
 
 
-def _rest(story: Story, run: dict[str, Any]) -> int:
+def _rest(story: Story, run: pages.RunObject) -> int:
     """The question is open: no process is needed meanwhile."""
     call = story.call
     if call.as_json:
@@ -289,7 +288,7 @@ def _tell(story: Story) -> int:
 
     call = story.call
     seen, events = over(call.looking, act)
-    run = describe.plain(seen.detail())
+    run = pages.make_run_object(seen)
     if call.as_json:
         return pages.finish(call, run)
     o.head("timeline")

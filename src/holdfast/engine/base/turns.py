@@ -26,14 +26,15 @@ class Turns:
     @contextmanager
     def take(self, run_id: str, limit: str) -> Iterator[Users]:
         """The calls of a run that use a limit, one more for as long as this lasts."""
-        users = self._users.setdefault((run_id, limit), Users())
+        place = run_id, limit
+        users = self._users.get(place) or self._users.setdefault(place, Users())
         users.count += 1
         try:
             yield users
         finally:
             users.count -= 1
             if not users.count:
-                del self._users[run_id, limit]
+                del self._users[place]
 
 
 __all__ = ["Turns", "Users"]
