@@ -30,7 +30,7 @@ from holdfast.core.errors import (
 from holdfast.core.outcomes import Terminal
 from holdfast.core.run import Buffered, Run, fold_all
 from holdfast.core.status import TERMINAL, Status
-from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
+from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind, find_halt
 from tests.core.build import decided, folded, numbered, raw, wait
 
 BOOM = ErrorValue("ValueError", "boom")
@@ -188,7 +188,7 @@ def test_a_failed_run_only_records_the_decision() -> None:
     ],
 )
 def test_which_decisions_end_the_run(w: Wait, action: str, halts: bool) -> None:
-    assert decisions.halts(w, decided(action)) is halts
+    assert (find_halt(w, decided(action)) is not None) is halts
 
 
 # -- timeouts ---------------------------------------------------------------------------------------
@@ -231,12 +231,21 @@ def test_a_signal_that_does_not_come_halts_and_a_timer_that_is_due_does_not(kind
 
 
 def test_a_timeout_that_comes_late_changes_nothing() -> None:
-    """§5.6, T-35: the answer was first; T-91: or the run has ended."""
+    """§5.6, T-35: the answer was first, or the run has ended for good."""
     run = resting(wait(wait_id=W))
     assert timed_out(wait(wait_id="w9"), run) == ()
-    ended = failed(wait(wait_id=W))
-    assert ended.waits
-    assert timed_out(ended.waits[0], ended) == ()
+    assert timed_out(wait(wait_id=W), after(run, decisions.mark_run_halted(run))) == ()
+
+
+@pytest.mark.parametrize("on_timeout", list(OnTimeout))
+def test_silence_is_the_answer_to_a_question_of_a_failed_run(on_timeout: OnTimeout) -> None:
+    """§5.10: its key is used by it, so that nothing could end the wait later. Whoever resumes the run goes by it."""
+    ended = failed(wait(wait_id=W, on_timeout=on_timeout))
+    facts = timed_out(ended.waits[0], ended)
+    assert [type(f) for f in facts] == [ev.WaitTimedOut]
+    told = after(ended, facts)
+    assert (told.status, told.waits, [d.action for d in told.decisions]) == (Status.FAILED, (), ["timeout"])
+
 
 
 # -- cancel -----------------------------------------------------------------------------------------

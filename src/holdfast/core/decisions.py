@@ -154,35 +154,28 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
             facts = retry_feedback_handoff(run, decision)
         case _:
             facts = (ev.WaitDecided(decision),)
-    if halts(wait, decision) and run.status is not Status.FAILED:
-        facts += mark_run_halted(run, "denied" if c.action == ws.DENY else "halted")
+    halt = ws.find_halt(wait, decision)
+    if halt is not None and run.status is not Status.FAILED:  # a failed one goes by it when it is resumed
+        facts += mark_run_halted(run, halt)
     return facts
-
-
-def halts(wait: Wait, decision: Decision) -> bool:
-    """Whether this decision ends the run (§5.5)."""
-    if decision.action == ws.HALT:
-        return True
-    if decision.action == ws.DENY:
-        return wait.on_deny == "halt"
-    return decision.action == ws.TIMEOUT and wait.on_timeout is OnTimeout.HALT and wait.kind is not WaitKind.TIMER
 
 
 def _timeout(run: Run, c: cmd.FireTimeout, now: int) -> Facts:
     """Deterministic: what becomes of it depends on the run and the wait alone, however often it is injected (§5.10)."""
     wait = _open(run, c.wait_id)
-    if wait is None or run.status in TERMINAL:
+    if wait is None or run.status in (Status.COMPLETED, Status.CANCELED):
         return ()
     payload = wait.default if wait.on_timeout is OnTimeout.DEFAULT else None
     decision = Decision(wait_id=c.wait_id, action=ws.TIMEOUT, actor=ev.SYSTEM, payload=payload, decided_at=now, asked=wait.asked)
     facts: Facts = (ev.WaitTimedOut(decision),)
-    match wait.on_timeout:
-        case OnTimeout.HALT if wait.kind is not WaitKind.TIMER:
-            facts += mark_run_halted(run, "wait_timed_out")
-        case OnTimeout.FAIL:
-            what = wait.prompt or wait.name or wait.wait_id
-            error = ErrorValue(type="holdfast.WaitTimedOut", message=f"nobody answered {what!r} in time", code="wait_timed_out")
-            facts += mark_run_failed(run, "wait_timed_out", error)
+    if run.status is Status.FAILED:
+        return facts  # its question is answered by silence, as by a decision: whoever resumes it goes by that
+    if (halt := ws.find_halt(wait, decision)) is not None:
+        return facts + mark_run_halted(run, halt)
+    if wait.on_timeout is OnTimeout.FAIL:
+        what = wait.prompt or wait.name or wait.wait_id
+        error = ErrorValue(type="holdfast.WaitTimedOut", message=f"nobody answered {what!r} in time", code="wait_timed_out")
+        facts += mark_run_failed(run, "wait_timed_out", error)
     return facts
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -216,6 +216,29 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
         """Whether another decision says exactly this (§5.6): times and ``resume`` do not count."""
         mine = (self.wait_id, self.action, self.feedback, self.note, self.payload, self.forced)
         return mine == (other.wait_id, other.action, other.feedback, other.note, other.payload, other.forced)
+
+
+class Asked(Protocol):
+    """What tells how a question ends."""
+
+    @property
+    def kind(self) -> WaitKind: ...
+
+    @property
+    def on_deny(self) -> str: ...
+
+    @property
+    def on_timeout(self) -> str: ...
+
+
+def find_halt(asked: Asked, given: Decision) -> str | None:
+    """The stop reason with which this decision ends the run (§5.5, §5.10); None if it does not end it."""
+    if given.action == HALT:
+        return "halted"
+    if given.action == DENY and asked.on_deny == "halt":
+        return "denied"
+    silence = given.action == TIMEOUT and asked.on_timeout == OnTimeout.HALT and asked.kind is not WaitKind.TIMER
+    return "wait_timed_out" if silence else None
 
 
 def times_out_for_good(asked: Wait | None, given: Decision) -> bool:

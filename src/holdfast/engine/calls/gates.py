@@ -20,21 +20,12 @@ from holdfast.core.outcomes import DEGRADED, OK
 from holdfast.core.policy import Kind, Policy, Request, Verdict, check_result, judge
 from holdfast.core.run import Run
 from holdfast.core.waits import ACTIONS, AFTER_STEP, APPROVE, BEFORE_STEP, DENY, RETRY, Decision, Passage, WaitKind
-from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.calls.attempt import Attempt
-from holdfast.engine.calls.waits import Ask, Redo, about, open_at, reject, rejection_of, request
+from holdfast.engine.calls.waits import Ask, Halted, Redo, about, open_at, reject, rejection_of, request
 
 PLACE = "@gate"
 ASKED_AFTER = (APPROVE, RETRY, DENY)
-
-
-class Halted(ControlFlow):
-    """A policy said no: the run ends halted, and nothing of the step runs, is retried or caught (§8.1)."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def facing(run: Run, node: Node, environment: str, state: Any = None, writes: Mapping[str, Any] | None = None) -> Request:
@@ -71,7 +62,7 @@ async def before(attempt: Attempt, node: Node, state: Any) -> None:
         record = StepRecord(attempt.key, place, PLACE, value=canon.pack(list(passed), "verdict")[1], kind="gate")
         journal.hold(Draft(facts=[fact], results=[record]))
         if verdict.kind is Kind.DENY:
-            raise Halted(verdict.reason)
+            raise Halted(verdict.reason, "policy_denied")
     kind, _, prompt, actions = passed
     if kind == Kind.DEGRADE:
         attempt.outcome = DEGRADED
@@ -141,7 +132,7 @@ async def after(attempt: Attempt, node: Node, state: Any, result: TaskResult, wr
             draft.results.append(StepRecord(attempt.key, place, CHECK, value=msgspec.msgpack.encode(kept), kind="task"))
         attempt.journal.hold(draft)
         if verdict.kind is Kind.DENY:
-            raise Halted(verdict.reason)
+            raise Halted(verdict.reason, "policy_denied")
         if verdict.kind is Kind.DEGRADE and result.outcome == OK:
             return msgspec.structs.replace(result, outcome=DEGRADED)
     if kept is None:

@@ -46,6 +46,14 @@ class Unattended(ControlFlow):
         self.wait = wait
 
 
+class Halted(ControlFlow):
+    """The run ends, by ``stop_reason``: nothing more of the node runs, is retried or caught. A policy said no (§8.1), or the answer on record ends it (§5.5)."""
+
+    def __init__(self, why: str, stop_reason: str) -> None:
+        super().__init__(why)
+        self.stop_reason = stop_reason
+
+
 class Redo(ControlFlow):
     """Leaves the node so that ``target`` is done again with a person's feedback; None is this very node (§5.5)."""
 
@@ -93,6 +101,7 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
 
     Raises:
         Suspend: the node rests.
+        Halted: the decision ends the run.
         RecordMismatch: another question stands at this place (L-10).
     """
     name, verdict, places = ask.asked, ask.verdict, attempt.places
@@ -107,6 +116,8 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
             given = decisions.read_answer(record)
             wrong = explain_outdated(attempt.services, given) or (ask.fits(given) if ask.fits is not None else None) or _explain_change(attempt, ask, path, given)
             if wrong is None:
+                if (halt := ws.find_halt(ask, given)) is not None:  # given to a failed run, which goes by it now that it is resumed
+                    raise Halted(f"{given.actor} answered {given.action}", halt)
                 return given
             verdict = wrong
         known = open_at(attempt, path)

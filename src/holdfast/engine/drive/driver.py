@@ -50,9 +50,8 @@ from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import ALONE_SECONDS, SafePoints, Services
 from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.effects import LOOK_SECONDS, surface_open
-from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.holds import Crowded
-from holdfast.engine.calls.waits import Unattended, take_signal
+from holdfast.engine.calls.waits import Halted, Unattended, take_signal
 from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.executor import Ahead, Place, StepError, execute
@@ -171,9 +170,11 @@ class Driver:
             if wait.deadline is None or wait.deadline > now or self._end is not None:
                 continue
             command = cmd.FireTimeout(wait.wait_id, wait.deadline)
-            item = await self._services.store.put(InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=now))
-            if item.taken_seq is None:
-                await self._take((item,))
+            for key in (command.key, f"{command.key}!"):  # whatever was taken under the first did not end the wait: nothing else ever would
+                item = await self._services.store.put(InboxItem(run_id=run.run_id, key=key, command=command, put_at=now))
+                if item.taken_seq is None:
+                    await self._take((item,))
+                    break
 
     def _canceling(self) -> Draft:
         return Draft(facts=list(decisions.mark_run_canceled(self.journal.run)))
@@ -807,11 +808,11 @@ class Driver:
         return await self._barrier(journal.progress.results, set(), {}, ())
 
     async def _stop(self, draft: Draft, why: Halted | Unattended) -> bool:
-        """Ends the run because a policy said no (§8.1), or because nobody is there to be asked (§5.17)."""
+        """Ends the run because a policy said no (§8.1), by an answer on record (§5.5), or because nobody is there to be asked (§5.17)."""
 
         async def stop() -> None:
             run = self.journal.run
-            facts = decisions.mark_run_halted(run, "policy_denied") if isinstance(why, Halted) else decisions.mark_run_unattended(run, (why.wait,))
+            facts = decisions.mark_run_halted(run, why.stop_reason) if isinstance(why, Halted) else decisions.mark_run_unattended(run, (why.wait,))
             await self.journal.rest(draft.join(Draft(facts=list(facts))), Source.CANCEL)
 
         while not await self.ends(stop):

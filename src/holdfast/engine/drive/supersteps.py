@@ -21,9 +21,8 @@ from holdfast.core.waits import Wait
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Restart, Suspend
-from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.holds import Crowded
-from holdfast.engine.calls.waits import Unattended
+from holdfast.engine.calls.waits import Halted, Unattended
 from holdfast.engine.drive.beginner import Beginner
 from holdfast.engine.drive.executor import Finished, StepError
 from holdfast.engine.drive.siblings import Siblings

@@ -26,7 +26,7 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold, fold_all
 from holdfast.core.status import LIVE, Condition
 from holdfast.core.views import condition
-from holdfast.core.waits import DENY, HALTING, Decision
+from holdfast.core.waits import DENY, HALTING, Decision, find_halt
 from holdfast.engine.keep.check import PAGE, Checker, find_needs, keeper, merge
 from holdfast.engine.keep.remaking import LOST, Remaking
 from holdfast.engine.look.snapshot import missing
@@ -211,7 +211,7 @@ def _halting(run: Run | None, fact: ev.Fact | ev.Unknown, halt: tuple[Run, Decis
     match fact:
         case ev.WaitDecided(decision=d) if run is not None and d.action in HALTING and d.resume:
             wait = next((w for w in run.waits if w.wait_id == d.wait_id), None)
-            return (run, d) if wait is not None and decisions.halts(wait, d) else halt
+            return (run, d) if wait is not None and find_halt(wait, d) is not None else halt
         case ev.RunCanceled() | ev.RunCompleted() | ev.RunFailed():
             return None
     return halt
