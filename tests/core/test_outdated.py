@@ -72,7 +72,7 @@ def test_what_is_around_it_counts_for_it(around: str, path: str) -> None:
     [("1", "1"), ("10", "1/0"), ("1/1", "1/0/0"), ("1/0/0", "1"), ("@check/0", "0"), ("2.ask/@check", "1.book/0"), ("=@check", "0")],
 )
 def test_what_is_not_around_it(beside: str, path: str) -> None:
-    assert not outdated.is_around(record(beside), path)
+    assert beside not in outdated.list_around(path)
 
 
 def test_where_nothing_tells_what_is_older_all_is_outdated() -> None:

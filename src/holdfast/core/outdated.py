@@ -33,7 +33,8 @@ def find_outdated(records: Sequence[StepRecord], path: str) -> Outdated:
     What came later in time counts as made of it, for the branches of a scope may tell one another. If the effect has no record of its own, the first that
     holds it counts for it, and if there is none, nothing is known to be older.
     """
-    first = next((n for n, r in enumerate(records) if r.path == path or is_around(r, path)), 0)
+    counts = {path, *list_around(path)}
+    first = next((n for n, r in enumerate(records) if r.path in counts), 0)
     found, scopes = Outdated([], []), find_scopes(records)
     for record in records[first:]:
         if (
@@ -48,13 +49,11 @@ def find_outdated(records: Sequence[StepRecord], path: str) -> Outdated:
     return found
 
 
-def is_around(record: StepRecord, path: str) -> bool:
-    """Whether a record of a task is that of a scope or a step around ``path``, or of a result that holds all that was done so far."""
-    there, here = path.split("/"), record.path.split("/")
-    shared = 0
-    while shared < min(len(there), len(here)) and there[shared] == here[shared]:
-        shared += 1
-    return shared == len(here) < len(there) or (shared == len(here) - 1 and here[shared] == CHECK)
+def list_around(path: str) -> list[str]:
+    """The places of the records that are around ``path``: those of the scopes and steps that it is in, and of results that hold all that was done so far."""
+    places = path.split("/")
+    scopes = ["/".join(places[:n]) for n in range(1, len(places))]
+    return [*scopes, CHECK, *(f"{scope}/{CHECK}" for scope in scopes), f"{path}/{CHECK}"]
 
 
 def is_beside(record: StepRecord) -> bool:
@@ -99,4 +98,4 @@ def _tells_all(fn: Callable[..., Any]) -> bool:
     return not (inner and (fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__))
 
 
-__all__ = ["Outdated", "find_outdated", "goes_on", "is_around", "is_beside", "is_same"]
+__all__ = ["Outdated", "find_outdated", "goes_on", "is_beside", "is_same", "list_around"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from holdfast.core import outdated
@@ -12,6 +14,31 @@ from holdfast.core.intents import Intent
 from holdfast.core.waits import Decision, Wait
 
 
+class Held(msgspec.Struct, frozen=True):
+    """What held the results of effects where a fork began: the ``results`` of tasks, and the ``records`` around the effects, as they were."""
+
+    results: dict[str, TaskResult] = {}
+    records: dict[tuple[int, str, str], StepRecord] = {}
+
+    def is_among(self, results: Mapping[str, TaskResult], records: Mapping[tuple[int, str, str], StepRecord], place: tuple[int, str, str]) -> bool:
+        """Whether any of that holds the effect at a place, and is among these, which a fork has: it was taken over, and not made anew."""
+        step, task, path = place
+        if task in results and results[task] == self.results.get(task):
+            return True
+        return any((at := (step, task, around)) in records and records[at] == self.records.get(at) for around in outdated.list_around(path))
+
+    def join(self, later: Held) -> Held:
+        """Both in one; ``later`` has the say where both have something."""
+        return Held(self.results | later.results, self.records | later.records)
+
+
+class Children(msgspec.Struct, frozen=True):
+    """The runs that forebears have started as children: the last one at each place, and by the wait for its end."""
+
+    by_place: dict[tuple[int, str, str], str] = {}
+    by_wait: dict[str, str] = {}
+
+
 class Echo(msgspec.Struct):
     """What a run with a source goes by (§7.6): the records it is answered from, by (step, task, path); what its forebears did and
     sent; and ``scope``, under which its own effects have their keys. ``forebears``: nearest first;
@@ -19,7 +46,7 @@ class Echo(msgspec.Struct):
     what was on record there too, as far as it calls the same with the same arguments (``exact``); ``results`` are the tasks finished there.
     ``ended``: the barriers of a replay's source that tasks waited beyond or signals came to, by their number (§5.11);
     ``reached``: how far it came. ``began``: the super-step of the checkpoint that a fork began at, and ``stood``: the effects of its
-    forebears that the tasks pending there had been given, by place. ``outdated``: what may have been made of something that is no more. ``scopes``: places with calls beneath. ``children``: those that its forebears started, by place, once somebody has asked."""
+    forebears that the tasks pending there had been given, by place, and ``held`` what held their results. ``outdated``: what may have been made of something that is no more. ``scopes``: places with calls beneath. ``children``: those that its forebears started, once somebody has asked."""
 
     scope: str
     records: dict[tuple[int, str, str], StepRecord] = {}
@@ -33,7 +60,8 @@ class Echo(msgspec.Struct):
     reached: int = -1
     began: int = -1
     stood: dict[tuple[int, str, str], str] = {}
-    children: dict[tuple[int, str, str], str] | None = None
+    children: Children | None = None
+    held: Held = Held()
     outdated: frozenset[tuple[int, str, str]] = frozenset()
     scopes: frozenset[tuple[int, str, str]] = frozenset()
 
@@ -51,4 +79,4 @@ class Echo(msgspec.Struct):
         return max((step for step, _, _ in self.records), default=0)
 
 
-__all__ = ["Echo"]
+__all__ = ["Children", "Echo", "Held"]

@@ -341,7 +341,7 @@ class Journal:
 
     def has_answer(self, wait: Wait) -> bool:
         """Whether this asking of a wait has its answer on record."""
-        record = self.record(wait.task, wait.path)
+        record = self.progress.records.get((wait.task, wait.path))  # its own: what a fork has from its source is taken over by the call that it answers alone
         return record is not None and record.kind == "wait" and decisions.read_answer(record).wait_id == wait.wait_id
 
     def record(self, task: str, path: str, call: Call | None = None) -> StepRecord | None:

@@ -20,6 +20,7 @@ from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core import waits as ws
 from holdfast.core.bounds import wrong
+from holdfast.core.called import Call
 from holdfast.core.codec import open_row
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import ChildFailed, ClaimTaken, RequestConflict
@@ -78,7 +79,7 @@ async def _start(
     known, former = open_at(attempt, path) if stands else None, None
     if known is None:
         await lanes.refuse_own(services.store, journal.run, options)
-        if not stands or attempt.record(path) is None:
+        if not stands or journal.record(attempt.key, path, Call(path, f"{WaitKind.CHILD.value}:{program.id}", "wait")) is None:
             await steps.afford(attempt, path)
             former = await _find_former(attempt, path, program, given, options)
     joined = former.run.run_id if former is not None and former.here and former.same and not former.run.terminal else None
@@ -183,17 +184,22 @@ async def _find_run(services: Services, run_id: str) -> Run | None:
 
 
 async def _may_stand(attempt: Attempt, path: str, program: Program, given: Mapping[str, Any]) -> bool:
-    """Whether what is on record here may be the end of such a child. It is not that of one with another input where something before it is no more, or in a fork."""
+    """Whether what is on record here may be the end of such a child. It is not that of one with another input where something before it is no more; in a fork
+    no such end is taken over."""
     journal, place = attempt.journal, (attempt.step, attempt.key, path)
-    asked, echo = journal.progress.questions.get(place[1:]), journal.echo
-    if attempt.places.is_outdated(path):
-        before = None if asked is None or asked.kind is not WaitKind.CHILD else asked.name
-    elif asked is None and echo is not None and echo.exact and place in echo.records:
-        before = await lineage.find_child(attempt.services.store, echo, place)
-    else:
+
+    async def is_same(run_id: str | None) -> bool:
+        former = None if run_id is None else await _describe_former(attempt.services, run_id, program, given, here=True)
+        return former is not None and former.same
+
+    if (echo := journal.echo) is not None and echo.exact:
+        theirs = echo.records.get(place)
+        if theirs is not None and theirs.kind == "wait" and not await is_same(await lineage.find_child_of(attempt.services.store, echo, theirs)):
+            del echo.records[place]
+    if not attempt.places.is_outdated(path):
         return True
-    former = None if before is None else await _describe_former(attempt.services, before, program, given, here=True)
-    return former is not None and former.same
+    asked = journal.progress.questions.get(place[1:])
+    return asked is not None and asked.kind is WaitKind.CHILD and await is_same(asked.name)
 
 
 async def _describe_former(services: Services, run_id: str, program: Program, given: Mapping[str, Any], *, here: bool) -> Former | None:

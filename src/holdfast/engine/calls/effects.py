@@ -315,7 +315,7 @@ class Performance:
                 here = (self.attempt.step, self.attempt.key, self.path)
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
         run = self.journal.run
-        if not self.records and (run.decisions or run.waits) and self.policy is not ReplayPolicy.REEXECUTE and self._was_asked_about():
+        if not self.records and (run.decisions or run.waits) and self.policy is not ReplayPolicy.REEXECUTE and await self.journal.asking(self._lacks_what_was_asked_about()):
             await self.journal.asking(self._miss())
         if self.records and self.options.undoes is None and (verdict := await self._judge_undo()) is not None:
             return verdict
@@ -340,11 +340,12 @@ class Performance:
         """What a store says of a record that it knows to be lost."""
         raise RecordDamaged("effect", self.journal.run.run_id, self.key, missing=True)
 
-    def _was_asked_about(self) -> bool:
-        """Whether somebody was asked what became of an attempt here: then there was one, also where its record is lost."""
-        here = f"{self.path}?"
-        asked = self.journal.progress.questions.items()
-        return any(task == self.attempt.key and path.startswith(here) and wait.kind is WaitKind.EFFECT for (task, path), wait in asked)
+    async def _lacks_what_was_asked_about(self) -> bool:
+        """Whether somebody was asked what became of an attempt here that has no record any more."""
+        here, mine = f"{self.path}?", f"{self.journal.run.run_id}."
+        asked = [w.effect_id for (task, path), w in self.journal.progress.questions.items() if task == self.attempt.key and path.startswith(here)]
+        acts = {act for act in asked if act is not None and act.startswith(mine)}
+        return bool(acts) and not acts.issubset([e.effect_id for e in await self.store.effects(self.journal.run.run_id)])
 
     async def _judge_undo(self) -> fx.Verdict | None:
         """What to do where the effect on record is being taken back, or may have been; None where it stands, or there is none."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.core import bounds, canon, compensation, ids, outdated, superstep
+from holdfast.core import bounds, canon, compensation, decisions, ids, outdated, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Ended, Source, StepRecord, TaskResult
@@ -29,7 +29,7 @@ from holdfast.core.progress import LEFT, LEFT_AT_ONCE, Progress
 from holdfast.core.run import Run
 from holdfast.core.waits import APPROVE, HUMAN, Decision, Wait, WaitKind
 from holdfast.core.wording import target_of
-from holdfast.engine.base.echo import Echo
+from holdfast.engine.base.echo import Children, Echo, Held
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.desk.door import REPLAY, Wish
@@ -76,6 +76,7 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
     if found.began >= 0 and run.source_checkpoint_id is not None and not edited:
         unfinished = await find_unfinished(services, of, run.source_checkpoint_id)
         found.records, found.results, found.exact, found.stood = unfinished.records, tuple(unfinished.results.values()), True, unfinished.stood
+        found.held = unfinished.held
         found.outdated, found.scopes = frozenset(unfinished.outdated), frozenset(unfinished.scopes)
     found.effects = [e for r in reversed(found.forebears) for e in await store.effects(r)]
     return found
@@ -134,12 +135,13 @@ async def expect_standing(services: Services, journal: Journal) -> None:
     theirs = [e for forebear in echo.forebears for e in await journal.asking(services.store.effects(forebear))]
     undone_at = {e.effect_id: e.attempted_at for e in theirs}
     pending = {(progress.checkpoint.step_of(t.key), t.key) for t in progress.checkpoint.pending}
+    records = {(progress.checkpoint.step_of(task), task, path): record for (task, path), record in progress.records.items()}
 
     def keeps(effect: Effect) -> bool:
         if (effect.step, effect.task) in pending:
             if echo.stood.get((effect.step, effect.task, effect.path)) != effect.effect_id:
                 return False
-            return effect.task in progress.results or any(t == effect.task and outdated.is_around(r, effect.path) for (t, _), r in progress.records.items())
+            return echo.held.is_among(progress.results, records, (effect.step, effect.task, effect.path))
         return effect.step <= echo.began and (effect.settled_at or 0) < run.created_at < undone_at.get(effect.undone, 0)
 
     gone = compensation.find_gone(theirs, own, keeps)
@@ -166,12 +168,15 @@ def _explain_gone(run: Run, progress: Progress, gone: list[Effect], owner: str, 
 
 
 class Unfinished(NamedTuple):
-    """What was finished and recorded of the tasks that a checkpoint stands in the middle of. ``stood``: the effect at each place, as the log had it there;
-    ``outdated``: what may have been made of something that is no more; ``scopes``: places with calls beneath."""
+    """What was finished and recorded of the tasks that a checkpoint stands in the middle of. ``stood``: the effect at each place, as the log had it there, and
+    ``held`` what held their results; ``known`` are those that stand no more, where that has outdated all that was made of them; ``outdated``: what may have been
+    made of something that is no more; ``scopes``: places with calls beneath."""
 
     results: dict[str, TaskResult]
     records: dict[Place, StepRecord]
     stood: dict[Place, str]
+    held: Held
+    known: set[str]
     outdated: set[Place]
     scopes: set[Place]
 
@@ -180,19 +185,26 @@ async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -
     """What a fork finds that begins at a checkpoint in the middle of a step: what was finished and recorded of that. What may have been made of
     effects that no longer stand, whichever run of the lineage they were taken back in, is outdated. Failures, effects and people's answers are left out: these are met anew."""
     found = await _read_unfinished(services, run_id, checkpoint_id)
-    effects = [e for owner in {act.partition(".")[0] for act in found.stood.values()} for e in await services.store.effects(owner)]
-    undone = {e.effect_id for e in effects if e.undone} | compensation.in_doubt(effects)
-    for (step, task, path), act in found.stood.items():
-        if act in undone:
-            found.results.pop(task, None)
-            _outdate(found, step, task, path)
-    for step, task, path in [p for p, r in found.records.items() if _is_met_anew(r)]:
-        if (step, task, path) in found.records:
-            _outdate(found, step, task, path)
+    await _outdate_lost(services, found)
     for at, record in list(found.records.items()):
         if record.kind not in _CARRIED or _of_people(record):
             del found.records[at]
     return found
+
+
+async def _outdate_lost(services: Services, found: Unfinished) -> None:
+    """Outdates what may have been made of effects that no longer stand, and of what a fork meets anew, which goes."""
+    effects = [e for owner in {act.partition(".")[0] for act in found.stood.values()} for e in await services.store.effects(owner)]
+    undone = ({e.effect_id for e in effects if e.undone} | compensation.in_doubt(effects)) - found.known
+    for (step, task, path), act in found.stood.items():
+        if act in undone:
+            found.results.pop(task, None)
+            _outdate(found, step, task, path)
+    found.known.update(undone)
+    for step, task, path in [p for p, r in found.records.items() if _is_met_anew(r)]:
+        if (step, task, path) in found.records:
+            _outdate(found, step, task, path)
+            found.records.pop((step, task, path), None)
 
 
 def _outdate(found: Unfinished, step: int, task: str, path: str) -> None:
@@ -211,7 +223,7 @@ async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) 
     """What the log says of the tasks that a checkpoint stands in the middle of. A fork of a fork finds what the first one began with too."""
     loaded = await services.store.get(run_id)
     if loaded is None:
-        return Unfinished({}, {}, {}, set(), set())
+        return Unfinished({}, {}, {}, Held(), set(), set(), set())
     rows = await services.store.rows(run_id)
     progress = Progress(run_id, await services.threads.origin(run_id, rows))
     stood: dict[tuple[int, str, str], str] = {}
@@ -223,37 +235,53 @@ async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) 
             break
     checkpoint, forebear = progress.checkpoint, loaded[0]
     pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
-    stood = {p: act for p, act in stood.items() if p[:2] in pending}
-    before = set(progress.records)
     progress.forgive()
-    taken = before.difference(progress.records)
-    stood = {p: act for p, act in stood.items() if p[1:] not in taken}  # what was made of these is known already
+    stood = {p: act for p, act in stood.items() if p[:2] in pending and p[1:] in progress.records}  # what became of the others, and was made of them, is known already
     records = {(checkpoint.step_of(task), task, path): record for (task, path), record in progress.records.items() if task != compensation.TASK}
     out = {(checkpoint.step_of(task), task, path) for task, path in progress.outdated}
     results = {r.task: r for r in progress.results.values() if r.task[0] != "@"}
+    held, known = Held(dict(results), _find_around(stood, records)), set[str]()
     source, at = forebear.source_run_id, forebear.source_checkpoint_id
     if source is not None and at is not None and forebear.origin != REPLAY and not (await _read_birth(services.store, forebear))[1]:
         theirs = await _read_unfinished(services, source, at)
-        earlier = {p: r for p, r in theirs.records.items() if p[:2] in pending}
-        out |= {p for p in theirs.outdated if p in earlier and p not in records}
+        await _outdate_lost(services, theirs)
+        known = theirs.known.difference(stood.values(), [act for p, act in theirs.stood.items() if theirs.held.is_among(results, records, p)])
+        earlier = {p: r for p, r in theirs.records.items() if p[:2] in pending and p not in records}
+        out |= {p for p in theirs.outdated if p in earlier}
         if earlier or forebear.current_step_id is None:
             results = theirs.results | results
-        records = earlier | records
+        records |= earlier  # what this one has not come to counts as later than all that it has
         stood = {p: act for p, act in theirs.stood.items() if p[:2] in pending} | stood
+        held = theirs.held.join(held)
     scopes = {(*at, scope) for at in pending for scope in cps.find_scopes([r for place, r in records.items() if place[:2] == at])}
-    return Unfinished(results, records, stood, out, scopes)
+    return Unfinished(results, records, stood, held, known, out, scopes)
+
+
+def _find_around(stood: Mapping[Place, str], records: Mapping[Place, StepRecord]) -> dict[Place, StepRecord]:
+    """The records that hold what effects came to."""
+    around = {(step, task, at) for step, task, path in stood for at in outdated.list_around(path)}
+    return {at: r for at, r in records.items() if at in around}
 
 
 async def find_child(store: Store, echo: Echo, place: tuple[int, str, str]) -> str | None:
     """The run that the nearest forebear has started as a child at a place."""
+    return (await _find_children(store, echo)).by_place.get(place)
+
+
+async def find_child_of(store: Store, echo: Echo, answer: StepRecord) -> str | None:
+    """The run whose end a record tells: other children may have been started at its place."""
+    return (await _find_children(store, echo)).by_wait.get(decisions.read_answer(answer).wait_id)
+
+
+async def _find_children(store: Store, echo: Echo) -> Children:
     if echo.children is None:
-        found: dict[tuple[int, str, str], str] = {}
+        found = Children()
         for forebear in reversed(echo.forebears):
             for event in (e for row in await store.rows(forebear) for e in open_row(row).events):
                 if isinstance(event.fact, ev.WaitRequested) and (wait := event.fact.wait).kind is WaitKind.CHILD:
-                    found[wait.step, wait.task, wait.path] = wait.name
+                    found.by_place[wait.step, wait.task, wait.path] = found.by_wait[wait.wait_id] = wait.name
         echo.children = found
-    return echo.children.get(place)
+    return echo.children
 
 
 def begin_child(parent: Run, former: Run, *, same: bool) -> ev.RunReplayed | ev.RunForked:
@@ -440,4 +468,4 @@ def _choose(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
     return able[-1] if able else found[-1]
 
 
-__all__ = ["begin_child", "create", "digest", "echo", "expect_standing", "find_child", "point", "read_records", "request_scope"]
+__all__ = ["begin_child", "create", "digest", "echo", "expect_standing", "find_child", "find_child_of", "point", "read_records", "request_scope"]

@@ -1,0 +1,210 @@
+"""A run, or its fork, goes another way than what is on record: none of that answers for it, and none of it stands in its way (§4.12, §6.11, §7.7)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Runtime, flow
+from tests.engine.outside import Crash, House
+from tests.engine.test_after_an_undo import Desk
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
+    h = House(request.param, tmp_path)
+    yield h
+    await h.close()
+
+
+@flow("helper")
+async def helper(ctx: Context, given: str) -> str:
+    if given == "second":
+        await ctx.wait("go")
+    return f"<{given}>"
+
+
+def trips(desk: Desk, inputs: dict[str, str]) -> Any:
+    """Asks a child about each booking, or a person about those that it has no input for."""
+
+    @flow("trips")
+    async def trips(ctx: Context) -> Any:
+        booking = await ctx.effect(desk.book, "seat", undo=desk.cancel)
+        if booking in inputs:
+            await ctx.step(desk.note, booking)
+            got = await ctx.child("helper", {"given": inputs[booking]})
+        else:
+            got = await ctx.ask("Who?", str), await ctx.ask(f"Who has {booking}?", str)
+        await ctx.approve("Go?")
+        return got
+
+    return trips
+
+
+async def answer(rt: Runtime, run: Any) -> Any:
+    await rt.decide(run.run_id, "answer", payload="ada", actor="ada")
+    return await rt.resume(run.run_id)
+
+
+async def test_a_question_of_a_fork_is_none_of_what_its_source_has_there(house: House) -> None:
+    desk = Desk()
+    rt = await house.process(trips(desk, {"R1": "first"}), helper)
+    run = await rt.resume((await rt.cancel((await rt.invoke("trips")).run_id)).run_id)
+    assert [w.prompt for w in run.waits] == ["Who?"]
+    fork = await answer(rt, await rt.fork(run.run_id))
+    assert [w.prompt for w in fork.waits] == ["Who has R2?"]
+    fork = await rt.resume((await rt.cancel(fork.run_id)).run_id)
+    assert [w.prompt for w in fork.waits] == ["Who has R2?"], f"{fork.error}"
+    fork = await rt.approve((await answer(rt, fork)).run_id)
+    assert (fork.status, list(fork.result)) == ("completed", ["ada", "ada"])
+
+
+async def test_a_fork_of_a_fork_waits_for_the_child_that_it_asks(house: House) -> None:
+    """And is not given what another child, of their common source, had come to at that place."""
+    desk = Desk()
+    rt = await house.process(trips(desk, {"R1": "first", "R2": "second", "R3": "second"}), helper)
+    run = await rt.cancel((await rt.invoke("trips")).run_id)
+    fork = await rt.fork(run.run_id)
+    assert fork.status == "waiting_for_signal"
+    fork = await rt.fork((await rt.cancel(fork.run_id)).run_id)
+    assert fork.status == "waiting_for_signal" and [w.kind for w in fork.waits] == ["child"]
+    await rt.signal(fork.waits[0].name, "go", None)
+    await rt.resume(fork.waits[0].name)
+    fork = await rt.approve((await rt.resume(fork.run_id)).run_id)
+    assert (fork.status, fork.result) == ("completed", "<second>")
+
+
+async def test_a_fork_that_asks_a_third_child_is_given_what_that_one_says(house: House) -> None:
+    desk = Desk()
+    rt = await house.process(trips(desk, {"R1": "first", "R2": "second", "R3": "third"}), helper)
+    run = await rt.cancel((await rt.invoke("trips")).run_id)
+    fork = await rt.cancel((await rt.fork(run.run_id)).run_id)
+    fork = await rt.approve((await rt.resume(fork.run_id)).run_id)
+    assert (fork.status, fork.result) == ("completed", "<third>")
+
+
+def changed(desk: Desk, skill: dict[str, str]) -> Any:
+    """First it books a seat in a scope; once it is changed it makes a note in that place."""
+
+    @flow("changed")
+    async def changed(ctx: Context) -> Any:
+        if skill["way"] == "book":
+            got: Any = await ctx.first_of(ctx.effect(desk.book, "seat", undo=desk.cancel), ctx.wait("never"))
+        else:
+            got = await ctx.step(desk.note, "no seats")
+        await ctx.approve("Go?")
+        return got
+
+    return changed
+
+
+async def test_a_fork_does_not_go_by_what_its_source_has_long_taken_back(house: House) -> None:
+    desk, skill = Desk(), {"way": "book"}
+    rt = await house.process(changed(desk, skill))
+    run = await rt.cancel((await rt.invoke("changed")).run_id)
+    skill["way"] = "note"
+    run = await rt.resume(run.run_id)
+    assert run.status == "waiting_for_human"
+    fork = await rt.approve((await rt.fork(run.run_id)).run_id)
+    assert (fork.status, fork.result, desk.standing) == ("completed", "no seats", set()), f"{fork.error}"
+
+
+async def test_a_fork_that_goes_another_way_is_refused_once(house: House) -> None:
+    """What it had taken over was undone in its source meanwhile: that is told once, and what it does itself in that place is its own."""
+    desk, skill = Desk(), {"way": "book"}
+    rt = await house.process(changed(desk, skill))
+    run = await rt.invoke("changed")
+    fork = await rt.fork(run.run_id)
+    await rt.cancel(run.run_id)
+    fork = await rt.approve(fork.run_id)
+    assert (fork.status, fork.stop_reason, desk.standing) == ("failed", "effects_undone", set())
+    skill["way"] = "note"
+    fork = await rt.resume(fork.run_id, acknowledge="effects_undone")
+    if fork.status == "waiting_for_human":
+        fork = await rt.approve(fork.run_id)
+    assert (fork.status, fork.result) == ("completed", "no seats"), f"{fork.error}"
+
+
+async def test_a_fork_of_a_fork_does_not_go_by_what_a_failure_had_led_to(house: House) -> None:
+    """Its first source met a failure and went another way; in the fork after it the effect succeeded."""
+    desk = Desk()
+
+    async def pay(amount: int) -> int:
+        desk.fail_once()
+        return amount
+
+    @flow("paid")
+    async def paid(ctx: Context) -> Any:
+        try:
+            amount = await ctx.effect(pay, 7, side_effects="external_action", idempotent=True)
+        except RuntimeError:
+            ctx.now()
+            return await ctx.ask("What now?", str)
+        return amount, await ctx.ask("For whom?", str)
+
+    rt = await house.process(paid)
+    run = await rt.invoke("paid")
+    first = await rt.fork(run.run_id)
+    second = await rt.fork(first.run_id)
+    assert [[w.prompt for w in r.waits] for r in (run, first, second)] == [["What now?"], ["For whom?"], ["For whom?"]], f"{second.error}"
+    second = await answer(rt, second)
+    assert (second.status, list(second.result)) == ("completed", [7, "ada"])
+
+
+async def test_what_was_asked_before_an_undo_began_is_no_lost_record(house: House) -> None:
+    """§6.11, §12.1: nobody could find how to take it back, and the run was cancelled; now its code is at hand."""
+    desk = Desk()
+
+    @flow("closed")
+    async def closed(ctx: Context) -> None:
+        await ctx.effect(desk.book, "flight", undo=lambda receipt: desk.standing.remove(receipt))
+        await ctx.approve("Go?")
+        desk.fail_once()
+
+    rt = await house.process(closed)
+    run = await rt.invoke("closed")
+    house.kill(rt)
+    rt = await house.process(closed)
+    run = await rt.cancel(run.run_id)
+    assert [w.kind for w in run.waits] == ["effect"] and desk.standing == {"R1"}
+    run = await rt.resume((await rt.cancel(run.run_id)).run_id)
+    assert run.status == "waiting_for_human"
+    run = await rt.approve(run.run_id)
+    assert (run.status, desk.standing) == ("failed", set())
+
+
+async def test_what_was_asked_about_an_act_that_was_taken_back_is_no_lost_record(house: House) -> None:
+    """§6.5, §12.1: the question was about an attempt under the key before."""
+    desk = Desk()
+    dies = [True]
+
+    async def book(what: str) -> str:
+        got = await desk.book(what)
+        if dies:
+            dies.clear()
+            desk.standing.clear()
+            raise Crash
+        return got
+
+    @flow("asked")
+    async def asked(ctx: Context) -> str:
+        _, got = await ctx.gather(ctx.approve("Go?"), ctx.effect(book, "seat", side_effects="external_action", undo=desk.cancel))
+        return str(got)
+
+    rt = await house.process(asked)
+    with pytest.raises(Crash):
+        await rt.invoke("asked", key="once")
+    house.kill(rt)
+    rt = await house.process(asked)
+    run = await rt.invoke("asked", key="once")
+    [question] = [w for w in run.waits if w.kind == "effect"]
+    await rt.decide(run.run_id, "reexecute", wait_id=question.wait_id, actor="ada")
+    run = await rt.resume(run.run_id)
+    assert desk.standing == {"R2"} and [w.kind for w in run.waits] == ["approval"]
+    run = await rt.resume((await rt.cancel(run.run_id)).run_id)
+    assert [w.kind for w in run.waits] == ["approval"] and desk.standing == {"R3"}
+    run = await rt.approve(run.run_id)
+    assert (run.status, run.result) == ("completed", "R3")
