@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli import full_disk
 from tests.cli.conftest import SOURCE
-from tests.cli.full_disk import LAYER
 from tests.cli.test_screens import GOLDEN, folder, steady, typed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "stuck.md"
@@ -165,8 +165,7 @@ def came_to_that(way: str) -> str:
             sys.modules.pop("shop")
             return typed(("resume", "last", f"shop.py:{way}"), 80)
         case "full":
-            LAYER.folder = os.path.realpath(os.getcwd())
-            with LAYER.on():
+            with full_disk.has_room(Path.cwd()):
                 return typed(("run", *start), 80)
     return typed(("run", *start), 80)
 
@@ -213,6 +212,17 @@ def shown() -> dict[str, tuple[str, str, str, str]]:
 
 def test_each_screen_is_as_it_was(shown: dict[str, tuple[str, str, str, str]]) -> None:
     assert whole(shown) == (GOLDEN / "failing.txt").read_text("utf-8"), "python -m tests.cli.test_failing_runs writes them anew"
+
+
+def test_a_disk_has_room_each_time_that_it_is_set_up(tmp_path: Path) -> None:
+    """Whoever runs the tests on several processes may set the screens up twice in one: a worker that has nothing left takes a part of this module from another."""
+    for n in range(2):
+        with full_disk.has_room(tmp_path):
+            with open(tmp_path / "file", "w") as file:
+                file.write(str(n))
+                full_disk.fill()
+                with pytest.raises(OSError, match="No space left"):
+                    file.write("more")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -15,8 +15,8 @@ from holdfast.core import events as ev
 from holdfast.core.commit import DedupClaim
 from holdfast.core.effects import EffectStatus
 from holdfast.core.lease import Take
-from holdfast.ports import Loaded
-from holdfast.stores import PostgresStore
+from holdfast.ports import Claims, Loaded
+from holdfast.stores import PostgresStore, crowds
 from holdfast.testing.conformance import TTL, Script, effect, replace, signal
 
 USES = 36  # several connections may share them, where the machine is slow
@@ -80,3 +80,18 @@ async def test_its_statements_are_planned_once(do: Callable[[PostgresStore, str]
     often = {text: counts for text, counts in found.items() if sum(counts) > ANEW + 1}
     assert len(often) >= 2, "the same connection has done all of it"
     assert {text[:300]: counts for text, counts in often.items() if counts[1] > ANEW} == {}
+
+
+async def test_a_store_looks_beside_its_claims_by_the_clock_that_it_was_given() -> None:
+    """A worker that waits for one run is given it as it stands, and claims it where it looks for crowds in lanes: how busy the machine is does not decide which
+    statements are sent."""
+    at = 0.0
+    store = PostgresStore(f"{shared().fresh('plans')}&listen=", clock=lambda: at)
+    await store.open()
+    await store.register("w", TTL)
+    for n in range(2 * crowds.CALLS):
+        await taken_as_found(store, f"r{n:02}")
+    at = crowds.SECONDS
+    await Script(store, "later").submit()
+    assert isinstance(await store.claim_or_load("w", (), None, limit=5), Claims)
+    await store.close()

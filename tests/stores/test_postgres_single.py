@@ -95,8 +95,7 @@ async def test_whoever_finds_more_asks_again_and_does_not_count_on_it_for_a_whil
 
     now = 0.0
     monkeypatch.setattr(claims, "many", noted)
-    monkeypatch.setattr(ground.Ground.__init__, "__defaults__", (lambda: now,))
-    store = PostgresStore(shared().fresh())
+    store = PostgresStore(shared().fresh(), clock=lambda: now)
     await store.open()
     await store.register("w", TTL)
     asked = []

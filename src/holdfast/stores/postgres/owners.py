@@ -118,7 +118,8 @@ class Owners(Server):
 
     async def retire(self, owner: str) -> None:
         async def work(db: Connection, sent: int) -> None:
-            asked = [(Q.lock_owned, (owner,)), (Q.hand_back, {"owner": owner, "now": self._clock()}), (Q.worker_delete, {"owner": owner})]
+            mine = (Q.lock_owned, (owner,))  # runs are locked first, as by a commit; and once more, for one may have been taken until the owner was locked
+            asked = [mine, (Q.worker_lock, (owner,)), mine, (Q.hand_back, {"owner": owner, "now": self._clock()}), (Q.worker_delete, {"owner": owner})]
             await many(db, asked)
             await bounds.leave(db, self._clock(), owner, None)
 

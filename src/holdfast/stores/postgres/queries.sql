@@ -846,10 +846,13 @@ SELECT owner, started_at, ttl, boot, host, pid FROM holdfast.worker WHERE owner 
 -- name: worker_delete
 WITH vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'worker' AND id = %(owner)s)
 DELETE FROM holdfast.worker WHERE owner = %(owner)s;
+-- name: worker_lock
+-- Whoever takes anything for an owner shares its row: what is being taken is waited for, and from then on nothing is.
+SELECT FROM holdfast.worker WHERE owner = %s FOR UPDATE;
 -- name: workers_idle
--- Owners that are gone for good and hold nothing.
+-- Owners that are gone for good and hold nothing. One for whom something is being taken is left: it is seen once that is committed. The others take nothing any more.
 SELECT w.owner FROM holdfast.worker w WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now} - 3600000000)
-  AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) LIMIT 1000;
+  AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) LIMIT 1000 FOR UPDATE OF w SKIP LOCKED;
 -- name: workers_delete
 WITH gone AS (
   DELETE FROM holdfast.worker w WHERE w.owner = ANY(%s::text[]) AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) RETURNING owner

@@ -88,10 +88,10 @@ class Server:
         self._liveness: Liveness | None = None
         self._mine: dict[str, dict[str, Any]] = {}
         self._remembered = Remembered()
-        self._ground = Ground()
+        self._ground = Ground(clock)
         self._tally = Tally()
-        self._crowds = Crowds()
-        self._few = lone.Few()
+        self._crowds = Crowds(clock)
+        self._few = lone.Few(clock)
         self._moved = 0
         self._full = self._counted = 0.0
         self.suspect: HoldfastError | None = None

@@ -64,7 +64,8 @@ class _Remembering:
 
 class PostgresStore(Claiming, People, Sending, Keeping):
     """A store in one PostgreSQL database, in a schema of its own. ``now`` replaces its clock, so that tests can move time; ``patience``
-    is for how many seconds a verb outlasts an outage; ``clock`` counts the seconds for which a connection keeps its plans, and those since somebody looked for all that is due."""
+    is for how many seconds a verb outlasts an outage; ``clock`` counts the seconds for which a connection keeps its plans, those since somebody looked for all that is due, and those since it
+    was last looked how claims go best."""
 
     takes_statements = True
     has_server: bool = True
