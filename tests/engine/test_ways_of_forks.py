@@ -176,9 +176,8 @@ async def test_what_was_asked_before_an_undo_began_is_no_lost_record(house: Hous
     assert (run.status, desk.standing) == ("failed", set())
 
 
-async def test_what_was_asked_about_an_act_that_was_taken_back_is_no_lost_record(house: House) -> None:
-    """§6.5, §12.1: the question was about an attempt under the key before."""
-    desk = Desk()
+def books_once_in_vain(desk: Desk) -> Any:
+    """The process dies in its first booking, before it could write down what came of it."""
     dies = [True]
 
     async def book(what: str) -> str:
@@ -194,6 +193,35 @@ async def test_what_was_asked_about_an_act_that_was_taken_back_is_no_lost_record
         _, got = await ctx.gather(ctx.approve("Go?"), ctx.effect(book, "seat", side_effects="external_action", undo=desk.cancel))
         return str(got)
 
+    return asked
+
+
+async def test_each_attempt_of_a_fork_has_a_record_of_its_own(house: House) -> None:
+    """§6.1: what it says about its forebear's act, what it does in its place, and what it does again after an undo; a fork of it finds what stands."""
+    desk = Desk()
+    asked = books_once_in_vain(desk)
+    rt = await house.process(asked)
+    with pytest.raises(Crash):
+        await rt.invoke("asked", key="once")
+    house.kill(rt)
+    rt = await house.process(asked)
+    run = await rt.invoke("asked", key="once")
+    fork = await rt.fork(run.run_id)
+    [question] = [w for w in fork.waits if w.kind == "effect"]
+    await rt.decide(fork.run_id, "reexecute", wait_id=question.wait_id, actor="ada")
+    fork = await rt.resume(fork.run_id)
+    fork = await rt.resume((await rt.cancel(fork.run_id)).run_id)
+    assert desk.standing == {"R3"}
+    mine = [e for e in await rt.effects(fork.run_id) if e.run_id == fork.run_id and e.capability == "book"]
+    assert [str(e.status) for e in mine] == ["abandoned", "recorded", "recorded"] and len({e.effect_id for e in mine}) == 3
+    again = await rt.fork(fork.run_id)
+    assert desk.standing == {"R3"} and [w.kind for w in again.waits] == ["approval"]
+
+
+async def test_what_was_asked_about_an_act_that_was_taken_back_is_no_lost_record(house: House) -> None:
+    """§6.5, §12.1: the question was about an attempt under the key before."""
+    desk = Desk()
+    asked = books_once_in_vain(desk)
     rt = await house.process(asked)
     with pytest.raises(Crash):
         await rt.invoke("asked", key="once")

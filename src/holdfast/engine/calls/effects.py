@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
@@ -210,7 +210,8 @@ class Performance:
         self.records: list[Effect] = []
         self.act = self.about = self.found = ""
         self.called = Called(name if name != LAMBDA else describe_function(fn, name), item)
-        self.passed: dict[str, int] = {}
+        self.last = 0  # the highest number of an attempt that was seen here, of this run or of its forebears
+        self.doubted: Effect | None = None  # this run's own record of a forebear's act that is asked about
         self.given_up = False  # its node, or the branch that it is in, was cancelled
 
     def _key(self, scope: str) -> str:
@@ -293,14 +294,18 @@ class Performance:
     async def _on_record(self, key: str) -> tuple[str, list[Effect]]:
         """The records under a key; under the one that stands in its place, where its effect was taken back."""
         records = await self.journal.asking(self.store.effects(key=key))
+        self._number(records)
         while (later := fx.successor(key, records)) is not None:
-            self.passed[key] = len(records)
             key, records = later, await self.journal.asking(self.store.effects(key=later))
+            self._number(records)
         return key, records and await self.journal.asking(self._hold_open(records))
+
+    def _number(self, records: Iterable[Effect]) -> None:
+        """Takes note of attempts that were made: the next one has a number that none of them has."""
+        self.last = max([self.last, *[int(e.effect_id.rpartition("#")[2]) for e in records]])
 
     def _stand_apart(self) -> None:
         """Goes by a key that no other request has at this place."""
-        self.passed[self.key] = len(self.records)
         self.key = self.apart = f"{self.key}~{self.request[:16]}"
 
     async def _judge(self) -> fx.Verdict:
@@ -314,6 +319,7 @@ class Performance:
                 # A fork has keys of its own; what its forebears did here with the same arguments is not done again.
                 here = (self.attempt.step, self.attempt.key, self.path)
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
+                self._number(self.records)
         run = self.journal.run
         if not self.records and (run.decisions or run.waits) and self.policy is not ReplayPolicy.REEXECUTE and await self.journal.asking(self._lacks_what_was_asked_about()):
             await self.journal.asking(self._miss())
@@ -464,15 +470,16 @@ class Performance:
     async def _decision(self, place: str, ask: fx.Ask) -> Decision:
         """The decision on record at a wait's place, else the wait itself."""
         effect, (kind, actions) = ask.effect, _ANSWERS[ask.reason]
-        if effect.run_id != self.journal.run.run_id and self.act:
+        if effect.run_id != self.journal.run.run_id and self.act and self.doubted is None:
             # What is asked about stands in this run's own ledger too.
             self.key = self.apart = self._key(self.journal.run.run_id)
-            own = replace(
+            self.doubted = own = replace(
                 self._attempt(None), status=EffectStatus.UNKNOWN, owner=effect.owner, fence=effect.fence, attempted_at=effect.attempted_at,
                 detail=effect.detail, closed=ask.closed, shared=False,
             )
             if all(e.effect_id != own.effect_id for e in await self.journal.asking(self.store.effects(self.journal.run.run_id))):
                 self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, own, own.detail)], effects=[own]))
+            self._number([own])
         if effect.status is EffectStatus.ATTEMPTED and effect.run_id == self.journal.run.run_id:
             unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=ask.reason, closed=ask.closed)
             self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, effect, ask.reason)], effects=[unknown]))
@@ -831,7 +838,7 @@ class Performance:
     def _attempt(self, same: Effect | None) -> Effect:
         attempt, run = self.attempt, self.journal.run
         if same is None:
-            effect_id = f"{ids.step_id(run.run_id, attempt.step, attempt.key, self.path)}#{sum(self.passed.values()) + len(self.records) + 1}"
+            effect_id = f"{ids.step_id(run.run_id, attempt.step, attempt.key, self.path)}#{self.last + 1}"
         else:
             effect_id = same.effect_id
         return Effect(
@@ -996,7 +1003,7 @@ class Performance:
         of = self._of_source()
         draft = Draft(results=[replace(echoed, attempt=self.attempt.number)])
         if of is not None:
-            self.records = await self.journal.asking(self.store.effects(key=self.key))
+            self._number(await self.journal.asking(self.store.effects(key=self.key)))
             row = self._attempt(None)
             row = replace(row, key=of.key, status=EffectStatus.REUSED, source_effect_id=of.effect_id, settled_at=row.attempted_at)
             draft.effects.append(row)
