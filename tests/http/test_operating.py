@@ -185,6 +185,17 @@ async def lead_on(http: httpx.AsyncClient, prefix: str, run_id: str) -> None:
     assert made.headers["location"].startswith("/holdfast/v1/runs/")
 
 
+@pytest.mark.parametrize(("asked", "leads"), [("/runs/", "/runs"), ("/w/to%2Fk%25n/?x=1", "/w/to%2Fk%25n?x=1"), ("/v1/runs/a%3Fb/", "/v1/runs/a%3Fb"), ("//evil.example/", None), ("/nothing/", None)])
+async def test_a_slash_at_the_end_leads_on_within_the_address_that_was_asked(asked: str, leads: str | None) -> None:
+    """§16.1: the name and the scheme that a proxy talks to are none that a browser can reach; over the latter a link's token went out in the clear."""
+    async with Runtime("memory:", skills=[graph()]) as rt:
+        for prefix, options in (("", {}), ("/holdfast", {"public_url": "https://ops.example.org/holdfast/"})):
+            async with served(rt, tokens=False, **options) as http:
+                for method in ("GET", "HEAD"):
+                    moved = await http.send(http.build_request(method, f"http://inside:8321{asked}"))
+                    assert (moved.status_code, moved.headers.get("location")) == ((404, None) if leads is None else (307, prefix + leads)), asked
+
+
 async def test_behind_tls_the_session_is_for_tls_alone() -> None:
     """§16.2: Secure over TLS, which only the public URL knows of behind a proxy; a form's origin is the public one."""
     async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, public_url="https://ops.example.org/holdfast") as http:

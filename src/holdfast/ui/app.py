@@ -27,7 +27,7 @@ from holdfast.handle import when
 from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 from holdfast.ui import drawings, render, words
-from holdfast.ui.requests import Path, read_length, read_path
+from holdfast.ui.requests import Path, read_length, read_place
 from holdfast.ui.sessions import COOKIE, SHELF, Sessions, Viewer, set_cookie
 
 MOST_BYTES = 2 * 2**20
@@ -115,7 +115,7 @@ class Pages:
         async def answer(request: Request) -> Response:
             viewer = await self._sessions.viewer(request)
             if viewer is None:
-                return _secure(RedirectResponse(f"/login?next={quote(_place(request))}", 303))
+                return _secure(RedirectResponse(f"/login?next={quote(read_place(request.scope))}", 303))
             try:
                 if scope is not None:
                     viewer.access.need(scope)
@@ -146,7 +146,7 @@ class Pages:
     def _page(self, request: Request, name: str, viewer: Viewer | None, *, status: int = 200, **context: Any) -> HTMLResponse:
         given = {
             "viewer": viewer, "store": self._rt.store.url, "open": not self._asks, "now": when(self._rt.store.now()), "base": _base(request),
-            "zone": words.zone(request.cookies.get(ZONE)), "here": _place(request), **context,
+            "zone": words.zone(request.cookies.get(ZONE)), "here": read_place(request.scope), **context,
         }
         return HTMLResponse(render.page(name, **given), status)
 
@@ -445,11 +445,6 @@ def _secure(response: Response) -> Response:
 def _base(request: Request) -> str:
     """The path under which this application stands; redirects are given it by the application."""
     return str(request.scope.get("root_path", ""))
-
-
-def _place(request: Request) -> str:
-    """The path that was asked for, as this application sees it."""
-    return quote(read_path(request.scope), safe="/%").removeprefix(quote(_base(request))) or "/"
 
 
 def _local(place: str) -> str:
