@@ -16,6 +16,7 @@ from starlette.routing import Mount
 from holdfast import END, Context, Graph, Runtime, State
 from holdfast.access import FileTokens, Tokens
 from holdfast.api import app
+from holdfast.core import describe
 from holdfast.core.errors import InvalidInput
 from holdfast.engine.look.snapshot import TAIL
 from holdfast.ui import words
@@ -151,6 +152,22 @@ async def test_a_decision_names_the_token_under_which_it_came() -> None:
         assert (await rt.get(run.run_id)).record.decisions[0].via == number
         run = await rt.invoke(g, {"name": "Ada"})
         assert (await rt.approve(run.run_id, drive=False)).record.decisions[0].via == ""
+
+
+async def test_the_page_of_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run that waits for a person holds a lane: with ten thousand of them the page had 3 MB, and took the server seconds."""
+    lanes = [describe.LaneView(session_key=f"s{n}", lane="main", holder=f"run{n}", since=None, expires_at=None, queued=["q"] if n == 2_990 else []) for n in range(3_000)]
+
+    async def list_lanes(*_: Any, **__: Any) -> list[describe.LaneView]:
+        return lanes
+
+    async with Runtime("memory:", skills=[graph()]) as rt, served(rt, tokens=False) as http:
+        monkeypatch.setattr(rt.look, "lanes", list_lanes)
+        page = (await http.get("/workers")).text
+        assert page.count("/runs/run") == 200 and page.index("/runs/run2990") < page.index("/runs/run0"), "those that others wait for come first"
+        assert "200 of 3,000" in page and "holdfast lanes" in page
+        lanes = lanes[:3]
+        assert " of 3" not in (await http.get("/workers")).text
 
 
 # -- where it stands ----------------------------------------------------------------------------------
