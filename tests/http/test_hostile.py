@@ -113,6 +113,17 @@ async def test_what_reads_is_bounded_for_every_surface(ask: str, tmp_path: Path)
             assert refused.value.field == "after"
 
 
+def failing_store(rt: Runtime, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Whatever is read of the store fails from now on."""
+
+    async def fail_so(*_: Any, **__: Any) -> Any:
+        raise error
+
+    for name in ("get", "load", "runs", "schedules", "schedule", "token", "intents", "intent", "ledger", "workers", "find_shelved", "scan_shelf", "tally", "rows"):
+        if hasattr(rt.store, name):
+            monkeypatch.setattr(rt.store, name, fail_so)
+
+
 # -- what fails by itself -----------------------------------------------------------------------------
 
 
