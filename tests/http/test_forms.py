@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, flow
-from tests.http.support import graph, served
+from holdfast.api import app
+from holdfast.ui.requests import Path
+from tests.http.support import graph, served, token
 from tests.http.test_pages import field
 
 LONG = "Dear all, " + "we thank you for your patience. " * 40
@@ -142,3 +144,38 @@ async def test_a_fork_changes_what_differs_in_its_kind_alone() -> None:
             made = await http.post(f"/runs/{run.run_id}/fork", data={**form, "set.flag": text, "sure": "1"})
             found = (await rt.get(made.headers["location"].rpartition("/")[2])).values["flag"]
             assert (type(found), found) == (type(wanted), wanted)
+
+
+# -- whatever is sent ---------------------------------------------------------------------------------
+
+FORMS = {
+    "/runs/{run}/answer": {"action": "approve", "wait_id": "{wait}", "payload": "", "value": "", "feedback": "", "note": "", "actor": ""},
+    "/runs/{run}/resume": {"acknowledge": ""}, "/runs/{run}/cancel": {"reason": ""}, "/runs/{run}/replay": {}, "/runs/{run}/repair": {},
+    "/runs/{run}/fork": {"from": "head", "set.name": "", "reason": "", "sure": ""}, "/runs/selection": {"verb": "cancel", "run": "{run}", "sure": ""},
+    "/schedules/{schedule}": {"verb": "pause"}, "/intents/none": {"verb": "redrive", "reason": "", "force": "", "result": ""}, "/queues/default": {"verb": "pause", "reason": ""},
+    "/login": {"token": "", "next": ""}, "/logout": {}, "/w/{link}": {"action": "halt", "payload": "", "note": ""}, "/zone": {"zone": "", "next": ""},
+}
+HOSTILE = ["", "é", "\u202e", "\0", "{", "[" * 5000, "NaN", "1e999", '{"a": 1, "a": 2}', '"\\ud800"', "x" * 20_000, "9" * 400, "<script>alert(1)</script>", "//evil", "/\r\nX: y"]
+
+
+@pytest.mark.parametrize("path", FORMS)
+async def test_no_field_of_a_form_makes_a_5xx(path: str) -> None:
+    """§16.4, §17.8: also the field of the session's own secret, which is compared before anything else is."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        names = {"run": run.run_id, "wait": run.waits[0].wait_id, "schedule": (await rt.schedule(g, {}, every=3600)).id, "link": await rt.issue_token(run.waits[0].wait_id, "grace")}
+        secret = await token(rt, "admin", tenant="*")
+        fields = {n: v.format(**names) for n, v in FORMS[path].items()}
+        for name in (*fields, "csrf"):
+            for value in HOSTILE:
+                await http.post("/login", data={"token": secret})
+                csrf = field((await http.get(f"/runs/{run.run_id}")).text, "csrf")
+                answer = await http.post(path.format(**names), data={"csrf": csrf, **fields, name: value})
+                assert answer.status_code < 500, (name, value[:40], answer.text[-600:])
+                assert "<script>alert" not in answer.text and "\u202e" not in answer.text and "evil" not in answer.headers.get("location", ""), (name, value[:40])
+
+
+def test_every_form_is_among_these() -> None:
+    made = app(Runtime("memory:"), pages=True)
+    there = {r.path for r in made.routes if isinstance(r, Path) and "POST" in (r.methods or ()) and not r.path.startswith("/v1/")}
+    assert len(there) == len(FORMS) and {p.partition("/")[0] + "/" + p.split("/")[1] for p in there} == {p.partition("/")[0] + "/" + p.split("/")[1] for p in FORMS}

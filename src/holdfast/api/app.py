@@ -32,7 +32,7 @@ from holdfast.api.answers import ANSWERS, Answers, Kept, Seen, in_progress, plac
 from holdfast.api.boards import Boards
 from holdfast.api.problems import Stopped, headers, problem, status_of
 from holdfast.api.table import ROUTES, Answer, Call, Route, await_start, names_tag
-from holdfast.core.bounds import text
+from holdfast.core.bounds import address, text
 from holdfast.core.errors import HoldfastError, InvalidInput, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
 from holdfast.engine.look.looker import Wanted
@@ -393,6 +393,7 @@ def app(
         drives: an async function that runs beside the server, such as a worker. It gets an event, and returns after the event is set.
             If it ends before, the error is logged and ``/v1/ready`` answers 503.
     """
+    public_url = None if public_url is None else address(public_url, "public_url")
     api = Api(rt, tokens, open_metrics=open_metrics, public_url=public_url)
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
