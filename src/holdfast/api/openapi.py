@@ -10,6 +10,7 @@ import msgspec
 from holdfast.access import Scope
 from holdfast.api.bodies import Body, NoQuery, Problem
 from holdfast.api.table import ROUTES, Route
+from holdfast.core import bounds
 
 REF = "#/components/schemas/{name}"
 _ERRORS = {
@@ -106,7 +107,7 @@ def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
         made["x-scope"] = str(route.scope)
     if route.body is not None:
         made["requestBody"] = {"required": False, "content": {"application/json": {"schema": refs[route.body]}}}
-        made["parameters"].append(_header("Idempotency-Key", "A request with the same key and body gets the first answer again"))
+        made["parameters"].append(_header("Idempotency-Key", "A request with the same key and body gets the first answer again", bounds.ID_BYTES))
     if route.matches:
         made["parameters"].append(_header("If-Match", "The ETag of the run as you saw it"))
     return made
@@ -117,8 +118,8 @@ def _operation_id(route: Route) -> str:
     return f"{route.method.lower()}_{words}"
 
 
-def _header(name: str, text: str) -> dict[str, Any]:
-    return {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string", "maxLength": 512}}
+def _header(name: str, text: str, most: int | None = None) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string", **({"maxLength": most} if most is not None else {})}}
 
 
 def _path(route: Route) -> list[dict[str, Any]]:
