@@ -55,14 +55,14 @@ def token(mail: Mail) -> str:
 
 async def test_a_link_is_the_same_at_every_attempt_and_answers_once(open_rt: Open) -> None:
     mail = Mail(1)
-    async with open_rt(skills=[graph], transports={"mail": mail}, base_url="https://runs.example.com/") as rt:
+    async with open_rt(skills=[graph], transports={"mail": mail}, base_url="https://runs.example.com/hold fast/") as rt:
         run = await rt.invoke(graph, {})
         assert run.status == "waiting_for_human"
         await rt.redrive((await rt.intents(run.run_id))[0].intent_id, actor="ada")
         await rt.dispatch(until_idle=True)
         assert len(mail.bodies) == 2
         assert mail.bodies[0] == mail.bodies[1]
-        assert mail.bodies[0].startswith("Answer at https://runs.example.com/w/")
+        assert mail.bodies[0].startswith("Answer at https://runs.example.com/hold%20fast/w/")
         await rt.redeem(token(mail), "approve")
         assert (await rt.resume(run.run_id)).state.asked == "yes"
         with pytest.raises(TokenRefused):

@@ -208,7 +208,7 @@ def address(value: object, field: str) -> str:
     """Where browsers reach the pages: an http or https URL that links begin with.
 
     Raises:
-        InvalidInput: no URL, or one with something behind its path, with a password, or with a space.
+        InvalidInput: no URL, or one with something behind its path, or with a user.
     """
     given = text(value, field, NOTE_BYTES)
     refused = wrong(field, "an http or https URL without a user, a query or a fragment", given, "https://runs.example.org/holdfast")
@@ -216,7 +216,7 @@ def address(value: object, field: str) -> str:
         parts = urlsplit(given)
     except ValueError:
         raise refused from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None or "?" in given or "#" in given or not given.isprintable() or " " in given:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None or "?" in given or "#" in given or not given.isprintable() or given != given.strip():
         raise refused
     return given
 
