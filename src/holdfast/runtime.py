@@ -132,7 +132,7 @@ class Runtime(EnteredAsync):
             in the file that ``$HOLDFAST_KEYS`` names; without such a file payloads are not encrypted.
     """
 
-    @check_arguments(environment=bounds.as_given, lease=lasting(low=1), resolver=function, base_url=bounds.note)
+    @check_arguments(environment=bounds.as_given, lease=lasting(low=1), resolver=function, base_url=bounds.address)
     def __init__(
         self,
         store_url: str | Store | None = None,

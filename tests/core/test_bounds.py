@@ -131,6 +131,22 @@ def test_moments() -> None:
         assert refused(lambda: bounds.moment(value, "at")).field == "at"  # noqa: B023
 
 
+@pytest.mark.parametrize("value", ["https://runs.example.org", "http://127.0.0.1:8321/", "https://ops.example.org/holdfast/", "https://[::1]:8321", "https://x.org/a b"])
+def test_an_address_of_pages(value: str) -> None:
+    assert bounds.address(value, "base_url") == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "runs.example.org", "javascript:alert(1)", "ftp://x.org", "https://", "https:///w", "https://x.org/?a=b", "https://x.org/#f", "https://ada:pw@x.org", " https://x.org", "https://x.org/\n", "https://[", 5],
+)
+def test_what_no_link_can_be_made_of(value: object) -> None:
+    """§3.6: a link goes out to people, who would find it broken. What stands behind the path of an address would stand in the middle of it."""
+    with pytest.raises(InvalidInput) as refused:
+        bounds.address(value, "base_url")
+    assert refused.value.field == "base_url"
+
+
 def test_bytes_are_bounded() -> None:
     assert bounds.check_size(b"ab", "payload", 2) == b"ab"
     error = refused(lambda: bounds.check_size(b"abc", "payload", 2))

@@ -18,6 +18,7 @@ from holdfast.api.table import ROUTES, Route
 from holdfast.core import describe
 from holdfast.core.commands import Signal
 from holdfast.core.commit import InboxItem
+from holdfast.core.errors import InvalidInput
 from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.stores.memory import MemoryStore
 from tests.http.scenes import Mail, notes
@@ -360,6 +361,24 @@ async def test_a_browser_that_reconnects_gets_each_event_once() -> None:
             assert plain.text == both.text != (await http.get(f"{path}?protocol={protocol}&after=1")).text
 
 
+async def test_a_place_that_the_run_has_not_come_to_is_refused() -> None:
+    """§16.7: it is of another run, or of one that lost events with its store. All events up to it would be passed over in silence."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        last = run.record.version
+        for beyond in (str(last + 1), f"{last + 1}.0.3.0.0"):
+            for protocol in ("", "?protocol=agui"):
+                by_header = await http.get(f"/v1/runs/{run.run_id}/stream{protocol}", headers={"Last-Event-ID": beyond})
+                by_query = await http.get(f"/v1/runs/{run.run_id}/stream", params={"after": beyond})
+                for refused, name in ((by_header, "Last-Event-ID"), (by_query, "after")):
+                    assert (refused.status_code, refused.json()["field"]) == (422, name) and f"{run.run_id} has {last} events" in refused.json()["detail"], refused.text
+            with pytest.raises(InvalidInput, match=f"has {last} events"):
+                await anext(rt.stream(run.run_id, after=beyond))
+        await rt.approve(run.run_id)
+        there = await http.get(f"/v1/runs/{run.run_id}/stream", headers={"Last-Event-ID": str(last)})
+        assert f"id: {last + 1}\n" in there.text
+
+
 async def test_a_browser_that_began_at_a_chunk_goes_on_from_the_later_place() -> None:
     async with Runtime("memory:", skills=[g := loud()]) as rt, served(rt, tokens=False) as http:
         run = await rt.invoke(g, {})
@@ -369,7 +388,7 @@ async def test_a_browser_that_began_at_a_chunk_goes_on_from_the_later_place() ->
         places = {part.data: part.cursor for part in parts if part.mode == "custom"}
         assert list(places) == ["a", "b", "c"]
         passed = int(places["a"].partition(".")[0])
-        for last, wanted in ((0, "a"), (passed - 1, "a"), (passed, "a"), (passed + 1, None), (run.version + 3, None)):
+        for last, wanted in ((0, "a"), (passed - 1, "a"), (passed, "a"), (passed + 1, None), (run.version, None)):
             both = (await http.get(path, params={"after": places["a"], "modes": "events,custom"}, headers={"Last-Event-ID": str(last)})).text
             alone = (await http.get(path, params={"after": places["a"] if wanted else str(last), "modes": "events,custom"})).text
             assert both == alone, last

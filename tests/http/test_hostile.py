@@ -113,6 +113,17 @@ async def test_what_reads_is_bounded_for_every_surface(ask: str, tmp_path: Path)
             assert refused.value.field == "after"
 
 
+def failing_store(rt: Runtime, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Whatever is read of the store fails from now on."""
+
+    async def fail_so(*_: Any, **__: Any) -> Any:
+        raise error
+
+    for name in ("get", "load", "runs", "schedules", "schedule", "token", "intents", "intent", "ledger", "workers", "find_shelved", "scan_shelf", "tally", "rows"):
+        if hasattr(rt.store, name):
+            monkeypatch.setattr(rt.store, name, fail_so)
+
+
 # -- what fails by itself -----------------------------------------------------------------------------
 
 
@@ -153,6 +164,28 @@ async def test_whoever_has_set_up_logging_hears_of_it_there_alone(monkeypatch: p
         monkeypatch.setattr(rt.look, "workers", fail)
         assert (await http.get("/v1/workers")).status_code == 500
         assert [r.levelname for r in heard if r.exc_info] == ["ERROR"] and "of our own" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/runs", "application/json"), ("/login", "application/x-www-form-urlencoded")])
+async def test_a_client_that_leaves_in_the_midst_of_a_body_is_no_fault_of_ours(path: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """§16.4: any client could fill the server's log with tracebacks."""
+    told: list[dict[str, Any]] = []
+    heard = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> dict[str, Any]:
+        return next(heard)
+
+    async def send(message: dict[str, Any]) -> None:
+        told.append(message)
+
+    async with Runtime("memory:") as rt:
+        scope = {
+            "type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+            "headers": [(b"host", b"holdfast"), (b"content-type", kind.encode()), (b"content-length", b"100")], "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+        }
+        caplog.set_level(logging.INFO)
+        await app(rt, tokens=False)(scope, receive, send)
+    assert told[0]["status"] == 400 and not [r for r in caplog.records if r.levelno >= logging.WARNING], caplog.text
 
 
 @pytest.mark.parametrize(("drives", "says"), [(fail, "RuntimeError: of our own"), (end_early, "has ended"), (be_cancelled, "was cancelled")])

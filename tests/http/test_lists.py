@@ -182,3 +182,15 @@ async def test_a_state_that_is_none_is_refused() -> None:
             assert (refused.status_code, refused.json()["field"]) == (422, "state") and "queued" in refused.json()["hint"], refused.text
         for state in ("queued", "sending", "sent", "unknown", "dead", "abandoned"):
             assert (await http.get("/v1/intents", params={"state": state})).status_code == 200
+
+
+@pytest.mark.parametrize("given", ["null", "NULL", "Null"])
+async def test_no_value_is_a_value_that_was_left_out(given: str) -> None:
+    """Clients write the cursor of the last page into the next request: the list would begin again, for ever."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        for route in (r for r in ROUTES if r.method == "GET" and r.path != "/v1/stream"):
+            path = route.path.replace("{run_id}", run.run_id).replace("{thread_id}", run.thread_id).replace("{checkpoint_id}", "head")
+            for name in {"cursor", "after", "limit", "wait"}.intersection(route.query.__struct_fields__):
+                refused = await http.head(path, params={name: given}) if route.path.endswith("/stream") else await http.get(path, params={name: given})
+                assert refused.status_code in (404, 422), (path, name, refused.text[:200])

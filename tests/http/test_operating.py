@@ -16,6 +16,7 @@ from starlette.routing import Mount
 from holdfast import END, Context, Graph, Runtime, State
 from holdfast.access import FileTokens, Tokens
 from holdfast.api import app
+from holdfast.core import describe
 from holdfast.core.errors import InvalidInput
 from holdfast.engine.look.snapshot import TAIL
 from holdfast.ui import words
@@ -153,6 +154,22 @@ async def test_a_decision_names_the_token_under_which_it_came() -> None:
         assert (await rt.approve(run.run_id, drive=False)).record.decisions[0].via == ""
 
 
+async def test_the_page_of_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run that waits for a person holds a lane: with ten thousand of them the page had 3 MB, and took the server seconds."""
+    lanes = [describe.LaneView(session_key=f"s{n}", lane="main", holder=f"run{n}", since=None, expires_at=None, queued=["q"] if n == 2_990 else []) for n in range(3_000)]
+
+    async def list_lanes(*_: Any, **__: Any) -> list[describe.LaneView]:
+        return lanes
+
+    async with Runtime("memory:", skills=[graph()]) as rt, served(rt, tokens=False) as http:
+        monkeypatch.setattr(rt.look, "lanes", list_lanes)
+        page = (await http.get("/workers")).text
+        assert page.count("/runs/run") == 200 and page.index("/runs/run2990") < page.index("/runs/run0"), "those that others wait for come first"
+        assert "200 of 3,000" in page and "holdfast lanes" in page
+        lanes = lanes[:3]
+        assert " of 3" not in (await http.get("/workers")).text
+
+
 # -- where it stands ----------------------------------------------------------------------------------
 
 
@@ -183,6 +200,17 @@ async def lead_on(http: httpx.AsyncClient, prefix: str, run_id: str) -> None:
     assert moved.headers["location"].startswith("/holdfast/runs/")
     made = await http.post(f"{prefix}/v1/runs", json={"skill_id": "notes", "input": {"name": "quick"}})
     assert made.headers["location"].startswith("/holdfast/v1/runs/")
+
+
+@pytest.mark.parametrize(("asked", "leads"), [("/runs/", "/runs"), ("/w/to%2Fk%25n/?x=1", "/w/to%2Fk%25n?x=1"), ("/v1/runs/a%3Fb/", "/v1/runs/a%3Fb"), ("//evil.example/", None), ("/nothing/", None)])
+async def test_a_slash_at_the_end_leads_on_within_the_address_that_was_asked(asked: str, leads: str | None) -> None:
+    """§16.1: the name and the scheme that a proxy talks to are none that a browser can reach; over the latter a link's token went out in the clear."""
+    async with Runtime("memory:", skills=[graph()]) as rt:
+        for prefix, options in (("", {}), ("/holdfast", {"public_url": "https://ops.example.org/holdfast/"})):
+            async with served(rt, tokens=False, **options) as http:
+                for method in ("GET", "HEAD"):
+                    moved = await http.send(http.build_request(method, f"http://inside:8321{asked}"))
+                    assert (moved.status_code, moved.headers.get("location")) == ((404, None) if leads is None else (307, prefix + leads)), asked
 
 
 async def test_behind_tls_the_session_is_for_tls_alone() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from holdfast import Runtime
+from holdfast import Context, Graph, Runtime
 from holdfast.api.table import ROUTES
+from holdfast.core.commands import FireTimeout
+from holdfast.core.commit import InboxItem
 from holdfast.core.errors import HoldfastError, KeyUnavailable, QueueFull, StoreBusy, StoreUnavailable
-from tests.http.support import graph, served
+from tests.http.support import Notes, graph, served
 from tests.http.test_pages import PAGES, field
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "NOPE"]
@@ -122,3 +125,55 @@ async def test_a_link_is_refused_alike_on_its_page_and_by_the_api() -> None:
             by_api = await http.post(f"/v1/waits/{path}", json={"action": "approve"})
             pages = [await http.get(f"/w/{path}"), await http.post(f"/w/{path}", data={"action": "approve"})]
             assert [by_api.status_code, *(p.status_code for p in pages)] == [403] * 3 and all(by_api.json()["code"] in p.text for p in pages), link
+
+
+async def test_whoever_comes_second_by_a_link_is_told_who_decided_what() -> None:
+    """§17.5: on the page and by the API, by another link and by the same one, before the run goes on and after, and where nobody answered in time."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        first, second = [await rt.issue_token(run.waits[0].wait_id, who) for who in ("grace", "ada")]
+        assert (await http.post(f"/w/{first}", data={"action": "approve"})).status_code == 200
+        for goes_on in (False, True):
+            if goes_on:
+                await rt.resume(run.run_id)
+            for link, says in ((first, "has been used already"), (second, "is closed already")):
+                told = [await http.get(f"/w/{link}"), await http.post(f"/w/{link}", data={"action": "deny"}), await http.post(f"/v1/waits/{link}", json={"action": "deny"})]
+                assert all(one.status_code == 403 and f"{says}: grace decided approve" in one.text for one in told), [one.text[-900:] for one in told]
+
+
+async def test_an_answer_that_a_live_run_has_not_taken_yet_closes_the_link() -> None:
+    """Nobody is offered a form for a question that somebody has answered."""
+    begun, hold = asyncio.Event(), asyncio.Event()
+    g = Graph("both", Notes)
+
+    @g.node(start=True)
+    async def ask(state: Notes, ctx: Context) -> None:
+        await ctx.approve("Go on?")
+
+    @g.node(start=True)
+    async def work(state: Notes) -> None:
+        begun.set()
+        await hold.wait()
+
+    async with Runtime("memory:", skills=[g]) as rt, served(rt) as http:
+        running = asyncio.ensure_future(rt.invoke(g, {}))
+        await begun.wait()
+        while not (waits := (await rt.runs())[0].waits):
+            await rt.store.wait_for_change(1)
+        first, second = [await rt.issue_token(waits[0].wait_id, who) for who in ("grace", "ada")]
+        assert "Go on?" in (await http.get(f"/w/{second}")).text
+        await rt.redeem(first, "deny")
+        page = await http.get(f"/w/{second}")
+        assert page.status_code == 403 and "grace decided deny" in page.text
+        hold.set()
+        await running
+
+
+async def test_a_link_whose_question_timed_out_says_so() -> None:
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        link = await rt.issue_token(run.waits[0].wait_id, "grace")
+        command = FireTimeout(run.waits[0].wait_id, rt.store.now())
+        await rt.store.put(InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=rt.store.now()))
+        page = await http.get(f"/w/{link}")
+        assert page.status_code == 403 and "is closed already: it timed out" in page.text, page.text[-900:]

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Graph, State
-from holdfast.core.errors import TokenRefused, UsageError
+from holdfast.core.errors import MaybeSent, PermanentError, TokenRefused, UsageError
 from holdfast.outbox.links import secret_of
+from holdfast.outbox.transports import Row
 from tests.outbox.conftest import Open
 
 
@@ -54,14 +55,14 @@ def token(mail: Mail) -> str:
 
 async def test_a_link_is_the_same_at_every_attempt_and_answers_once(open_rt: Open) -> None:
     mail = Mail(1)
-    async with open_rt(skills=[graph], transports={"mail": mail}, base_url="https://runs.example.com/") as rt:
+    async with open_rt(skills=[graph], transports={"mail": mail}, base_url="https://runs.example.com/hold fast/") as rt:
         run = await rt.invoke(graph, {})
         assert run.status == "waiting_for_human"
         await rt.redrive((await rt.intents(run.run_id))[0].intent_id, actor="ada")
         await rt.dispatch(until_idle=True)
         assert len(mail.bodies) == 2
         assert mail.bodies[0] == mail.bodies[1]
-        assert mail.bodies[0].startswith("Answer at https://runs.example.com/w/")
+        assert mail.bodies[0].startswith("Answer at https://runs.example.com/hold%20fast/w/")
         await rt.redeem(token(mail), "approve")
         assert (await rt.resume(run.run_id)).state.asked == "yes"
         with pytest.raises(TokenRefused):
@@ -92,6 +93,55 @@ async def test_a_link_without_a_question_is_refused(open_rt: Open) -> None:
         (intent,) = await rt.intents(run.run_id)
         assert (intent.state, mail.bodies) == ("dead", [])
         assert "nothing to answer" in intent.detail
+
+
+class Echo:
+    """A receiver that says again what it was sent, in its answer or in its refusal."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.bodies: list[str] = []
+        self.dedupes = how == "verify"
+
+    async def send(self, payload: Any, key: str) -> Any:
+        self.bodies.append(payload["text"])
+        match self.how:
+            case "answer":
+                return {"got": [payload], "raw": payload["text"].encode(), payload["text"]: 1}
+            case "another kind":
+                return Opaque(payload["text"])
+            case "refusal":
+                raise PermanentError(f"550 refused: {payload}", hint=f"see {payload['text']}")
+            case "doubt":
+                raise MaybeSent(f"no answer to {payload}")
+        raise ValueError(f"400 for {payload!r}")
+
+    def on_response(self, intent: Any, answer: Any) -> Any:
+        return [Row("answers", intent.intent_id, str(answer))]
+
+
+class Opaque:
+    """What no store can keep is kept by what it calls itself."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"<{self.text}>"
+
+
+@pytest.mark.parametrize("how", ["answer", "another kind", "refusal", "doubt", "failure"])
+async def test_what_a_receiver_repeats_of_a_link_is_not_kept(open_rt: Open, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """§5.9, §14.4: the store holds a hash alone; whoever may look at messages could answer with what an error says."""
+    mail = Echo(how)
+    async with open_rt(skills=[graph], transports={"mail": mail}, base_url="https://runs.example.com/") as rt:
+        run = await rt.invoke(graph, {})
+        secret = mail.bodies[-1].split("/w/")[1].split(" ")[0]
+        (intent,) = await rt.intents(run.run_id)
+        kept = [str(intent), str(await rt.ledger(run.run_id)), str(await rt.store.intents(run.run_id)), caplog.text]
+        assert not any(secret in text for text in kept), kept
+        assert "{wait_link}" in "".join(kept[:2]), "it is said where it stood"
+        assert (await rt.redeem(secret, "approve")).run_id == run.run_id
 
 
 def taken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

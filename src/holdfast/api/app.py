@@ -21,8 +21,8 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Match
 
 from holdfast import logs, meters
@@ -32,7 +32,7 @@ from holdfast.api.answers import ANSWERS, Answers, Kept, Seen, in_progress, plac
 from holdfast.api.boards import Boards
 from holdfast.api.problems import Stopped, headers, problem, status_of
 from holdfast.api.table import ROUTES, Answer, Call, Route, await_start, names_tag
-from holdfast.core.bounds import text
+from holdfast.core.bounds import address, text
 from holdfast.core.errors import HoldfastError, InvalidInput, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
 from holdfast.engine.look.looker import Wanted
@@ -42,7 +42,7 @@ from holdfast.ports import offers_shelves
 from holdfast.protocols import PROTOCOLS
 from holdfast.runtime import Runtime
 from holdfast.ui import SESSIONS, Pages, sweep
-from holdfast.ui.requests import Path, read_length, read_path
+from holdfast.ui.requests import Path, read_length, read_path, read_place, turn_slash
 
 log = logs.logger("holdfast.api")
 log.logger.addHandler(logs.LastResort(level=logging.ERROR))
@@ -255,11 +255,13 @@ class Api:
                 await self.rt.look.find(msgspec.structs.replace(wanted, limit=1), values=False)
                 return _streaming(request, streams.many(self._boards, wanted, self._beat(request)), {})
         run_id = request.path_params["run_id"]
-        await self.rt.look.find_row(run_id, access.tenant)
-        after = _find_start(query.after, request.headers.get("last-event-id"))
+        run, _ = await self.rt.look.find_row(run_id, access.tenant)
+        last = request.headers.get("last-event-id")
+        after = _find_start(query.after, last)
+        if after is not None:
+            Cursor.read(after).check(run, "Last-Event-ID" if after == last else "after")
         modes = modes_of([m.strip() for m in query.modes.split(",")]) if query.modes else frozenset(("events", "custom"))
         if query.protocol is not None:
-            run, _ = await self.rt.look.find_row(run_id, access.tenant)
             encoder = PROTOCOLS[query.protocol](run.run_id, run.thread_id)
             return _streaming(request, streams.speak(self.rt, self._wires, run_id, access, after, self._beat(request), encoder), encoder.headers)
         return _streaming(request, streams.one(self.rt, self._wires, run_id, access, after, modes, self._beat(request)), {})
@@ -362,6 +364,9 @@ class Envelope:
 
         try:
             await self._app(scope, receive, sending)
+        except ClientDisconnect:  # nobody hears the answer; it is there for the log and for a proxy
+            if not began:
+                await answer_failure(Stopped(400, "bad_request", "the connection has ended before the body did"))(scope, receive, sending)
         except Exception as e:  # a fault of ours: it is logged in full, and the caller is told no more than that
             log.exception("%s failed: %s", mark.decode(), type(e).__name__)
             if not began:
@@ -388,6 +393,7 @@ def app(
         drives: an async function that runs beside the server, such as a worker. It gets an event, and returns after the event is set.
             If it ends before, the error is logged and ``/v1/ready`` answers 503.
     """
+    public_url = None if public_url is None else address(public_url, "public_url")
     api = Api(rt, tokens, open_metrics=open_metrics, public_url=public_url)
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
@@ -430,6 +436,7 @@ def app(
                 await asyncio.wait([tidying, *api.jobs, *([worker] if worker is not None else [])], timeout=max(0, left))
 
     made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    made.router.redirect_slashes = False  # ``_no_route`` does that
     if hosts is not None:
         made.add_middleware(Hosts, allowed=list(hosts))
     made.add_middleware(Envelope, prefix=urlsplit(public_url or "").path.rstrip("/"))
@@ -439,6 +446,11 @@ def app(
 
 async def _no_route(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException) or error.status_code == 404:
+        turned = turn_slash(request.scope)
+        if any(isinstance(route, Path) and route.matches(turned)[0] is not Match.NONE for route in request.app.routes):
+            # The path alone: the name and the scheme under which a proxy reaches this server are none of the browser's.
+            asked = request.scope.get("query_string", b"").decode("latin-1")
+            return RedirectResponse(read_place(turned) + (f"?{asked}" if asked else ""), 307)
         return answer_failure(Stopped(404, "not_found", "there is no such path", hint="GET /v1/openapi.json lists them"))
     if error.status_code == 405:
         found = [route for route in request.app.routes if isinstance(route, Path) and route.matches(request.scope)[0] is not Match.NONE]

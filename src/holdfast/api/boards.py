@@ -3,7 +3,8 @@
 Theory of operation. Whoever follows many runs is told which of them stand otherwise than before. A ``Board`` is one question, such as all running
 runs of a tenant. As long as anybody follows it, one task reads the rows of its runs after each change of the store, and rests for as long as that took,
 so that a store in which much happens costs a server no more than half its time. Each follower compares these rows with what it was told. What a run looks like on
-the wire is made when the first of them needs it, a few runs at a time, and is kept for the others up to a size.
+the wire is made when the first of them needs it, a few runs at a time, and is kept for the others up to a size. A run that was told of and is among
+the rows no more has left; it is looked up by its name once for all followers, to say how it stands now.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 
 from holdfast import logs
 from holdfast.core.describe import RunView
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, NotFound, Rejected, StoreCorrupt, UnsupportedFormat
 from holdfast.core.lease import Lease
 from holdfast.core.recent import Recent
 from holdfast.core.run import Run
@@ -39,6 +40,15 @@ class Stand(msgspec.Struct, frozen=True):
     condition: str
 
 
+class Left(msgspec.Struct, frozen=True):
+    """A run that is no longer one of those that a question is about, and how it stands now: nothing but its id if it was pruned or cannot be read."""
+
+    run_id: str
+    version: int | None = None
+    status: str | None = None
+    condition: str | None = None
+
+
 class Board:
     """The runs that one question is about, newest first, as of the ``turn``-th look. ``followers`` counts who asks."""
 
@@ -48,6 +58,8 @@ class Board:
         self._wanted = wanted
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._left: tuple[int, dict[str, Left]] = (0, {})
+        self._finding = asyncio.Lock()
         self.followers = 0
         self.turn = 0
         self.rows: dict[Stand, tuple[Run, Lease]] = {}
@@ -62,6 +74,28 @@ class Board:
             waiting.cancel()
         if self._task.done():
             self._task.result()  # what nobody expected ends the streams, and not their news alone
+
+    async def find_left(self, run_ids: Sequence[str]) -> list[Left]:
+        """How these runs stand, which have left; those who ask after the same look share the answers.
+
+        Raises:
+            StoreError: the store cannot tell now.
+        """
+        async with self._finding:
+            turn, known = self._left
+            if turn != self.turn:
+                turn, known = self._left = (self.turn, {})
+            lacking = [run_id for run_id in run_ids if run_id not in known]
+            for first in range(0, len(lacking), ABREAST):
+                known.update({each.run_id: each for each in await asyncio.gather(*map(self._stands_now, lacking[first : first + ABREAST]))})
+            return [known[run_id] for run_id in run_ids]
+
+    async def _stands_now(self, run_id: str) -> Left:
+        try:
+            run, lease = await self._look.find_row(run_id, self._wanted.tenant_id)
+        except (NotFound, Rejected, StoreCorrupt, UnsupportedFormat):
+            return Left(run_id)
+        return Left(run_id, run.version, str(run.status), condition(run, lease, self._store.now()).value)
 
     def close(self) -> None:
         """Nobody follows it any more."""

@@ -392,10 +392,15 @@ def decode(data: bytes, kind: type[B]) -> B:
 def convert(given: Any, kind: type[B], *, strict: bool) -> B:
     """A mapping as its type, an error by the name of the field."""
     try:
-        return msgspec.convert(given, kind, strict=strict)
+        found = msgspec.convert(given, kind, strict=strict)
     except msgspec.ValidationError as e:
         message, _, path = str(e).partition(" - at `$")
         raise InvalidInput(f"{path.strip('`.')}: {message}" if path else message, field=path.strip("`.") or _name_field(message)) from None
+    if not strict:
+        for name in given:  # the word null counts as nothing where a number may be left out
+            if getattr(found, name) is None:
+                raise InvalidInput(f"{name}: {given[name]!r} is not a number", field=name, hint="leave the parameter out")
+    return found
 
 
 def _name_field(message: str) -> str:

@@ -10,14 +10,26 @@ import msgspec
 from holdfast.access import Scope
 from holdfast.api.bodies import Body, NoQuery, Problem
 from holdfast.api.table import ROUTES, Route
+from holdfast.core import bounds
 
 REF = "#/components/schemas/{name}"
 _ERRORS = {
-    "401": "No token, or one that is unknown, expired or revoked", "403": "The token, a policy, or the site that the request comes from does not allow it", "404": "It does not exist, or this token may not see it",
-    "405": "This path does not support the method", "406": "None of the media types in Accept is available", "409": "Another request was first, or the state of the run does not allow it",
-    "412": "The run has changed since the version that If-Match names, or the request is about no run", "413": "The body is too large", "415": "The body is not JSON", "422": "Something in the request is not right",
-    "429": "Too much is queued", "503": "The store cannot be reached, or the server is shutting down",
+    "400": "The server does not answer under the name in the Host header",
+    "401": "No token, or one that is unknown, expired or revoked",
+    "403": "The token, a policy, a link, or the site that the request comes from does not allow it",
+    "404": "It does not exist, or this token may not see it",
+    "409": "Another request was first, or the state of the run does not allow it",
+    "412": "The run has changed since the version that If-Match names, or the request is about no run",
+    "413": "The body is too large",
+    "415": "The body is not JSON",
+    "422": "Something in the request is not right",
+    "429": "Too much is queued",
+    "503": "The store cannot be reached, or the server is shutting down",
 }
+_MAKES = ("/v1/runs", "/v1/runs/{run_id}/replay", "/v1/runs/{run_id}/fork", "/v1/schedules/{schedule_id}/trigger")
+"""POSTs that create a run."""
+_ALONE = ("/v1/health", "/v1/openapi.json")
+"""What is answered without the store."""
 EXAMPLES: dict[str, Any] = {
     "Submit": {"skill_id": "release-notes", "input": {"repo": "."}, "thread_id": "t1"},
     "Approve": {"note": "looks fine", "actor": "ada"},
@@ -62,6 +74,16 @@ def _has_name(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
+def _errors(route: Route) -> dict[str, str]:
+    """The statuses of what may be wrong with an operation, and what each says."""
+    acts = route.method == "POST"
+    may = {
+        "400": True, "401": route.scope is not None, "403": route.scope is not None or acts, "404": "{" in route.path or (route.path in _MAKES and acts),
+        "409": acts or "{run_id}" in route.path, "412": acts, "413": acts, "415": acts, "422": True, "429": acts and route.path in _MAKES, "503": route.path not in _ALONE,
+    }
+    return {code: text for code, text in _ERRORS.items() if may[code]}
+
+
 def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
     answer = refs.get(route.answers, {"type": "object"}) if route.media == "application/json" else {"type": "string"}
     told = {str(route.status): {"description": "Done", "content": {route.media: {"schema": answer}}}}
@@ -78,14 +100,14 @@ def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
         "operationId": _operation_id(route),
         "summary": route.does,
         "parameters": [*_path(route), *_query(route.query)],
-        "responses": {**told, **{code: {"description": text, "content": problem} for code, text in _ERRORS.items()}},
+        "responses": {**told, **{code: {"description": text, "content": problem} for code, text in _errors(route).items()}},
     }
     if route.scope is not None:
         made["security"] = [{"token": []}]
         made["x-scope"] = str(route.scope)
     if route.body is not None:
         made["requestBody"] = {"required": False, "content": {"application/json": {"schema": refs[route.body]}}}
-        made["parameters"].append(_header("Idempotency-Key", "A request with the same key and body gets the first answer again"))
+        made["parameters"].append(_header("Idempotency-Key", "A request with the same key and body gets the first answer again", bounds.ID_BYTES))
     if route.matches:
         made["parameters"].append(_header("If-Match", "The ETag of the run as you saw it"))
     return made
@@ -96,8 +118,8 @@ def _operation_id(route: Route) -> str:
     return f"{route.method.lower()}_{words}"
 
 
-def _header(name: str, text: str) -> dict[str, Any]:
-    return {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string", "maxLength": 512}}
+def _header(name: str, text: str, most: int | None = None) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string", **({"maxLength": most} if most is not None else {})}}
 
 
 def _path(route: Route) -> list[dict[str, Any]]:

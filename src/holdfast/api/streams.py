@@ -18,10 +18,12 @@ from typing import Any
 
 import msgspec
 
+from holdfast import logs
 from holdfast.access import Access
 from holdfast.api.boards import Boards, Stand
 from holdfast.api.table import resting
 from holdfast.core import describe
+from holdfast.core.errors import StoreError
 from holdfast.core.masks import Mask
 from holdfast.core.run import Run
 from holdfast.engine.look.looker import Wanted
@@ -38,6 +40,7 @@ PIECE_BYTES = 32 * 2**10
 RETRY = b"retry: 1000\n\n"
 
 Allowed = Callable[[], Awaitable[bool]]
+log = logs.logger("holdfast.api")
 
 
 def frame(kind: str, data: Any, number: int | None = None) -> bytes:
@@ -172,7 +175,7 @@ def encode_run(run: describe.RunView) -> bytes:
 
 
 async def many(boards: Boards, wanted: Wanted, beat: Beat) -> AsyncIterator[bytes]:
-    """The matching runs as they stand, then each as it changes; it carries no ids, and begins so again after a break."""
+    """The matching runs as they stand, then each as it changes, and which of them have left; it carries no ids, and begins so again after a break."""
     known: set[Stand] = set()
     turn = 0
     yield b": open\n\n"
@@ -181,10 +184,21 @@ async def many(boards: Boards, wanted: Wanted, beat: Beat) -> AsyncIterator[byte
             await board.news(turn, POLL_SECONDS)
             if board.turn != turn:
                 turn, rows = board.turn, board.rows
+                there = {stand.run_id for stand in rows}
+                gone = {stand for stand in known if stand.run_id not in there}
+                try:
+                    left = await board.find_left(sorted({stand.run_id for stand in gone}))
+                except StoreError as e:  # they are told of after a later look
+                    log.debug("it is not known yet how runs stand that have left: %s", e)
+                else:
+                    if left:
+                        yield b"".join(frame("left", msgspec.to_builtins(each)) for each in left)
+                        beat.note()
+                    gone = set()
                 async for piece in boards.frames([stand for stand in reversed(rows) if stand not in known], rows):
                     yield piece
                     beat.note()
-                known = set(rows)
+                known = gone | set(rows)
             if beat.quiet():
                 yield b": still here\n\n"
                 beat.note()

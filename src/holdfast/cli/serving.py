@@ -11,7 +11,6 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
@@ -60,8 +59,7 @@ def serve(
         raise UsageError(f"--no-auth is allowed only on loopback, and {host} is not a loopback address", hint="use --host 127.0.0.1, or leave out --no-auth and make a token: holdfast token create --scopes view")
     if no_auth and token_file is not None:
         raise UsageError("--no-auth and --token-file cannot be combined", hint="give one of them")
-    if public_url is not None and (not public_url.startswith(("https://", "http://")) or not urlsplit(public_url).netloc):
-        raise InvalidInput(f"{public_url!r} is not an http or https URL", field="public_url", hint="https://runs.example.org/holdfast")
+    public_url = None if public_url is None else bounds.address(public_url, "public_url")
     api, server = extras.api, extras.server
     chosen = targets.skills(targets.several(target)) if target else []
     rt = Runtime(call.store, skills=chosen, lease=call.lease, base_url=public_url)

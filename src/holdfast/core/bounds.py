@@ -16,6 +16,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -201,6 +202,23 @@ def moment(value: object, field: str) -> int:
     if not 0 <= us <= LAST_MOMENT_US:
         raise InvalidInput(f"{field} is a time from 1970 to 9999, not {value.isoformat()}", field=field)
     return us
+
+
+def address(value: object, field: str) -> str:
+    """Where browsers reach the pages: an http or https URL that links begin with.
+
+    Raises:
+        InvalidInput: no URL, or one with something behind its path, or with a user.
+    """
+    given = text(value, field, NOTE_BYTES)
+    refused = wrong(field, "an http or https URL without a user, a query or a fragment", given, "https://runs.example.org/holdfast")
+    try:
+        parts = urlsplit(given)
+    except ValueError:
+        raise refused from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None or "?" in given or "#" in given or not given.isprintable() or given != given.strip():
+        raise refused
+    return given
 
 
 def check_size(data: bytes, field: str, most: int = VALUE_BYTES) -> bytes:

@@ -35,7 +35,7 @@ class Token(msgspec.Struct, frozen=True):
         if self.used_at is not None:
             raise TokenRefused("the link has been used already", hint="a link can be used only once")
         if self.revoked_at is not None:
-            raise TokenRefused("the link was revoked: its question was closed", hint="holdfast show RUN shows the status of the run")
+            raise TokenRefused("the link was revoked: its question was closed", hint="nothing is left to answer")
         if self.expires_at <= now:
             raise TokenRefused("the link has expired", hint="ask for another")
 

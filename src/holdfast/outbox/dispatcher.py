@@ -33,6 +33,7 @@ from holdfast.core.limits import Later, Limit, soon
 from holdfast.handle import IntentView
 from holdfast.outbox.hands import Hands, NotReached
 from holdfast.outbox.pace import Lane, Pace
+from holdfast.outbox.repeated import Said, leave_out, make_without, pack_without, tell_without
 from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row, Signal, asynchronous, read_given
 from holdfast.ports import NO_LIMITS, Clock, News, Store
 
@@ -308,33 +309,34 @@ class Dispatcher:
         try:
             move = intents.next_move(intent, route.how)
             if isinstance(move, LookUp):
-                intent, settled, answer = await self._look_up(intent, route, move)
+                intent, settled, said = await self._look_up(intent, route, move)
                 if settled is not None:
-                    await self._end(before, intent, settled, route, answer)
+                    await self._end(before, intent, settled, route, said)
                     return
             elif isinstance(move, Ask):
                 self._done.append(Settlement(before, intents.ask(intent, move.why, self._store.now())))
                 return
-            intent, outcome, answer = await self._send_one(intent, route, began)
+            intent, outcome, said = await self._send_one(intent, route, began)
         except StoreError:
             raise
         except Exception as e:  # whatever is wrong with one intent is told on it, and concerns no other
-            outcome, answer = Failed(ErrorValue.of(e)), None
+            outcome, said = Failed(ErrorValue.of(e)), Said()
         self._pace.note(intent.lane, outcome, self._clock.monotonic() - began)
         if isinstance(outcome, Late) and outcome.after_us and outcome.error is None and route.limit is None:
             self.put_off = self._clock.monotonic() + outcome.after_us / 1_000_000
         after = intents.after(intent, outcome, route.how, self._store.now())
-        await self._end(before, intent, after, route, answer)
+        await self._end(before, intent, after, route, said)
 
-    async def _end(self, before: Intent, intent: Intent, after: Intent, route: Route, answer: Any) -> None:
+    async def _end(self, before: Intent, intent: Intent, after: Intent, route: Route, said: Said) -> None:
         """Notes what is to be settled, with what the transport's hook gives where it was sent, by whichever attempt."""
         hooked = after.state is IntentState.SENT and route.on_response is not None
-        found = await self._call_hook(intent, after, route, answer) if hooked else Settlement(before, after)
+        found = await self._call_hook(intent, after, route, said) if hooked else Settlement(before, after)
         self._done.append(replace(found, before=before))  # only now: meanwhile others may have been settled
 
-    async def _look_up(self, intent: Intent, route: Route, move: LookUp) -> tuple[Intent, Intent | None, Any]:
+    async def _look_up(self, intent: Intent, route: Route, move: LookUp) -> tuple[Intent, Intent | None, Said]:
         """What the transport says about an attempt that was lost: the intent as it is to be sent, or as it is settled, and the answer."""
         assert route.verify is not None
+        link = await self._find_link(intent)
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
                 answer = fx.read_answer(await self._call(intent.lane, route.verify, canon.thaw(canon.decode(intent.payload)), intent.key), f"verify of {intent.type}")
@@ -343,16 +345,35 @@ class Dispatcher:
         now = self._store.now()
         match answer:
             case fx.Happened(result):
-                return intent, intents.after(intent, Sent(_pack(result), "verified: it had been sent"), route.how, now), result
+                sent = Sent(pack_without(result, link), "verified: it had been sent")
+                return intent, intents.after(intent, sent, route.how, now), Said(result, link)
             case fx.Absent() if move.closed:
-                return intents.note_absent(intent), None, None
+                return intents.note_absent(intent), None, Said()
             case fx.Absent():
-                return intent, intents.ask(intent, intents.MAY_LIVE, now), None
+                return intent, intents.ask(intent, intents.MAY_LIVE, now), Said()
             case fx.Unknown(why):
-                return intent, intents.ask(intent, why or intents.SENDER_LOST, now), None
+                return intent, intents.ask(intent, leave_out(why, link) or intents.SENDER_LOST, now), Said()
 
-    async def _send_one(self, intent: Intent, route: Route, began: float) -> tuple[Intent, Outcome, Any]:
-        """One sending. Gives the intent as it was sent, what came of it, and what the receiver answered."""
+    async def _find_link(self, intent: Intent) -> str | None:
+        """The link that was sent with an intent, if one was and this process has the secret of links."""
+        if not intent.wait_id or intents.WAIT_LINK.encode() not in intent.payload:
+            return None
+        try:
+            return (await self._link(intent))[1]
+        except (NotConfigured, Shut):
+            return None
+
+    async def _send_one(self, intent: Intent, route: Route, began: float) -> tuple[Intent, Outcome, Said]:
+        """One sending. Gives the intent as it was sent, what came of it, which does not repeat the link that was sent, and what the receiver answered."""
+        links: list[str] = []
+        intent, outcome, answer = await self._try_to_send(intent, route, began, links)
+        link = links[0] if links else None
+        if isinstance(outcome, Sent):
+            return intent, replace(outcome, answer=pack_without(answer, link)), Said(answer, link)
+        return intent, tell_without(outcome, link), Said()
+
+    async def _try_to_send(self, intent: Intent, route: Route, began: float, links: list[str]) -> tuple[Intent, Outcome, Any]:
+        """The same as the receiver says it. The link that is sent is put into ``links``."""
         try:
             payload = canon.thaw(canon.decode(intent.payload))
             limit = route.limit
@@ -360,6 +381,7 @@ class Dispatcher:
                 limit = await route.admit(self._store, intent)
             elif intents.WAIT_LINK.encode() in intent.payload:
                 intent, link = await self._link(intent)
+                links.append(link)
                 payload = _fill(payload, link)
             if limit is None:
                 answer = await self._act(route, intent.lane, payload, intent.key, began)
@@ -397,7 +419,7 @@ class Dispatcher:
         except BaseException as e:  # a transport is the author's code and may raise anything
             tried_again = isinstance(e, route.on) or not isinstance(e, Exception)
             return intent, Failed(ErrorValue.of(e)) if tried_again else Refused(ErrorValue.of(e)), None
-        return intent, Sent(_pack(answer)), answer
+        return intent, Sent(), answer
 
     async def _enter(self, intent: Intent, limit: str) -> Later | None:
         """Holds a limit for one sending, or says when to come back; what has room within a second is waited for (§10.11)."""
@@ -452,15 +474,16 @@ class Dispatcher:
         value = await self._hooks.do(lane, functools.partial(hook, *args))
         return await value if isinstance(value, Awaitable) else value
 
-    async def _call_hook(self, intent: Intent, after: Intent, route: Route, answer: Any) -> Settlement:
+    async def _call_hook(self, intent: Intent, after: Intent, route: Route, said: Said) -> Settlement:
         """The settlement with what the transport's hook gives (§9.5). A hook that fails is told on the intent, which was sent all the same."""
         assert route.on_response is not None
         try:
             async with asyncio.timeout(route.timeout):
-                values = read_given(await self._call(intent.lane, route.on_response, IntentView.of(after), answer))
-            return self._beside(intent, after, values)
+                values = read_given(await self._call(intent.lane, route.on_response, IntentView.of(after), leave_out(said.answer, said.link)))
+            return self._beside(intent, after, [make_without(value, said.link) for value in values])
         except (Exception, SystemExit) as e:  # the hook is the author's code and may raise anything
-            return Settlement(intent, replace(after, detail=f"sent; on_response failed: {type(e).__name__}: {e}"[:1000]))
+            told = leave_out(f"sent; on_response failed: {type(e).__name__}: {e}", said.link)
+            return Settlement(intent, replace(after, detail=told[:1000]))
 
     def _beside(self, intent: Intent, after: Intent, values: Sequence[Given]) -> Settlement:
         now = self._store.now()
@@ -491,17 +514,6 @@ class Dispatcher:
                         )
                     )
         return Settlement(intent, after, tuple(ledger), tuple(puts), tuple(more), tuple(kept))
-
-
-def _pack(answer: Any) -> bytes:
-    """An answer as it is kept; of what cannot be kept, its description."""
-    if answer is None:
-        return b""
-    try:
-        return canon.pack(answer, "answer")[1]
-    except HoldfastError:
-        text = repr(answer)[:2000].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-        return canon.pack(text, "answer")[1]
 
 
 def _fill(value: Any, link: str) -> Any:

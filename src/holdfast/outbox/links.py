@@ -66,7 +66,8 @@ class Links:
             wait = next((w for w in run.waits if w.wait_id == intent.wait_id), None)
             until = wait.deadline if wait is not None and wait.deadline is not None else now + DEFAULT_DEADLINE_US
             await self._store.issue_token(Token(hash_secret(token), run.run_id, intent.wait_id, run.tenant_id, _actor(intent, wait), now, until))
-        return intent, f"{(self._base_url() or '').rstrip('/')}/w/{token}"
+        base = (self._base_url() or "").rstrip("/").replace(" ", "%20")  # in a text a link ends with the first space
+        return intent, f"{base}/w/{token}"
 
     async def _bind(self, intent: Intent, run: Run) -> Intent:
         """The intent with its wait, kept before anything is sent: later attempts carry the same link."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -27,7 +27,7 @@ from holdfast.handle import when
 from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 from holdfast.ui import drawings, render, words
-from holdfast.ui.requests import Path, read_length, read_path
+from holdfast.ui.requests import Path, read_length, read_place
 from holdfast.ui.sessions import COOKIE, SHELF, Sessions, Viewer, set_cookie
 
 MOST_BYTES = 2 * 2**20
@@ -40,9 +40,11 @@ SECURITY = {
 }
 TYPES = {"style.css": "text/css", "htmx.min.js": "text/javascript", "htmx.LICENSE": "text/plain", "live.js": "text/javascript"}
 PAGE = 50
+LANES = 200
 CHECKED = 200
 """Runs that are held against their logs while somebody waits for a page."""
 ZONE = "holdfast_zone"
+TRUTHS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
 Page = Callable[[Request, Viewer], Awaitable[Response]]
 
@@ -115,7 +117,7 @@ class Pages:
         async def answer(request: Request) -> Response:
             viewer = await self._sessions.viewer(request)
             if viewer is None:
-                return _secure(RedirectResponse(f"/login?next={quote(_place(request))}", 303))
+                return _secure(RedirectResponse(f"/login?next={quote(read_place(request.scope))}", 303))
             try:
                 if scope is not None:
                     viewer.access.need(scope)
@@ -146,7 +148,7 @@ class Pages:
     def _page(self, request: Request, name: str, viewer: Viewer | None, *, status: int = 200, **context: Any) -> HTMLResponse:
         given = {
             "viewer": viewer, "store": self._rt.store.url, "open": not self._asks, "now": when(self._rt.store.now()), "base": _base(request),
-            "zone": words.zone(request.cookies.get(ZONE)), "here": _place(request), **context,
+            "zone": words.zone(request.cookies.get(ZONE)), "here": read_place(request.scope), **context,
         }
         return HTMLResponse(render.page(name, **given), status)
 
@@ -224,7 +226,10 @@ class Pages:
     async def workers(self, request: Request, viewer: Viewer) -> Response:
         look, tenant = self._rt.look, viewer.access.tenant
         queues, limits = await look.queues(self._rt.declared, tenant), await look.limits(self._rt.declared, tenant)
-        return self._page(request, "workers.html", viewer, section="/workers", workers=await look.workers(), lanes=await look.lanes(tenant), queues=queues, limits=limits)
+        lanes = sorted(await look.lanes(tenant), key=lambda lane: -len(lane.queued))
+        return self._page(
+            request, "workers.html", viewer, section="/workers", workers=await look.workers(), lanes=lanes[:LANES], held=len(lanes), queues=queues, limits=limits
+        )
 
     async def health(self, request: Request, viewer: Viewer) -> Response:
         """Small stores are checked whole, large ones at the runs that need a look and the newest; ``?run=`` shows what a repair would do."""
@@ -303,7 +308,7 @@ class Pages:
         chosen = next((p for p in points if p.checkpoint_id == name), None)
         if chosen is None:
             raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one from the list")
-        return self._page(request, "fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits={}, changed=None)
+        return self._page(request, "fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits={}, changed=None, reason="")
 
     async def make_fork(self, request: Request, viewer: Viewer) -> Response:
         run_id, form = await self._mine(request, viewer), await _form(request)
@@ -313,9 +318,9 @@ class Pages:
         if chosen is None:
             raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one from the list")
         edits = {n: _json(form[f"set.{n}"], n) for n in chosen.values if form.get(f"set.{n}", "").strip() and n not in seen.run.secrets}
-        changed = {n: v for n, v in edits.items() if v != chosen.values[n]}
+        changed = {n: v for n, v in edits.items() if not words.is_same(v, chosen.values[n])}
         if not form.get("sure"):
-            return self._page(request, "fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits=edits, changed=changed)
+            return self._page(request, "fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits=edits, changed=changed, reason=form.get("reason", ""))
         made = await self._rt.fork(run_id, name, set=changed or None, reason=form.get("reason", ""), actor=viewer.access.actor, drive=False)
         return RedirectResponse(f"/runs/{made.run_id}", 303)
 
@@ -447,11 +452,6 @@ def _base(request: Request) -> str:
     return str(request.scope.get("root_path", ""))
 
 
-def _place(request: Request) -> str:
-    """The path that was asked for, as this application sees it."""
-    return quote(read_path(request.scope), safe="/%").removeprefix(quote(_base(request))) or "/"
-
-
 def _local(place: str) -> str:
     """Where to go after the login: a path of this server, whatever was asked for."""
     return place if place.startswith("/") and not place.startswith("//") and place.isprintable() and "\\" not in place else "/"
@@ -520,13 +520,24 @@ def _payload(form: Mapping[str, str], wait: describe.WaitView | None) -> Any:
 
 def _parse_typed(text: str, schema: Mapping[str, Any], field: str) -> Any:
     if isinstance(schema.get("enum"), list):
-        return next((one for one in schema["enum"] if one == text or words.line(one) == text), text)
+        return _choose(text, schema["enum"])
     match schema.get("type"):
         case "integer" | "number" | "array" | "object":
             return _json(text, field)
         case "boolean":
-            return text in ("on", "true", "1")
+            if text not in TRUTHS:
+                raise InvalidInput(f"{field} is true or false, not {text[:40]!r}", field=field)
+            return TRUTHS[text]
     return text
+
+
+def _choose(text: str, offered: Sequence[Any]) -> Any:
+    """The one of several values that a form names: by its JSON, as these pages send it, or by its text. What names none stays what it is, and is refused."""
+    try:
+        said = json_of(text)
+    except (ValueError, RecursionError):
+        said = text
+    return next((one for one in offered if words.is_same(one, said)), text)
 
 
 __all__ = ["Pages"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from starlette.routing import Match, Route
 
@@ -24,6 +24,18 @@ def read_path(scope: Mapping[str, Any]) -> str:
     path = str(scope["path"])
     raw = scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")
     return "/".join(_quote(unquote(part)) for part in raw.split("/")) if unquote(raw) == path else path.replace("%", "%25")
+
+
+def read_place(scope: Mapping[str, Any]) -> str:
+    """The path that was asked for, as this application sees it, wherever it stands."""
+    return quote(read_path(scope), safe="/%").removeprefix(quote(str(scope.get("root_path", "")))) or "/"
+
+
+def turn_slash(scope: Mapping[str, Any]) -> dict[str, Any]:
+    """The same request with a slash at the end of its path, or without the one that is there."""
+    raw = scope.get("raw_path", b"").partition(b"?")[0] or quote(str(scope["path"])).encode()
+    turned = raw[:-1] if raw.endswith(b"/") else raw + b"/"
+    return {**scope, "raw_path": turned, "path": unquote(turned.decode("latin-1"))}
 
 
 def _quote(part: str) -> str:
@@ -43,4 +55,4 @@ class Path(Route):
         return match, found
 
 
-__all__ = ["Path", "read_length", "read_path"]
+__all__ = ["Path", "read_length", "read_path", "read_place", "turn_slash"]

@@ -44,7 +44,7 @@ class Viewer(msgspec.Struct, frozen=True):
 
     def owns(self, given: str) -> bool:
         """Whether a form is one of theirs."""
-        return not self.secret or hmac.compare_digest(self.csrf, given)
+        return not self.secret or hmac.compare_digest(self.csrf.encode(), given.encode("utf-8", "surrogatepass"))  # texts are compared if they are ASCII alone
 
 
 class Sessions:

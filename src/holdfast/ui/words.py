@@ -136,6 +136,17 @@ def line(value: Any, most: int = 160) -> str:
     return clean(text if len(text) <= most else text[: most - 1] + "…")
 
 
+def fits(value: Any, most: int) -> bool:
+    """Whether one line of so many characters shows all of a value."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return len(text) <= most and "\n" not in text
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are one in JSON, where 1, 1.0 and true are three."""
+    return json.dumps(one, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)
+
+
 def span(seconds: float | None) -> str:
     """A duration, as on the command line."""
     return "–" if seconds is None else wording.span(seconds)

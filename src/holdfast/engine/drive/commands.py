@@ -31,7 +31,6 @@ from holdfast.core.errors import (
     Rejected,
     SignalConflict,
     StoreError,
-    TokenRefused,
     UsageError,
 )
 from holdfast.core.graph import Program
@@ -47,7 +46,7 @@ from holdfast.engine.base.services import Services
 from holdfast.engine.calls.effects import refuse_to_repeat, surface_open
 from holdfast.engine.desk import door
 from holdfast.engine.drive import compensation
-from holdfast.engine.look import recipients
+from holdfast.engine.look import linked, recipients
 from holdfast.engine.look.snapshot import whole
 from holdfast.handle import Decided
 from holdfast.ports import Loaded, RunFilter
@@ -142,8 +141,7 @@ class Desk:
         there = item.command
         if isinstance(there, cmd.Decide) and _saying(there) == _saying(command):
             return
-        said = f"{there.actor} decided {there.action}" if isinstance(there, cmd.Decide) else "it timed out"
-        raise DecisionConflict(f"the wait {command.wait_id} is decided already: {said}")
+        raise DecisionConflict(f"the wait {command.wait_id} is decided already: {linked.tell(there)}")
 
     async def decide_each(
         self, chosen: Iterable[tuple[str, str]], action: str, *, actor: str, feedback: str | None, note: str | None, payload: Any
@@ -473,18 +471,15 @@ class Desk:
         """Decides by a link. A refused attempt does not use it up; the resolver is asked as for anyone (§5.9). Gives the run's id.
 
         Raises:
-            TokenRefused: unknown, used, expired, or its wait is closed.
-            DecisionConflict: the wait was decided otherwise.
+            TokenRefused: unknown, used, expired, or its wait is answered or closed.
+            DecisionConflict: the wait was decided otherwise at the same moment.
         """
         now = self._store.now()
-        token = await self._store.token(hash_secret(secret))
-        if token is None or (tenant_id is not None and token.tenant_id != tenant_id):
-            raise TokenRefused("the link is not known here", hint="ask for another")
-        token.refuse(now)
+        token = await linked.find_token(self._store, secret, tenant_id)
         run, _ = await self._reader.find(token.run_id)
-        wait = next((w for w in run.waits if w.wait_id == token.wait_id), None)
-        if wait is None or not decidable(run.status, run.waits, token.wait_id):
-            raise TokenRefused(f"the question is closed; the run is {run.status}", hint="nothing is left to answer")
+        wait = await linked.find_wait(self._store, token, run)
+        if not decidable(run.status, run.waits, token.wait_id):
+            raise linked.refuse_closed(run)
         command = door.decision(token.wait_id, action, actor=token.actor, feedback=feedback, note=note, given=payload, at=now)
         await self._may(run, wait, command)
         item = await self._store.redeem_token(token.hash, InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=now))

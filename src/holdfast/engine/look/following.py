@@ -75,6 +75,16 @@ class Cursor(msgspec.Struct, frozen=True):
         places = [bounds.number(int(n), field) for n in numbers]
         return cls(*places) if len(places) > 1 else cls(places[0], serial=-1)
 
+    def check(self, run: Run, field: str = "after") -> None:
+        """Refuses a place that a run has not come to: whatever happens up to there would be passed over in silence.
+
+        Raises:
+            InvalidInput: it is of another run, or of this one before its store lost events.
+        """
+        if self.seq > run.version:
+            told = f"{field} names a place after event {self.seq}, and {run.run_id} has {run.version} events"
+            raise InvalidInput(told, hint="it is of another run, or events were lost: begin at the start", field=field)
+
 
 class Follower:
     """Reads one run's log and ring in step. It is made for one reader."""
@@ -132,6 +142,7 @@ class Follower:
             seen = self._seen = await self._source.look(self._point())
             run, rows = seen.run, seen.rows
             self.run, self.lease, self.hidden = run, seen.lease, seen.hidden
+            self._at.check(run)
             if self._emits:
                 await self._read_ring(seen.ring)
             for row in rows:

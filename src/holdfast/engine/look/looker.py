@@ -30,7 +30,6 @@ from holdfast.core.errors import (
     RunNotFound,
     RunPruned,
     ScheduleNotFound,
-    TokenRefused,
     UnknownStatus,
 )
 from holdfast.core.graph import Program
@@ -46,8 +45,8 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.selection import Where
 from holdfast.core.status import RESUMABLE, TERMINAL, WAITING, Condition, Status, parse
-from holdfast.core.tokens import hash_secret
 from holdfast.core.waits import Wait
+from holdfast.engine.look import linked
 from holdfast.engine.look.living import find_sent_types, living, unsendable
 from holdfast.engine.look.overview import Overview, overview
 from holdfast.engine.look.snapshot import TAIL, Check, Snapshot, find_run, page, snapshot, tail
@@ -463,16 +462,14 @@ class Looker:
         """The wait that a link answers, for whoever holds it (§5.9).
 
         Raises:
-            TokenRefused: unknown, used, expired, or its wait is closed.
+            TokenRefused: unknown, used, expired, or its wait is answered or closed.
         """
-        token = await self._store.token(hash_secret(secret))
-        if token is None:
-            raise TokenRefused("the link is not known here", hint="ask for another")
-        token.refuse(self._store.now())
+        token = await linked.find_token(self._store, secret)
         seen = await self.snapshot(token.run_id, check=False)
+        await linked.find_wait(self._store, token, seen.run)
         wait = next((w for w in seen.waits if w.wait_id == token.wait_id), None)
         if wait is None:
-            raise TokenRefused(f"the question is closed; the run is {seen.run.status}", hint="nothing is left to answer")
+            raise linked.refuse_closed(seen.run)
         return wait
 
     async def effects(self, tenant_id: str | None = None, *, statuses: Iterable[str] = (), limit: int = 100) -> list[describe.EffectView]:

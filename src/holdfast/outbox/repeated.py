@@ -1,0 +1,92 @@
+"""What a receiver says, as it is kept: without the link that it was sent (§5.9).
+
+A receiver may repeat in its answer or in its refusal what it was sent. The store holds the hash of a link's token alone, and whoever may look at
+messages must not be able to answer by one. ``{wait_link}`` stands in what is kept where the link stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import canon
+from holdfast.core.errors import ErrorValue, HoldfastError
+from holdfast.core.intents import WAIT_LINK, Doubtful, Failed, Outcome, Refused
+from holdfast.outbox.transports import Further, Given, Row, Signal
+
+LEFT_OUT = "the answer repeats the link that was sent, so it is not kept"
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a receiver answered, and the link that it was sent, if it was sent one."""
+
+    answer: Any = None
+    link: str | None = None
+
+
+def pack(answer: Any) -> bytes:
+    """An answer as it is kept; of what cannot be kept, its description."""
+    if answer is None:
+        return b""
+    try:
+        return canon.pack(answer, "answer")[1]
+    except HoldfastError:
+        text = repr(answer)[:2000].replace("\\0", "\\ufffd").encode("utf-8", "replace").decode()
+        return canon.pack(text, "answer")[1]
+
+
+def pack_without(answer: Any, link: str | None) -> bytes:
+    """An answer as it is kept, without a link."""
+    data = pack(answer)
+    if link is None or _token(link).encode() not in data:
+        return data
+    data = pack(leave_out(canon.thaw(canon.decode(data)), link))
+    return data if _token(link).encode() not in data else pack(LEFT_OUT)
+
+
+def leave_out(value: Any, link: str | None) -> Any:
+    """A value of plain types without a link."""
+    if link is None:
+        return value
+    if isinstance(value, str):
+        return value.replace(link, WAIT_LINK).replace(_token(link), WAIT_LINK)
+    if isinstance(value, bytes):
+        return value.replace(link.encode(), WAIT_LINK.encode()).replace(_token(link).encode(), WAIT_LINK.encode())
+    if isinstance(value, Mapping):
+        return {leave_out(k, link): leave_out(v, link) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [leave_out(v, link) for v in value]
+    return value
+
+
+def tell_without(outcome: Outcome, link: str | None) -> Outcome:
+    """What came of a sending that failed, without a link."""
+    match outcome:
+        case Refused(error) | Failed(error) | Doubtful(error) if link is not None:
+            return replace(outcome, error=_error_without(error, link))
+    return outcome
+
+
+def make_without(given: Given, link: str | None) -> Given:
+    """What a transport's hook makes of an answer, without a link."""
+    match given:
+        case Row(key=key, data=data):
+            return replace(given, key=leave_out(key, link), data=leave_out(data, link))
+        case Signal(payload=payload) | Further(payload=payload):
+            return replace(given, payload=leave_out(payload, link))
+    return given
+
+
+def _error_without(error: ErrorValue, link: str) -> ErrorValue:
+    return replace(error, message=leave_out(error.message, link), hint=leave_out(error.hint, link))
+
+
+def _token(link: str) -> str:
+    """What opens a link, wherever the pages are."""
+    return link.rpartition("/")[2]
+
+
+__all__ = ["Said", "leave_out", "make_without", "pack_without", "tell_without"]
