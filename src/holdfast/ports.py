@@ -995,7 +995,9 @@ class ToolRunner(Protocol):
         Raises:
             PathOutsideWorkspace: its cwd or a declared path leaves the workspace.
             StepTimeout: it took too long and was ended, its whole process group with it.
-            ToolMissing: there is no such command.
+            ToolMissing: there is no such command, or it cannot be run.
+            TooLarge: its arguments are longer than the system takes.
+            ToolFailed: the system had no room for its process.
         """
 
 

@@ -564,7 +564,7 @@ class EffectAbandoned(EffectFailed):
 
 
 class ToolFailed(StepFailure):
-    """A tool ended with an exit code other than 0."""
+    """A tool ended with an exit code other than 0, or the system had no room for its process."""
 
     code = "tool_failed"
 
@@ -577,7 +577,7 @@ class StatementFailed(StepFailure):
 
 
 class ToolMissing(StepFailure):
-    """The step calls a tool that is not registered in this process."""
+    """The step calls a tool that is not registered in this process, or whose command cannot be run there."""
 
     code = "tool_missing"
 
