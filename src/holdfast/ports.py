@@ -611,6 +611,17 @@ class Releases(Protocol):
 
 
 @runtime_checkable
+class LooksAgain(Protocol):
+    """A store that can be asked for room in a limit in the name of a run at rest (§10.11)."""
+
+    async def look_again(self, run_id: str, needs: Mapping[str, Limit | None]) -> bool:
+        """Makes a run at rest due at once if a call that uses these limits may begin by now; nothing is held by that. Whether it did.
+
+        What is freed between a call's last question and its run's rest wakes nobody, because the run does not rest yet.
+        """
+
+
+@runtime_checkable
 class Served(Protocol):
     """What a store behind a server can say of that server, beside what is kept there."""
 
@@ -830,6 +841,11 @@ def _hand(verb: Any) -> tuple[int, str]:
 def offers_release(store: object) -> TypeGuard[Releases]:
     """Whether a store has this verb, its own or that of one that it stands before."""
     return _offers(store, Releases)
+
+
+def offers_looking_again(store: object) -> TypeGuard[LooksAgain]:
+    """Whether a store has this verb, its own or that of one that it stands before."""
+    return _offers(store, LooksAgain)
 
 
 def offers_counting(store: object) -> TypeGuard[Counted]:

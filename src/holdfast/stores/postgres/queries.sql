@@ -929,6 +929,13 @@ UPDATE holdfast.run u SET due = n.once, seal = holdfast.standing(u.run_id, u.fen
 FROM (SELECT {at_once} AS once) n WHERE (u.bucket, u.run_id) IN (
   SELECT r.bucket, r.run_id FROM holdfast.call c JOIN holdfast.run r ON r.run_id = c.run_id
   WHERE c.name = %(name)s AND c.owner IS NULL AND r.owner IS NULL AND r.due > {now} ORDER BY c.since LIMIT %(n)s FOR NO KEY UPDATE OF r SKIP LOCKED);
+-- name: wake_run
+-- A run at rest that is not due yet is due at once.
+UPDATE holdfast.run u SET due = n.once, seal = holdfast.standing(u.run_id, u.fence, u.owner, n.once, u.holds, u.turn)
+FROM (SELECT {at_once} AS once) n WHERE u.bucket = %(b)s AND u.run_id = %(run)s AND u.owner IS NULL AND u.due > {now} RETURNING u.run_id;
+-- name: calls_settled
+-- Waits for whoever is about to leave one of these limits: what they free was not seen by a run that came to rest meanwhile.
+SELECT 1 FROM holdfast.call WHERE name = ANY(%s::text[]) AND owner IS NOT NULL FOR KEY SHARE;
 -- name: queue_lock
 SELECT pg_advisory_xact_lock(4855, hashtext(%(queue)s || chr(31) || %(tenant)s));
 -- name: waiting_in

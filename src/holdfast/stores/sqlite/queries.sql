@@ -382,6 +382,9 @@ DELETE FROM call WHERE place = ? AND owner IS NULL RETURNING place, name;
 -- Who has waited longest for a limit and is not due yet.
 SELECT r.id FROM call c JOIN run r ON r.run_id = c.run_id
 WHERE c.name = ? AND c.owner IS NULL AND r.owner IS NULL AND r.due > ? ORDER BY c.since LIMIT ?;
+-- name: asleep
+-- A run at rest that is not due yet.
+SELECT id FROM run WHERE run_id = ? AND owner IS NULL AND due > ?;
 -- name: wake
 UPDATE run SET due = ?1, seal = standing(run_id, fence, owner, ?1, holds, turn) WHERE id = ?2;
 -- name: waiting_in
