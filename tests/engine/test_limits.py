@@ -269,7 +269,7 @@ async def test_what_is_freed_before_a_run_rests_is_not_waited_for(where: str) ->
         working = asyncio.ensure_future(rt.worker(stop=stop))
         while not full.is_set():
             clock.advance(0.05)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         await rt.store.leave(rt.owner, ["x", "y"] if where == "a branch" else ["x"])
         stay.set()
         async with asyncio.timeout(20):
