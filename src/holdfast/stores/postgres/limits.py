@@ -88,7 +88,8 @@ async def put_rule(db: Connection, rule: Rule, before: Rule | None) -> bool:
     if next(iter(read_sound(there, stated)), None) != before:
         return False
     data = codec.encode_rule(rule)
-    await many(db, [(Q.rule_put, (rule.name, data)), *besides.keep([vouch.of_limit(rule.name, data)])])
+    counted = [besides.count("limit", rule.name)] if before is None else []
+    await many(db, [(Q.rule_put, (rule.name, data)), *besides.keep([vouch.of_limit(rule.name, data)]), *counted])
     return True
 
 

@@ -39,6 +39,8 @@ def put_rule(db: apsw.Connection, rule: Rule, before: Rule | None) -> bool:
         return False
     data = codec.encode_rule(rule)
     db.execute(Q.rule_put, (rule.name, data))
+    if before is None:
+        besides.count(db, "limit", [rule.name])
     besides.vouch_for(db, [vouch.of_limit(rule.name, data)])
     return True
 
