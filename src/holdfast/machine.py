@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import gc
 import os
@@ -169,6 +170,10 @@ def _holders(values: Mapping[str, Any], name: str) -> int:
 _SOLE = -1 if sysconfig.get_config_var("Py_GIL_DISABLED") else _holders({"": []}, "")
 
 
+NO_PROGRAM = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ELOOP, errno.EISDIR})
+"""What the system says of a command that cannot be started before somebody has mended it, or the folder where it is to run."""
+
+
 class SystemClock:
     """Wall time in microseconds; monotonic seconds from the clock that goes on while the machine sleeps."""
 
@@ -181,4 +186,4 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-__all__ = ["PROCESS", "Here", "Process", "SystemClock", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "settle", "sole", "start_of", "sweep", "ticks"]
+__all__ = ["NO_PROGRAM", "PROCESS", "Here", "Process", "SystemClock", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "settle", "sole", "start_of", "sweep", "ticks"]

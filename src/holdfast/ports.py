@@ -611,6 +611,17 @@ class Releases(Protocol):
 
 
 @runtime_checkable
+class LooksAgain(Protocol):
+    """A store that can be asked for room in a limit in the name of a run at rest (§10.11)."""
+
+    async def look_again(self, run_id: str, needs: Mapping[str, Limit | None]) -> bool:
+        """Makes a run at rest due at once if a call that uses these limits may begin by now; nothing is held by that. Whether it did.
+
+        What is freed between a call's last question and its run's rest wakes nobody, because the run does not rest yet.
+        """
+
+
+@runtime_checkable
 class Served(Protocol):
     """What a store behind a server can say of that server, beside what is kept there."""
 
@@ -832,6 +843,11 @@ def offers_release(store: object) -> TypeGuard[Releases]:
     return _offers(store, Releases)
 
 
+def offers_looking_again(store: object) -> TypeGuard[LooksAgain]:
+    """Whether a store has this verb, its own or that of one that it stands before."""
+    return _offers(store, LooksAgain)
+
+
 def offers_counting(store: object) -> TypeGuard[Counted]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Counted)
@@ -995,7 +1011,9 @@ class ToolRunner(Protocol):
         Raises:
             PathOutsideWorkspace: its cwd or a declared path leaves the workspace.
             StepTimeout: it took too long and was ended, its whole process group with it.
-            ToolMissing: there is no such command.
+            ToolMissing: there is no such command, or it cannot be run.
+            TooLarge: its arguments are longer than the system takes.
+            ToolFailed: the system had no room for its process.
         """
 
 

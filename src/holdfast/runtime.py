@@ -349,7 +349,7 @@ class Runtime(EnteredAsync):
     @property
     def store(self) -> Store:
         """The store. Its methods are those of ``holdfast.ports.Store``."""
-        return self._store
+        return self._here(self._store)
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -434,7 +434,7 @@ class Runtime(EnteredAsync):
             "tags": tags, "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery, "unattended": unattended, "budgets": budgets,
             "on_busy": on_busy,
         }
-        request, values = door.submission(given, inputs, where="submit", due=None if at is None and delay is None else door.due(at, delay, self._store.now()))
+        request, values = door.submission(given, inputs, where="submit", due=None if at is None and delay is None else door.due(at, delay, self.store.now()))
         return await self._conductor.submit(birth(self._services, self._program(skill), values, request))
 
     @overload
@@ -651,7 +651,7 @@ class Runtime(EnteredAsync):
         """Outgoing messages (intents), oldest first, each with all attempts at sending it (§9.3). With ``after``, an intent's id, only later ones."""
         if run_id is not None:
             await self._reader.find(run_id)
-        return await self._rulings.views(await self._store.intents(run_id, state=state, type=type, after=after, limit=limit))
+        return await self._here(self._rulings).views(await self.store.intents(run_id, state=state, type=type, after=after, limit=limit))
 
     @verb
     async def redrive(self, intent_id: str, *, actor: str, reason: str = "", force: bool = False) -> IntentView:
@@ -663,7 +663,7 @@ class Runtime(EnteredAsync):
             IntentInFlight: it is being sent.
             AttemptMayLive: its last sender may still be sending it; ``force`` accepts that it may be sent twice.
         """
-        return await self._rulings.redrive(intent_id, actor=actor, reason=reason, force=force)
+        return await self._here(self._rulings).redrive(intent_id, actor=actor, reason=reason, force=force)
 
     @verb
     async def settle(self, intent_id: str, outcome: str, *, actor: str, reason: str = "", result: Any = ...) -> IntentView:
@@ -676,7 +676,7 @@ class Runtime(EnteredAsync):
             IntentInFlight: it is being sent.
             Denied: the resolver refused it.
         """
-        return await self._rulings.settle(intent_id, outcome, actor=actor, reason=reason, result=result)
+        return await self._here(self._rulings).settle(intent_id, outcome, actor=actor, reason=reason, result=result)
 
     @verb
     async def ledger(
@@ -685,7 +685,7 @@ class Runtime(EnteredAsync):
         """Rows of the ledger, oldest first (§9.6). With ``after``, the number of a row, only later ones."""
         if run_id is not None:
             await self._reader.find(run_id)
-        return [LedgerView.of(r) for r in await self._store.ledger(run_id, topic=topic, key=key, after=after, limit=limit)]
+        return [LedgerView.of(r) for r in await self.store.ledger(run_id, topic=topic, key=key, after=after, limit=limit)]
 
     # -- schedules ----------------------------------------------------------------------------------
 
@@ -752,7 +752,7 @@ class Runtime(EnteredAsync):
     @verb
     async def schedules(self) -> list[Schedule]:
         """All schedules; the one whose next slot is soonest comes first."""
-        return [self._show(s) for s in await self._store.schedules()]
+        return [self._show(s) for s in await self.store.schedules()]
 
     @verb
     async def unschedule(self, schedule_id: str) -> None:
@@ -779,7 +779,7 @@ class Runtime(EnteredAsync):
         return await self._conductor.submit(birth_of(self._services, await self._scheduler.find(schedule_id), key=key))
 
     def _show(self, schedule: sch.Schedule) -> Schedule:
-        return Schedule.of(schedule, self._store.now())
+        return Schedule.of(schedule, self.store.now())
 
     # -- replay and fork ----------------------------------------------------------------------------
 
@@ -871,7 +871,7 @@ class Runtime(EnteredAsync):
             "unattended": unattended, "tenant_id": tenant_id, "recovery": recovery,
         }
         place = self._services.place
-        wish = door.fork(said, place, self._store.now(), checkpoint_id=from_checkpoint, step=from_step, actor=actor)
+        wish = door.fork(said, place, self.store.now(), checkpoint_id=from_checkpoint, step=from_step, actor=actor)
         return await self._conductor.reborn(run_id, wish, drive)
 
     # -- answers, signals, cancel -------------------------------------------------------------------
@@ -1147,38 +1147,38 @@ class Runtime(EnteredAsync):
     @property
     def look(self) -> Looker:
         """The read access behind the command line, the HTTP API and the pages: typed values from one moment, with secrets hidden."""
-        return self._looker
+        return self._here(self._looker)
 
     @verb
     async def steps(self, run_id: str) -> list[StepView]:
         """The steps of a run and the recorded calls inside them, in the order in which they began."""
-        return (await self._looker.snapshot(run_id, check=False)).steps()
+        return (await self.look.snapshot(run_id, check=False)).steps()
 
     @verb
     async def attempts(self, run_id: str) -> list[AttemptView]:
         """All attempts at all steps of a run (§10.9)."""
-        return (await self._looker.snapshot(run_id, check=False)).attempts()
+        return (await self.look.snapshot(run_id, check=False)).attempts()
 
     @verb
     async def workers(self) -> list[WorkerView]:
         """The processes that hold leases."""
-        return await self._looker.workers()
+        return await self.look.workers()
 
     @verb
     async def lanes(self) -> list[LaneView]:
         """The lanes (runs that execute one after another, such as those of one thread) that a run holds, and the runs that wait for them
         (§10.8)."""
-        return await self._looker.lanes()
+        return await self.look.lanes()
 
     @verb
     async def queues(self) -> list[QueueView]:
         """The queues that have a due or running run, or that are paused: how many runs, and what prevents them from starting (§10.11)."""
-        return await self._looker.queues(self._services.limits)
+        return await self.look.queues(self._services.limits)
 
     @verb
     async def limits(self) -> list[LimitView]:
         """The limits in force: those that are stored, and those that this process and the running workers declare (§10.11)."""
-        return await self._looker.limits(self._services.limits)
+        return await self.look.limits(self._services.limits)
 
     @check_arguments(limit=bounds.as_given)
     async def set_limit(self, name: str, limit: Limit, *, actor: str, reason: str = "") -> LimitView:
@@ -1211,12 +1211,12 @@ class Runtime(EnteredAsync):
         return next((q for q in await self.queues() if q.queue == queue), QueueView(queue=queue, depth=0, oldest_at=None, in_flight=0, paused=False, blocked={}))
 
     async def _change(self, name: str, action: str, limit: Limit | None, actor: str, reason: str) -> LimitView:
-        change = bounding.Change(self._store.now(), actor, action, limit, reason)
+        change = bounding.Change(self.store.now(), actor, action, limit, reason)
         for _ in range(CHANGE_TRIES):
-            before = next((r for r in await self._store.rules() if r.name == name), None)
-            if await self._store.put_rule((before or bounding.Rule(name)).change(change), before):
+            before = next((r for r in await self.store.rules() if r.name == name), None)
+            if await self.store.put_rule((before or bounding.Rule(name)).change(change), before):
                 self._services.rebound()
-                return await self._looker.limit(name, self._services.limits)
+                return await self.look.limit(name, self._services.limits)
         raise Conflict(f"others keep changing {name}", hint="try again")
 
     # -- upkeep, results, streams -------------------------------------------------------------------
@@ -1224,7 +1224,7 @@ class Runtime(EnteredAsync):
     @verb
     async def check(self, run_id: str | None = None) -> Findings:
         """Checks one run, or the store and all its runs, and returns what is wrong (§12). It writes nothing."""
-        checker = Checker(self._store, self._routes)
+        checker = Checker(self.store, self._routes)
         return await checker.all() if run_id is None else await checker.run(run_id)
 
     @verb
@@ -1234,7 +1234,7 @@ class Runtime(EnteredAsync):
         With ``rebuild``, as with ``doctor --rebuild``, the run's row is computed from its events again, even if the row holds facts that no event records.
         With ``accept``, as with ``doctor --rebuild --acknowledge``, intents and ledger rows that the events name and that are missing are accepted as lost.
         """
-        return await Repairer(self._store).repair(run_id, apply=apply, actor=actor, rebuild=rebuild, accept=accept)
+        return await Repairer(self.store).repair(run_id, apply=apply, actor=actor, rebuild=rebuild, accept=accept)
 
     @verb
     async def export(self, run_id: str, folder: str | os.PathLike[str]) -> str:
@@ -1242,7 +1242,7 @@ class Runtime(EnteredAsync):
         target = stores.WorkspaceStore(folder, now=self._clock.now)
         await target.open()
         try:
-            found = await transfer.dossier(self._store, run_id)
+            found = await transfer.dossier(self.store, run_id)
             await target.adopt(found)
             if keys := transfer.keys_in(found):
                 told = {"keys": keys, "encrypted": "what programs and people said", "in clear": "ids, names, keys, tags, actors, times, statuses and digests"}
@@ -1262,7 +1262,7 @@ class Runtime(EnteredAsync):
         Raises:
             NotFound: the folder does not exist, or it holds no run.
         """
-        folder = os.path.abspath(folder)
+        folder, kept = os.path.abspath(folder), self.store
         way_out = "give the folder that an export wrote, or one run's folder in it"
         if not os.path.isdir(folder):
             raise NotFound(f"there is no folder {folder}", hint=way_out)
@@ -1275,7 +1275,7 @@ class Runtime(EnteredAsync):
             async for run_id in Checker(source).run_ids():
                 if only not in (None, run_id):
                     continue
-                (taken if await transfer.take_in(source, self._store, run_id) else there).append(run_id)
+                (taken if await transfer.take_in(source, kept, run_id) else there).append(run_id)
         finally:
             await source.close()
         if not taken and not there:
@@ -1286,8 +1286,8 @@ class Runtime(EnteredAsync):
     async def prune(self, older_than: dt.timedelta, *, dry: bool = False, actor: str = "operator") -> Pruned:
         """Deletes runs with their forks, replays and children, if all of them ended longer ago than ``older_than`` and none has an unsettled
         effect or intent (§6.10). A later request for a deleted run raises ``RunPruned``, with the time and the actor."""
-        before = self._store.now() - duration(older_than, "older_than")
-        return await prune(self._store, keeper(self._store), before, dry=dry, actor=text_of(actor, "actor"))
+        before = self.store.now() - duration(older_than, "older_than")
+        return await prune(self.store, keeper(self.store), before, dry=dry, actor=text_of(actor, "actor"))
 
     @verb
     async def backup(self, path: str | os.PathLike[str]) -> None:
@@ -1303,13 +1303,13 @@ class Runtime(EnteredAsync):
     @verb
     async def acknowledge(self) -> None:
         """Accepts a log whose end was lost (§1.9). Call it only after an operator has decided so."""
-        await watchful(self._store).acknowledge()
+        await watchful(self.store).acknowledge()
         await self._start_over()
 
     def _copies(self) -> Copies:
-        if offers_copies(self._store):
-            return self._store
-        raise UsageError(f"{self._store.url} is not a store in one file", hint="use the database's own tools, copy a workspace's directory, or export its runs")
+        if offers_copies(self.store):
+            return self.store
+        raise UsageError(f"{self.store.url} is not a store in one file", hint="use the database's own tools, copy a workspace's directory, or export its runs")
 
     @verb
     async def result(self, run_id: str, timeout: dt.timedelta | float | None = None) -> Any:
@@ -1343,7 +1343,7 @@ class Runtime(EnteredAsync):
         self, run_id: str, *, after: Any = None, modes: Iterable[str] = ("events", "custom"), tenant_id: str | None = None, source: Source | None = None
     ) -> Follower:
         """The lower-level reader behind ``stream``, for servers whose readers share one source."""
-        return Follower(self._store, source or DirectSource(self._store, self.look), self._services.threads, run_id, frozenset(modes), after, tenant_id)
+        return Follower(self.store, source or DirectSource(self.store, self.look), self._services.threads, run_id, frozenset(modes), after, tenant_id)
 
     @check_arguments(modes=modes_of)
     async def run_stream(
@@ -1418,7 +1418,7 @@ class Runtime(EnteredAsync):
         Raises:
             CheckpointNotFound: ``after`` is not a checkpoint of this thread.
         """
-        return await histories.history(self._store, self._reader, thread_id, limit=limit, after=after)
+        return await histories.history(self.store, self._reader, thread_id, limit=limit, after=after)
 
     @verb
     async def diff(self, run_id: str, a: str, b: str) -> dict[str, Any]:

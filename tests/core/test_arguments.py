@@ -25,7 +25,7 @@ TAKEN: list[tuple[Any, Any, Any]] = [
 
 REFUSED: list[tuple[Any, Any]] = [
     (bounds.asked, 3), (bounds.people, 3), (bounds.people, [3]), (bounds.people, {"a": 1}), (bounds.words, 3), (bounds.words, b"x"), (bounds.words, {"a": 1}),
-    (bounds.words, [3]), (bounds.words, ["\0"]), (bounds.variables, [1]), (bounds.variables, {"A": 1}), (bounds.variables, {1: "a"}), (bounds.path, 3),
+    (bounds.words, [3]), (bounds.words, ["\0"]), (bounds.variables, [1]), (bounds.variables, {"A": 1}), (bounds.variables, {1: "a"}), (bounds.variables, {"A=B": "a"}), (bounds.variables, {"": "a"}), (bounds.path, 3),
     (bounds.path, b"a"), (bounds.path, "a\0b"), (bounds.KNOWN["paths"], "a"), (bounds.KNOWN["paths"], 3), (bounds.KNOWN["paths"], [3]), (bounds.KNOWN["paths"], {"a": 1}),
     (bounds.several, "abc"), (bounds.several, 3), (bounds.several, {"a": 1}), (bounds.data, "x"), (bounds.data, bytearray(b"x")),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
 
 import pytest
@@ -26,6 +27,26 @@ def test_errors_carry_what_the_caller_needs() -> None:
     assert StoreClosed().code == "store_closed" and not StoreClosed.passing and "again" in StoreClosed().hint
     gone = RecordDamaged("claim", "", "request\x1fnotes\x1fk", missing=True)
     assert (gone.code, gone.run_id) == ("claim_record_missing", "") and "'request notes k' is missing" in gone.message
+
+
+def test_a_step_that_took_too_long_is_a_timeout_of_python_too() -> None:
+    """§10.10: whoever writes ``except TimeoutError`` around a step means this one; it stays a failure with its own code, hint and text."""
+    late = errors.StepTimeout("ask took longer than 1 s", hint="raise its timeout=")
+    assert isinstance(late, TimeoutError) and isinstance(late, errors.StepFailure)
+    assert (str(late), late.code, late.errno, late.args) == ("ask took longer than 1 s; raise its timeout=", "step_timeout", None, ("ask took longer than 1 s",))
+    again = from_code("step_timeout", "late")
+    assert type(again) is errors.StepTimeout and again.message == "late"
+    for other in (pickle.loads(pickle.dumps(late)), errors.make_own(late)):
+        assert type(other) is errors.StepTimeout and (str(other), vars(other), other.args) == (str(late), vars(late), late.args)
+    kept = ErrorValue.of(late)
+    assert (kept.type, kept.message, kept.code, kept.hint) == ("holdfast.core.errors.StepTimeout", late.message, "step_timeout", late.hint)
+
+
+def test_which_errors_are_also_pythons_own() -> None:
+    """Only where nobody could mean anything else; the head of the module says why no other is."""
+    found = {cls.__name__: base.__name__ for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.HoldfastError)
+             for base in (next(c for c in cls.__mro__ if c.__module__ == "builtins"),) if base is not Exception}
+    assert found == {"StepTimeout": "TimeoutError", "UnknownOption": "TypeError", "ChannelEmpty": "AttributeError"}
 
 
 class Silent(Exception):

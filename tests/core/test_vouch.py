@@ -129,3 +129,23 @@ def test_no_bytes_at_all_are_unreadable(decode: Callable[[Any], Any]) -> None:
     """A damaged page gives NULL where bytes were: a typed error, like any bytes that are none of ours."""
     with pytest.raises(EventUnreadable):
         decode(None)
+
+
+def test_records_that_are_lost_together_with_their_vouchers_are_counted() -> None:
+    """§12.1: by number and sum, whatever their order; the count itself is held against what is there."""
+
+    def tally(*ids: str) -> tuple[int, int]:
+        return len(ids), sum(vouch.weigh("schedule", id) for id in ids)
+
+    whole = dict.fromkeys(vouch.COUNTED, (0, 0)) | {"schedule": tally("a", "b", "c")}
+
+    def told(stated: dict[str, tuple[int, int]], *there: str) -> list[tuple[str, str]]:
+        return [(e.code, e.record) for e in vouch.find_miscounted(stated, whole | {"schedule": tally(*there)})]
+
+    assert told(whole, "c", "a", "b") == []
+    assert told(whole, "b") == [("schedule_record_missing", "2 of 3")]
+    assert told(whole, "a", "b", "d") == [("schedule_record_missing", "1 of 3")], "another is in its place"
+    assert told(whole, "a", "b", "c", "d") == [("schedule_record_altered", "count of all: 3, not 4")]
+    assert told({k: v for k, v in whole.items() if k != "schedule"}, "a") == [("schedule_record_missing", "count of all")]
+    assert list(vouch.find_miscounted({}, dict.fromkeys(vouch.COUNTED, (0, 0)))) == [], "a store that was emptied by hand"
+    assert 0 <= vouch.weigh("token", "\ud800") < 2**32 and vouch.weigh("token", "a") != vouch.weigh("limit", "a")

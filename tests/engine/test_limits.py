@@ -15,6 +15,7 @@ from holdfast import Context, Graph, Limit, Runtime, State, Tool
 from holdfast.core.errors import InvalidInput, LimitReached, QueueFull
 from holdfast.core.status import Status
 from holdfast.stores import MemoryStore
+from holdfast.testing.clock import VirtualClock
 from tests.engine.support import FakeClock
 
 
@@ -227,6 +228,55 @@ async def test_a_run_does_not_rest_for_a_limit_that_it_holds_itself(url: str, wh
         told = [e.event_type for e in await rt.events(run.run_id)]
     assert meter.most <= 2 and meter.done == 6
     assert "run.handed_back" not in told and len(entered) == len(set(entered))
+
+
+@pytest.mark.parametrize("where", ["a node beside", "a branch", "between"])
+async def test_what_is_freed_before_a_run_rests_is_not_waited_for(where: str) -> None:
+    """§10.11: who leaves while the run is still driven can wake nobody. So the run looks once more when it rests; the clock stands still from then on."""
+    clock, full, stay = VirtualClock(), asyncio.Event(), asyncio.Event()
+    graph = Graph(where, Empty)
+
+    class Told(MemoryStore):
+        async def enter(self, owner: str, run_id: str, place: str, needs: Any, *, resting: bool = False) -> Any:
+            later = await super().enter(owner, run_id, place, needs, resting=resting)
+            if resting and later is not None:
+                full.set()
+                await self.leave(owner, ["x"] if where == "between" else [])
+            return later
+
+    async def act() -> int:
+        return 1
+
+    @graph.node("uses", start=True)
+    async def uses(state: Empty, ctx: Context) -> None:
+        if where == "a branch":
+            await ctx.gather(ctx.effect(act, limit="full"), ctx.effect(act, key="second", limit="gpu"), ctx.step(stay.wait))
+        else:
+            await ctx.effect(act, limit="gpu")
+
+    if where == "a node beside":
+
+        @graph.node("stays", start=True)
+        async def stays(state: Empty) -> None:
+            await stay.wait()
+
+    async with Runtime(Told(now=clock.now), skills=[graph], clock=clock, limits={"gpu": Limit(in_flight=1), "full": Limit(in_flight=1)}) as rt:
+        await rt.recover()
+        for place, name in (("x", "gpu"), ("y", "full")):
+            assert await rt.store.enter(rt.owner, "none", place, {name: Limit(in_flight=1)}) is None
+        run = await rt.submit(graph, {})
+        stop = asyncio.Event()
+        working = asyncio.ensure_future(rt.worker(stop=stop))
+        while not full.is_set():
+            clock.advance(0.05)
+            await asyncio.sleep(0)
+        await rt.store.leave(rt.owner, ["x", "y"] if where == "a branch" else ["x"])
+        stay.set()
+        async with asyncio.timeout(20):
+            await rt.result(run.run_id)
+        stop.set()
+        await working
+        assert [e.event_type for e in await rt.events(run.run_id)].count("run.handed_back") == 1
 
 
 async def test_a_tool_uses_its_limit(tmp_path: Path) -> None:

@@ -162,6 +162,45 @@ async def test_a_timeout_is_typed_and_recorded() -> None:
     assert ran == {"forever": 1, "other": 1}
 
 
+async def test_a_timeout_is_caught_as_pythons_own_also_on_re_entry() -> None:
+    """§10.10: whoever writes ``except TimeoutError`` means it, and goes the same way when the record answers."""
+
+    async def forever() -> None:
+        ran["forever"] += 1
+        await asyncio.Event().wait()
+
+    @flow("f")
+    async def f(ctx: Context) -> str:
+        try:
+            await ctx.step(forever, timeout=0.01)
+        except TimeoutError as e:
+            return await ctx.step(work, str(e))
+        return "never"
+
+    world = World()
+    await world.crash(f, when=says(ev.StepCompleted, path="1"))
+    assert (await world.recovered(f)).result.startswith("FOREVER TOOK LONGER THAN 0.01 S")
+    assert ran["forever"] == 1 and len(ran) == 2
+
+
+async def test_a_retry_of_timeouts_is_one_of_steps_that_took_too_long() -> None:
+    """§10.9: ``on=`` names classes, and a step's timeout is a ``TimeoutError``."""
+
+    async def slow_once() -> str:
+        ran["slow"] += 1
+        if ran["slow"] == 1:
+            await asyncio.Event().wait()
+        return "done"
+
+    @flow("f")
+    async def f(ctx: Context) -> str:
+        return await ctx.step(slow_once, timeout=0.05, retry=Retry(max_attempts=2, base_us=1, on=(TimeoutError,)))
+
+    async with Runtime("memory:", skills=[f]) as rt:
+        run = await rt.invoke(f, {})
+    assert run.result == "done" and ran["slow"] == 2
+
+
 # -- differences ------------------------------------------------------------------------------------
 
 

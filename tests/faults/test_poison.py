@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import multiprocessing
 import os
 import subprocess
@@ -11,17 +12,19 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, State, flow
+from holdfast import Context, Graph, Limit, Runtime, State, flow
 from holdfast.core.errors import ForeignLoop, LeaseLost, ProcessForked, StoreError
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
 from holdfast.engine.base.pool import Job, Pool
 from holdfast.engine.calls import functions
 from holdfast.engine.calls.functions import Patience
+from holdfast.engine.desk.door import Request
 from holdfast.stores import MemoryStore
 from holdfast.testing import Fault, World
 
@@ -386,6 +389,55 @@ async def test_a_runtime_shared_by_threads_is_refused(tmp_path: Path) -> None:
                 with pytest.raises(ForeignLoop, match="another event loop") as caught:
                     await verb()
                 assert "run_coroutine_threadsafe" in caught.value.hint
+
+        await asyncio.to_thread(lambda: asyncio.run(use()))
+        assert (await rt.get(run.run_id)).status == "completed"
+
+
+FOREIGN: dict[str, tuple[Any, ...]] = {
+    "acknowledge": (), "approve": ("w",), "attempts": ("RUN",), "backup": ("FILE",), "cancel": ("RUN",), "check": (), "checkpoint": ("RUN",), "checkpoints": ("RUN",),
+    "close": (), "decide": ("w", "approve"), "decide_all": ("approve",), "deny": ("w",), "diff": ("RUN", "a", "b"), "dispatch": (), "effects": ("RUN",), "events": ("RUN",),
+    "explain": ("RUN",), "export": ("RUN", "FILE"), "fork": ("RUN",), "get": ("RUN",), "history": ("t",), "import_runs": ("FOLDER",), "intents": (), "invoke": ("SKILL", {}),
+    "issue_token": ("w", "ann"), "kernel_invoke": ("SKILL", {}, Request()), "kernel_resume": ("RUN",), "lanes": (), "ledger": (), "limits": (), "mask": ("RUN",), "pause_queue": ("q",),
+    "pause_schedule": ("s",), "prune": (timedelta(1),), "queues": (), "record": ("RUN",), "recover": (), "redeem": ("t", "approve"), "redrive": ("i",), "repair_run_state": ("RUN",),
+    "replay": ("RUN",), "restore": ("FILE",), "result": ("RUN",), "resume": ("RUN",), "run": ("SKILL", {}), "run_stream": ("SKILL", {}), "runs": (), "schedule": ("SKILL",), "schedules": (),
+    "set_limit": ("l", Limit(in_flight=1)), "settle": ("i", "sent"), "signal": ("RUN", "s"), "state": ("RUN",), "steps": ("RUN",), "stream": ("RUN",), "submit": ("SKILL", {}), "trigger": ("s",),
+    "unpause_queue": ("q",), "unpause_schedule": ("s",), "unschedule": ("s",), "unset_limit": ("l",), "waits": (), "worker": (), "workers": (),
+}
+"""By verb of a Runtime what it is given. All of them go to the store."""
+NAMED: dict[str, dict[str, Any]] = {
+    name: {"actor": "ann"} for name in ("approve", "decide", "decide_all", "deny", "pause_queue", "redrive", "set_limit", "settle", "unpause_queue", "unset_limit")
+} | {
+    "schedule": {"every": timedelta(1)}
+}
+NAMED["deny"]["reason"] = "no"
+NAMED["decide_all"]["where"] = {"name": "n"}
+
+
+def test_every_verb_is_among_those_that_are_refused_to_other_threads() -> None:
+    verbs = {name for name, f in vars(Runtime).items() if not name.startswith("_") and (inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f))}
+    assert verbs <= FOREIGN.keys()
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+async def test_a_verb_is_refused_to_another_thread(name: str, tmp_path: Path) -> None:
+    """One that only reads, too: what it returned would be of a store that another loop writes."""
+    graph = lone(one)
+    async with Runtime(f"sqlite:///{tmp_path / 's.db'}", skills=[graph]) as rt:
+        run = await rt.invoke(graph, {})
+        named = {"RUN": run.run_id, "SKILL": graph, "FILE": tmp_path / "x", "FOLDER": tmp_path}
+        given = [named.get(a, a) if isinstance(a, str) else a for a in FOREIGN[name]]
+
+        async def call() -> None:
+            answer = getattr(rt, name)(*given, **NAMED.get(name, {}))
+            if not hasattr(answer, "__aiter__"):
+                await answer
+            async for _ in answer:
+                break
+
+        async def use() -> None:
+            with pytest.raises(ForeignLoop):
+                await asyncio.wait_for(call(), 60)
 
         await asyncio.to_thread(lambda: asyncio.run(use()))
         assert (await rt.get(run.run_id)).status == "completed"

@@ -31,7 +31,10 @@ async def test_a_program_that_is_not_installed_here_is_left_to_others(open_rt: O
     script = tmp_path / "unreadable"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o600)
-    for program in ("no-such-program", str(script)):
+    strange = tmp_path / "strange"
+    strange.write_bytes(b"\x01\x02")
+    strange.chmod(0o700)
+    for program in ("no-such-program", str(script), str(strange), str(strange / "within")):
         async with open_rt(skills=[note], transports={"mail": Subprocess([program])}) as rt:
             run = await rt.invoke(note, {})
             (intent,) = await rt.intents(run.run_id)

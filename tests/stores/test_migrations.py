@@ -18,17 +18,19 @@ import apsw
 import pytest
 
 from holdfast import Runtime
-from holdfast.core import canon, codec
+from holdfast.core import canon, codec, vouch
 from holdfast.core.errors import LogRolledBack, StoreReadOnly, UnsupportedFormat
+from holdfast.core.limits import Change, Limit, Rule
 from holdfast.engine.keep.check import Checker
 from holdfast.stores import SqliteStore, schema_version
 from holdfast.stores.sqlite import connection
 from holdfast.stores.sqlite.connection import MIGRATIONS
 from holdfast.testing.conformance import TTL, Script, refused
 from holdfast.testing.conformance_blobs import bulk, recording
+from holdfast.testing.conformance_people import plan
 
 LATEST = len(MIGRATIONS)
-NEW = ("blob_use", "bucket", "call", "carry", "chunk", "offer", "pruned", "rule", "shelf", "sqlite_sequence", "tail", "vouch")
+NEW = ("blob_use", "bucket", "call", "carry", "chunk", "offer", "pruned", "roll", "rule", "shelf", "sqlite_sequence", "tail", "vouch")
 ORDERED = ("effect", "inbox", "intent", "schedule")
 OLD = Path(__file__).resolve().parents[1] / "histories" / "0.1.0" / "store.db"
 
@@ -90,8 +92,10 @@ def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
     beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "worker"))
     assert len(found) == beside > 0, "each record that was there is vouched for"
     assert all([r[:-1] for r in after[name]] == before[name] and all(r[-1] == r[0] for r in after[name]) for name in ORDERED)
+    ids = {"schedule": [r[1] for r in before["schedule"]], "limit": [], "pruned": [], "token": [r[0].hex() for r in before["token"]]}
+    assert sorted(after["roll"]) == sorted((kind, len(each), sum(vouch.weigh(kind, id) for id in each)) for kind, each in ids.items()), "what no log tells of is counted"
     assert after["tail"] == sorted((run[0], run[2]) for run in before["run"]), "where the log of each run ends"
-    return {**before, **{name: [] for name in NEW}, "tail": after["tail"], "vouch": found, "run": runs, **{name: after[name] for name in ORDERED}}
+    return {**before, **{name: [] for name in NEW}, "tail": after["tail"], "roll": after["roll"], "vouch": found, "run": runs, **{name: after[name] for name in ORDERED}}
 
 
 def _doc_of(row: tuple[Any, ...]) -> bytes:
@@ -160,6 +164,24 @@ async def test_a_crash_at_any_statement_of_the_migration(old: Path, tmp_path: Pa
         await store.close()
         assert (version(path), tables(path)) == (LATEST, grown(before, path))
     assert seen == {1, LATEST}, "killed on either side"
+
+
+async def test_what_a_release_before_has_written_is_counted(tmp_path: Path) -> None:
+    """§12.1: schema 18 counts what is there; from then on what is lost is told."""
+    path = tmp_path / "s.db"
+    store = SqliteStore(path)
+    await store.open()
+    for name in ("a", "b"):
+        await store.put_schedule(plan(name, 5), None)
+        await store.put_rule(Rule(name).change(Change(1, "ada", "set", Limit(in_flight=1))), None)
+    await store.close()
+    kept = tables(path)["roll"]
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        db.execute("DROP TABLE roll; PRAGMA user_version = 17")
+    await store.open()
+    assert await Checker(store).all() == []
+    await store.close()
+    assert version(path) == LATEST and tables(path)["roll"] == kept and {(kind, n) for kind, n, _ in kept} == {("schedule", 2), ("limit", 2), ("token", 0), ("pruned", 0)}
 
 
 def test_processes_that_come_at_once_migrate_once(old: Path) -> None:

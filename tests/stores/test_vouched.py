@@ -25,7 +25,7 @@ from holdfast.core.errors import LogRolledBack, RecordDamaged
 from holdfast.core.limits import Change, Limit, Rule
 from holdfast.core.offers import Offer
 from holdfast.core.tokens import hash_secret
-from holdfast.engine.keep.check import Checker
+from holdfast.engine.keep.check import Checker, keeper
 from holdfast.engine.keep.repair import Repairer
 from holdfast.ports import Shelves, Store
 from holdfast.stores import PostgresStore, SqliteStore
@@ -95,6 +95,14 @@ OTHER = {
 PLAIN = ("hash", "schedule_id", "effect_id", "intent_id", "key", "run", "run_id", "bucket", "name")  # by what a record is found: it has its own
 
 
+async def pruned(store: Kept, run_id: str) -> None:
+    """A run that had a link, and of which a note is left."""
+    script = await Script(store, run_id).begin("w")
+    await store.issue_token(replace(link(Harness(store), run_id), run_id=run_id))  # type: ignore[arg-type]
+    await script.complete()
+    assert run_id in (await keeper(store).prune(store.now() + 1)).run_ids
+
+
 async def fill(store: Kept) -> None:
     await store.open()
     await store.register("w", 10**6 * TTL)
@@ -106,6 +114,8 @@ async def fill(store: Kept) -> None:
         assert await store.put_rule(Rule(f"limit {name}").change(set_), None)
         assert await store.enter("w", f"r{name[1:]}", f"r{name[1:]}.a", {f"limit {name}": None}) is None
     assert await store.enter("w", "r2", "r2.b", {"limit s1": None}, resting=True) is not None
+    for name in ("p1", "p2"):
+        await pruned(store, name)
     assert await Checker(store).all() == []
     await store.close()
     async with Runtime(store, skills=[talk()]) as rt:
@@ -397,6 +407,57 @@ async def test_the_operator_accepts_what_is_there(kept: InSqlite | InPostgres) -
         assert (await Repairer(store).repair("r1", apply=True)).applied
         assert await codes(store) == set()
         assert await store.effects("r1") and await store.effects("r2")
+
+
+COUNTED = {"schedule": ("schedule", "schedule_id = 's1'", "id = 's1'"), "limit": ("rule", "name = 'limit s1'", "id = 'limit s1'"), "token": ("token", FIRST["token"], f"id = '{hash_secret('r1a').hex()}'"), "pruned": ("pruned", "run_id = 'p1'", "id = 'p1'")}
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+@pytest.mark.parametrize("kind", COUNTED)
+async def test_what_is_lost_together_with_its_voucher_is_counted(kept: InSqlite | InPostgres, kind: str, all_of_them: bool) -> None:
+    """§12.1: no log tells of schedules, links, limits and notes about pruned runs, so the store counts them: by how many, and by the sum of their ids."""
+    table, record, voucher = COUNTED[kind]
+    which = ("", "") if all_of_them else (f" WHERE {record}", f" AND {voucher}")
+    async with kept.after(f"DELETE FROM {table}{which[0]}", f"DELETE FROM vouch WHERE kind = '{kind}'{which[1]}") as store:
+        found = [p for p in await Checker(store).all() if p.code == f"{kind}_record_missing"]
+        there = {"schedule": 2, "limit": 2, "token": 4, "pruned": 2}[kind]
+        assert [f"'{there if all_of_them else 1} of {there}'" in p.message for p in found] == [True], found
+        await store.vouch_anew()  # type: ignore[attr-defined]
+        assert f"{kind}_record_missing" not in await codes(store), "the operator accepts the loss"
+    kept.hand("SELECT 1")
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+async def test_a_count_that_is_lost_or_altered_is_named(kept: InSqlite | InPostgres, kind: str) -> None:
+    """§12.1: it has no digest, for it is held against what is there."""
+    async with kept.after(f"DELETE FROM roll WHERE kind = '{kind}'") as store:
+        assert await codes(store) == {f"{kind}_record_missing"}
+    for change, code in (("n = n + 1", f"{kind}_record_missing"), ("sum = sum + 1", f"{kind}_record_missing"), ("n = n - 1", f"{kind}_record_altered")):
+        one = " AND shard = (SELECT min(shard) FROM roll)" if isinstance(kept, InPostgres) else ""
+        async with kept.after(f"UPDATE roll SET {change} WHERE kind = '{kind}'{one}") as store:
+            assert await codes(store) == {code}, change
+            await store.vouch_anew()  # type: ignore[attr-defined]
+            assert await codes(store) == set()
+        kept.hand("SELECT 1")
+
+
+async def test_what_is_added_changed_and_deleted_stays_counted(kept: InSqlite | InPostgres) -> None:
+    """§12.1: a schedule that moves, a limit that changes and a link that is used are counted once; what is deleted, by hand of its verb or with its run, is not missing."""
+    async with kept.after() as store:
+        await store.put_schedule(plan("s3", 5), None)
+        await store.put_schedule(plan("s3", 6), await store.schedule("s3"))
+        assert not await store.put_schedule(plan("s3", 7), None)
+        before = next(r for r in await store.rules() if r.name == "limit s1")
+        assert await store.put_rule(before.change(Change(2, "ada", "unset", None)), before)
+        await store.issue_token(replace(link(Harness(store), "r2c"), run_id="r2", expires_at=store.now() + 10**9))  # type: ignore[arg-type]
+        assert await store.redeem_token(hash_secret("r2c"), signal("r2", "by the link", 0))
+        assert await codes(store) == set()
+        assert await store.drop_schedule("s3") and not await store.drop_schedule("s3") and await store.drop_schedule("s1")
+        assert await codes(store) == set()
+        for name in ("p3", "p1"):  # the second is pruned again
+            await pruned(store, name)
+        assert await codes(store) == set()
+    kept.hand("SELECT 1")
 
 
 @pytest.mark.parametrize("value", [0, -(10**12), 10**15])

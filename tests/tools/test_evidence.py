@@ -193,3 +193,31 @@ async def test_a_link_that_leads_to_itself_leads_nowhere(tmp_path: Path) -> None
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(PathOutsideWorkspace):
         confine(str(tmp_path), "loop/x")
+
+
+@pytest.mark.parametrize("cwd", ["", "sub"])
+@pytest.mark.parametrize("pattern", ["**/*", "*", ".*/*", "**/workspace", "sub/**/*", "link"])
+async def test_what_is_holdfasts_own_is_no_artifact(pattern: str, cwd: str, tmp_path: Path) -> None:
+    """§11.4: a pattern means what the tool left, not the folder's id nor a store that lies in it, in this workspace or in one within it."""
+    folder = space(tmp_path)
+    within = folder / cwd
+    for other in (folder, folder / "sub", folder / "sub" / "sub"):
+        (other / ".holdfast").mkdir(parents=True, exist_ok=True)
+        (other / ".holdfast" / "runs.db").write_text("a store")
+    (within / "link").symlink_to(folder / ".holdfast" / "runs.db")
+    (within / ".config").mkdir()
+    for mine in ("mine.txt", ".config/mine.txt", "sub/mine.txt", "workspace"):
+        (within / mine).write_text("mine")
+    tool = python(artifacts=[pattern])
+
+    @flow("keeps")
+    async def keeps(ctx: Context) -> list[str]:
+        return [a.name for a in (await ctx.tool(tool, ["-c", ""], cwd=cwd or None)).artifacts]
+
+    async with Runtime("memory:", skills=[keeps], tools=[tool], workspace=folder) as rt:
+        run = await rt.invoke(keeps, {})
+    everything = {".config/mine.txt", "mine.txt", "sub/mine.txt", "workspace"}
+    wanted = {
+        "**/*": everything, "*": {"mine.txt", "workspace"}, ".*/*": {".config/mine.txt"}, "**/workspace": {"workspace"}, "sub/**/*": {"sub/mine.txt"}, "link": set(),
+    }
+    assert run.error is None and set(run.result) == wanted[pattern]

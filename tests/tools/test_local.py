@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Runtime, Tool, flow
-from holdfast.core.errors import PathOutsideWorkspace, StepTimeout, ToolMissing
+from holdfast import Context, Retry, Runtime, Tool, flow
+from holdfast.core.errors import PathOutsideWorkspace, StepTimeout, TooLarge, ToolFailed, ToolMissing
 from holdfast.ports import ToolRequest
 from holdfast.tools.local import LocalRunner
 
@@ -104,6 +105,59 @@ async def test_a_timeout_ends_the_whole_process_group(tmp_path: Path) -> None:
 async def test_a_missing_command_is_named() -> None:
     with pytest.raises(ToolMissing, match="no-such-thing"):
         await LocalRunner().run(ToolRequest(tool="t", command=("no-such-thing",), step_id="s"))
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "told", "way_out"),
+    [
+        (("no-such-thing",), {}, "there is no command no-such-thing", "install it"),
+        (("./nothing",), {}, "there is no command ./nothing", "install it"),
+        (("./file/nothing",), {}, "there is no command ./file/nothing", "install it"),
+        (("./folder",), {}, "./folder is a folder", "install it"),
+        (("./plain",), {}, "./plain is not executable", "chmod +x"),
+        (("./strange",), {}, "./strange is no program", "#! line"),
+        (("./orphan",), {}, "no program that the first line of ./orphan names", "#! line"),
+        (("echo",), {"cwd": "nowhere"}, "there is no folder", "cwd="),
+        (("echo",), {"cwd": "file"}, "is not a folder", "cwd="),
+    ],
+)
+async def test_what_cannot_be_run_is_named_with_the_way_out(command: tuple[str, ...], options: dict[str, str], told: str, way_out: str, tmp_path: Path) -> None:
+    """§11.2: the tool and its command are named, not the error of the system alone."""
+    (tmp_path / "folder").mkdir()
+    for name, text, mode in (("file", "", 0o644), ("plain", "#!/bin/sh\n", 0o644), ("strange", "\x01\x02", 0o755), ("orphan", "#!/no/such\n", 0o755)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(mode)
+    command = tuple(c if not c.startswith("./") else str(tmp_path / c) for c in command)
+    with pytest.raises(ToolMissing) as raised:
+        await LocalRunner().run(ToolRequest(tool="lint", command=command, step_id="s", workspace=str(tmp_path), **options))
+    assert raised.value.message.startswith("the tool lint cannot be run: ")
+    assert told.replace("./", f"{tmp_path}/") in raised.value.message and way_out in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "field"),
+    [(["a", "x" * 200_000], {}, "command[2] of lint"), (["x" * 1_000] * 5_000, {}, "command and environment of lint"), ([], {"A": "x" * 200_000}, "env['A'] of lint")],
+    ids=["one argument", "many", "the environment"],
+)
+async def test_arguments_beyond_what_the_system_takes_are_told_by_their_size(argv: list[str], env: dict[str, str], field: str) -> None:
+    """§14.3: an error that names field, size and limit; another attempt would not mend it."""
+    with pytest.raises(TooLarge) as raised:
+        await LocalRunner().run(ToolRequest(tool="lint", command=("echo", *argv), step_id="s", env=env))
+    assert raised.value.field == field and raised.value.size > raised.value.limit > 100_000
+    assert "input=" in raised.value.hint
+
+
+async def test_a_process_that_the_system_has_no_room_for_is_tried_again() -> None:
+    """§10.9: what may pass is an error of the tool, which a retry may follow; nothing of it has run."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(ToolFailed) as raised:
+            await LocalRunner().run(ToolRequest(tool="lint", command=("true",), step_id="s"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "the tool lint could not be started: " in raised.value.message and "descriptors" in raised.value.hint
+    assert Retry(2).retries(raised.value, 1) and not Retry(2).retries(ToolMissing("x"), 1)
 
 
 # -- through a run --------------------------------------------------------------------------------------

@@ -314,6 +314,9 @@ def words(value: Any, field: str) -> Any:
 
 def variables(value: Any, field: str) -> Any:
     """Variables of an environment."""
+    for name in mapping(value, field):
+        if "=" in name:
+            raise InvalidInput(f"{field}: {name!r} is not the name of a variable, because it contains =", field=field, hint=f'{field}={{"NAME": "value"}}')
     return {name: text(one, f"{field}[{name!r}]", VALUE_BYTES, empty=True) for name, one in mapping(value, field).items()}
 
 

@@ -6,6 +6,11 @@
 
 Every error has a stable ``code``, which commands and the HTTP API print, and an exit code. It may carry a ``hint``, which says what to do.
 ``rejected`` is the code of both ``Rejected`` and ``StepRejected``; their exit codes differ.
+
+Three errors are also errors of Python, because nobody could mean anything else by them: ``StepTimeout`` is a ``TimeoutError``, ``UnknownOption`` a
+``TypeError``, ``ChannelEmpty`` an ``AttributeError``. No other is: ``except KeyError`` or ``except ValueError`` around a call is meant for the program's own values,
+``InvalidInput`` speaks of wrong types and of wrong values, and ``except OSError``, written for a file, would catch a ``Denied`` that was a ``PermissionError`` or a ``StoreUnavailable``
+that was a ``ConnectionError``.
 """
 
 from __future__ import annotations
@@ -504,8 +509,8 @@ class InvalidWrite(StepFailure):
         self.field = field
 
 
-class StepTimeout(StepFailure):
-    """A step took longer than its timeout."""
+class StepTimeout(StepFailure, TimeoutError):
+    """A step took longer than its timeout. ``except TimeoutError`` catches it too."""
 
     code = "step_timeout"
 
@@ -559,7 +564,7 @@ class EffectAbandoned(EffectFailed):
 
 
 class ToolFailed(StepFailure):
-    """A tool ended with an exit code other than 0."""
+    """A tool ended with an exit code other than 0, or the system had no room for its process."""
 
     code = "tool_failed"
 
@@ -572,7 +577,7 @@ class StatementFailed(StepFailure):
 
 
 class ToolMissing(StepFailure):
-    """The step calls a tool that is not registered in this process."""
+    """The step calls a tool that is not registered in this process, or whose command cannot be run there."""
 
     code = "tool_missing"
 

@@ -182,6 +182,31 @@ def call_id(place: str, name: str) -> str:
     return f"{place}\x1f{name}"
 
 
+# -- how many there must be -------------------------------------------------------------------------
+
+
+COUNTED: tuple[Kind, ...] = ("schedule", "limit", "token", "pruned")
+"""What the store counts, because no log tells of it: a record that is lost together with its voucher is missing there."""
+
+
+def weigh(kind: str, id: str) -> int:
+    """What a record adds to the sum of its kind. Statements of a database make the same number, so it is one over plain text. The content is the
+    voucher's to guard: so only a new record and a deleted one change the sum, and no step or claim does."""
+    return int.from_bytes(hashlib.sha256(f"{kind}\x1f{id}".encode("utf-8", "surrogatepass")).digest()[:4])
+
+
+def find_miscounted(stated: Mapping[str, tuple[int, int]], found: Mapping[str, tuple[int, int]]) -> Iterator[RecordDamaged]:
+    """Of the kinds that are counted, those of which another number or other records are there, by number and sum. A store that was emptied by hand has
+    neither counts nor records."""
+    for kind in COUNTED:
+        if kind not in stated:
+            if found[kind][0]:
+                yield RecordDamaged(kind, OWN, "count of all", missing=True)
+        elif stated[kind] != found[kind]:
+            n, m = stated[kind][0], found[kind][0]
+            yield RecordDamaged(kind, OWN, f"{max(n - m, 1)} of {n}", missing=True) if m <= n else RecordDamaged(kind, OWN, f"count of all: {n}, not {m}")
+
+
 # -- what a run's row says beside its log -------------------------------------------------------------
 
 
@@ -230,7 +255,40 @@ def verify(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
 
 
 __all__ = [
-    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "call_id", "claim_id", "damage", "ledger_id", "list_readings", "of_bucket", "of_call", "of_claim", "of_effect",
-    "of_effect_row", "of_inbox", "of_intent", "of_intent_row", "of_ledger", "of_limit", "of_meta", "of_offer", "of_pruned", "of_schedule", "of_schedule_row",
-    "of_shelf", "of_token", "of_worker", "seal", "shelf_id", "standing", "verify",
+    "COUNTED",
+    "KINDS",
+    "OWN",
+    "Kind",
+    "Part",
+    "Voucher",
+    "by_id",
+    "call_id",
+    "claim_id",
+    "damage",
+    "find_miscounted",
+    "ledger_id",
+    "list_readings",
+    "of_bucket",
+    "of_call",
+    "of_claim",
+    "of_effect",
+    "of_effect_row",
+    "of_inbox",
+    "of_intent",
+    "of_intent_row",
+    "of_ledger",
+    "of_limit",
+    "of_meta",
+    "of_offer",
+    "of_pruned",
+    "of_schedule",
+    "of_schedule_row",
+    "of_shelf",
+    "of_token",
+    "of_worker",
+    "seal",
+    "shelf_id",
+    "standing",
+    "verify",
+    "weigh",
 ]

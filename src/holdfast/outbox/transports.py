@@ -23,6 +23,7 @@ from holdfast.core.intents import Sending
 from holdfast.core.limits import check_name
 from holdfast.core.misused import is_function
 from holdfast.core.retry import Retry, coerce
+from holdfast.machine import NO_PROGRAM
 
 TIMEOUT_SECONDS = 60.0
 OUTPUT_CAP = 1024 * 1024
@@ -216,7 +217,9 @@ class Subprocess:
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(*self._argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
-        except (FileNotFoundError, PermissionError):
+        except OSError as e:
+            if e.errno not in NO_PROGRAM:
+                raise
             raise NotConfigured(UsageError(f"{self._argv[0]} cannot be run here", hint="install it, or name its path")) from None
         try:
             out, err, _ = await asyncio.gather(_read(process.stdout), _read(process.stderr), _feed(process.stdin, msgspec.json.encode(payload)))

@@ -686,6 +686,17 @@ class MemoryStore(Small):
             self._free([self._calls.pop(p) for p in places if p in self._calls and self._calls[p].owner == owner])
         self.changes.tell()
 
+    async def look_again(self, run_id: str, needs: Mapping[str, Limit | None]) -> bool:
+        now, row = self.now(), self._runs.get(run_id)
+        if row is None or row.owner is not None or row.due is None or row.due <= now:
+            return False
+        if apply.enter(Call("", "", run_id, (), now), needs, None, self._rules.values(), self._in_use(), self._buckets, resting=False).later is not None:
+            return False
+        with self._atomic():
+            self._set(self._runs, run_id, msgspec.structs.replace(row, due=at_once(now)))
+        self.changes.tell()
+        return True
+
     def _free(self, calls: Sequence[Call]) -> None:
         """Wakes whoever has waited longest for what these held."""
         now = self.now()

@@ -52,7 +52,7 @@ VERBS: Mapping[str, Passes] = {
     **dict.fromkeys(
         (
             "abandon", "acknowledge", "backlog", "backup", "claim", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "find_claim",
-            "find_marked", "find_pruned", "folder", "has_server", "health", "incarnation", "intent_counts", "issue_token", "leave", "list_carries", "now",
+            "find_marked", "find_pruned", "folder", "has_server", "health", "incarnation", "intent_counts", "issue_token", "leave", "list_carries", "look_again", "now",
             "offer", "open", "outlive", "owner_alive", "path", "patience", "place", "prune", "put_rule", "register", "reindex", "release", "renew", "renew_intents",
             "restore", "retire", "rules", "run_ids", "suspect", "takes_statements", "tally", "thread_end", "token", "unshelve", "url", "usage", "verify",
             "vouch_anew", "wait_for_change", "workers",

@@ -10,7 +10,7 @@ from holdfast.core.commit import DedupClaim
 from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, QueueFull
 from holdfast.core.lease import RELEASE, TOUCH
 from holdfast.core.limits import Backlog, Change, Held, Later, Limit, Rule
-from holdfast.ports import Claim, Store
+from holdfast.ports import Claim, Store, offers_looking_again
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, refused
 from holdfast.testing.conformance_pairs import ROUNDS, Pair, both, pair
 
@@ -244,6 +244,37 @@ async def case_a_resting_run_is_woken_by_who_leaves(h: Harness) -> None:
     assert await h.store.enter("w", "r0", "r0.a", dict(gpu)) is None
     await h.store.leave("w", ["r0.a"])
     assert await claim_all(h.store, "w") == ["r1"]
+
+
+@case
+async def case_a_run_at_rest_looks_again_for_room(h: Harness) -> None:
+    """§10.11: what was freed between a call's last question and its run's rest woke nobody, so the run looks once more: it is due at once where there is room, and holds nothing by that."""
+    looker: object = h.store
+    if not offers_looking_again(looker):
+        return
+    await h.store.register("w", 100 * TTL)
+    gpu, far = {"gpu": Limit(in_flight=1)}, h.clock() + 60 * SECOND
+    assert await h.store.enter("w", "none", "x", dict(gpu)) is None
+    script = await Script(h.store, "r0").begin("w")
+    assert isinstance(await h.store.enter("w", "r0", "r0.a", dict(gpu), resting=True), Later)
+    assert not await looker.look_again("r0", dict(gpu)), "it is driven"
+    await script.write(script.commit(ev.RunHandedBack("w"), due=far, lease=RELEASE))
+    assert not await looker.look_again("r0", dict(gpu)) and await claim_all(h.store, "w") == [], "it is full"
+    await h.store.leave("w", ["x"])  # wakes it
+    script = await resting(h.store, "r0", (await h.store.claim("w", (), None, limit=1, limits={}))[0])
+    assert await h.store.enter("w", "none", "x", dict(gpu)) is None
+    await h.store.leave("w", ["x"])  # the run is driven, so that nobody is woken
+    await script.write(script.commit(ev.RunHandedBack("w"), due=far, lease=RELEASE))
+    assert await claim_all(h.store, "w") == []
+    assert await looker.look_again("r0", dict(gpu)) and (await h.store.usage()).calls == {}
+    assert not await looker.look_again("r0", dict(gpu)) and not await looker.look_again("nobody", dict(gpu)), "it is due already"
+    script = await resting(h.store, "r0", (await h.store.claim("w", (), None, limit=1, limits={}))[0])
+    assert await h.store.enter("w", "none", "x", dict(gpu)) is None
+    await script.write(script.commit(ev.RunHandedBack("w"), due=far, lease=RELEASE))
+    assert not await looker.look_again("r0", dict(gpu))
+    await h.store.put_rule(Rule("gpu").change(Change(1, "ada", "set", Limit(in_flight=2))), None)
+    assert await looker.look_again("r0", dict(gpu)), "a stored limit wins"
+    assert await claim_all(h.store, "w") == ["r0"]
 
 
 # -- two stores over one database ---------------------------------------------------------------------

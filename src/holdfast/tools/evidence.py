@@ -29,6 +29,7 @@ from holdfast.core.evidence import (
     judge,
 )
 from holdfast.core.jsons import json_of
+from holdfast.workspaces import FOLDER
 
 LOOK_SECONDS = 10.0
 LARGEST = 256 * 1024 * 1024
@@ -102,7 +103,7 @@ def _status(url: str) -> int:
 
 
 def artifacts(patterns: tuple[str, ...], cwd: str, confined: Callable[[str], str]) -> tuple[Artifact, ...]:
-    """The files that the patterns name, by name, relative to where the tool ran.
+    """The files that the patterns name, by name, relative to where the tool ran. What lies in a folder of Holdfast's own is none of them: no tool has left it.
 
     Raises:
         PathOutsideWorkspace: one of them lies outside.
@@ -115,6 +116,8 @@ def artifacts(patterns: tuple[str, ...], cwd: str, confined: Callable[[str], str
         for path in sorted(Path(cwd).glob(pattern)):
             if path.is_file():
                 real, name = confined(str(path)), str(path.relative_to(cwd))
+                if FOLDER in path.relative_to(cwd).parts or FOLDER in Path(os.path.relpath(real, cwd)).parts:
+                    continue
                 if (size := path.stat().st_size) > LARGEST:
                     raise TooLarge(f"artifact {name}", size, LARGEST)
                 found[name] = Artifact(name, size, hash_file(real))

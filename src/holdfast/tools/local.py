@@ -6,7 +6,6 @@ The workspace is a fence against mistakes, not against malice: this is no sandbo
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import os
 import signal
@@ -14,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.errors import PathOutsideWorkspace, StepTimeout, ToolFailed, ToolMissing
+from holdfast.core.errors import PathOutsideWorkspace, StepTimeout, ToolFailed
 from holdfast.core.evidence import Artifact
 from holdfast.ports import ToolOutcome, ToolRequest
-from holdfast.tools import evidence
+from holdfast.tools import evidence, unstarted
 
 OUTPUT_CAP = 4 * 1024 * 1024
 GRACE_SECONDS = 5.0
@@ -41,21 +40,19 @@ class LocalRunner:
 
         for path in request.paths:
             inside(path)
+        env = environment(request)
         try:
             process = await asyncio.create_subprocess_exec(
                 *request.command,
                 cwd=cwd,
-                env=environment(request),
+                env=env,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
             )
         except OSError as e:
-            if e.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES):
-                raise
-            where = "" if os.path.isdir(cwd) else f": {cwd} is not a folder"
-            raise ToolMissing(f"{request.command[0]} cannot be run{where}", hint="install it, or declare Tool(…, command=…)") from None
+            raise unstarted.explain(e, request, cwd, env) from None
         try:
             async with asyncio.timeout(request.timeout_us / 1_000_000):
                 (stdout, cut_out), (stderr, cut_err), _ = await asyncio.gather(

@@ -562,7 +562,8 @@ class Context:
 
         Raises:
             ToolFailed: the exit code is not 0, or a postcondition does not hold.
-            ToolMissing: the tool is not registered, or its command does not exist.
+            ToolMissing: the tool is not registered, or its command cannot be run.
+            TooLarge: the system does not take so long an argument, or so many.
             PathOutsideWorkspace: ``cwd`` or one of ``paths`` is outside the workspace.
             StepTimeout: the tool ran longer than ``timeout``.
         """

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from holdfast import logs
@@ -22,6 +22,7 @@ from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.base.turns import Users
+from holdfast.ports import offers_looking_again
 
 log = logs.logger("holdfast.limits")
 LOOK_US = 50_000
@@ -30,15 +31,16 @@ _around: contextvars.ContextVar[tuple[Users, ...]] = contextvars.ContextVar("hol
 
 
 class Crowded(ControlFlow):
-    """Leaves the node because a limit that it uses is full, and will be for a while."""
+    """Leaves the node because limits that it uses are full, and will be for a while: what each of its calls was told."""
 
-    def __init__(self, later: Later) -> None:
+    def __init__(self, *later: Later) -> None:
         super().__init__("the run pauses until a limit has room; do not catch BaseException around ctx calls")
         self.later = later
 
     def join(self, others: Sequence[ControlFlow]) -> ControlFlow:
         """All branches rest, or one of them has another way out."""
-        return next((e for e in others if not isinstance(e, Crowded)), self)
+        crowded = [e for e in others if isinstance(e, Crowded)]
+        return next((e for e in others if not isinstance(e, Crowded)), Crowded(*self.later, *(later for e in crowded for later in e.later)))
 
 
 @asynccontextmanager
@@ -91,6 +93,19 @@ async def _enter(services: Services, journal: Journal, place: str, limit: str, u
         raise Crowded(later)
 
 
+async def look_again(services: Services, run_id: str, names: Iterable[str]) -> None:
+    """Looks once more, in the name of a run that rests by now. Who left before it did could not wake it."""
+    store = services.store
+    if not offers_looking_again(store):
+        return
+    try:
+        for name in dict.fromkeys(names):
+            if await store.look_again(run_id, {name: services.limits.get(name)}):
+                return
+    except StoreError:
+        return  # it is due all the same, after a while
+
+
 async def _leave(services: Services) -> None:
     """Gives back what is held no more; what the store could not be told of is told with the next."""
     places = list(services.leaving)
@@ -101,4 +116,4 @@ async def _leave(services: Services) -> None:
     services.leaving.difference_update(places)
 
 
-__all__ = ["Crowded", "hold"]
+__all__ = ["Crowded", "hold", "look_again"]

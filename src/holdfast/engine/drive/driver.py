@@ -50,7 +50,7 @@ from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import ALONE_SECONDS, SafePoints, Services
 from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.effects import LOOK_SECONDS, surface_open
-from holdfast.engine.calls.holds import Crowded
+from holdfast.engine.calls.holds import Crowded, look_again
 from holdfast.engine.calls.waits import Halted, Unattended, take_signal
 from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation
@@ -259,13 +259,15 @@ class Driver:
             self._services.drivers.left.append(self.journal.run.run_id)
         return True
 
-    async def _put_off(self, later: Later) -> bool:
+    async def _put_off(self, later: tuple[Later, ...]) -> bool:
         """Rests until a limit has room: nothing is held meanwhile, and whoever makes room makes the run due (§10.11)."""
+        soonest = min(later, key=lambda each: each.at)
         async with self._lock:
             if self._end is not None:
                 return False
             self._over = True
-            await self.journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner, later.why)]), due=later.at)
+            await self.journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner, soonest.why)]), due=soonest.at)
+        await look_again(self._services, self.journal.run.run_id, [each.name for each in later])
         return True
 
     # -- entering -----------------------------------------------------------------------------------
@@ -597,7 +599,7 @@ class Driver:
             return await self._stop(o.left or Draft(), o.stopped)
         if o.restart is not None:
             return await self._restart(*o.restart)
-        if o.later is not None:
+        if o.later:
             return await self._put_off(o.later)
         if not o.whole:
             return await self._hand_back()

@@ -32,7 +32,7 @@ class Outcome(msgspec.Struct):
     """How the tasks of a super-step stand when none of them runs: all finished, or some failed or wait.
 
     ``inline`` names the results that are not durable yet and go into the barrier's commit; ``left`` is what else is not: it
-    goes into the commit that ends the run. ``later``: one of them waits for a limit. Not ``whole``: some were not entered, because the run is to stop.
+    goes into the commit that ends the run. ``later``: what those of them that wait for a limit were told. Not ``whole``: some were not entered, because the run is to stop.
     """
 
     results: dict[str, TaskResult] = {}
@@ -44,7 +44,7 @@ class Outcome(msgspec.Struct):
     stopped: Halted | Unattended | None = None
     restart: tuple[Task, Restart] | None = None
     left: Draft | None = None
-    later: Later | None = None
+    later: tuple[Later, ...] = ()
 
 
 def failure(journal: Journal, e: StepError) -> ev.StepFailed:
@@ -185,8 +185,7 @@ class Round:
                 told += [ev.WaitRequested(w) for w in error.waits if w.wait_id not in open_now and not self._journal.has_answer(w)]
                 self._waiting[key] = error.waits
             case Crowded():
-                soonest = self._outcome.later
-                self._outcome.later = error.later if soonest is None or error.later.at < soonest.at else soonest
+                self._outcome.later += error.later
             case Halted() | Unattended():
                 self._outcome.stopped = self._outcome.stopped or error
             case StepError():

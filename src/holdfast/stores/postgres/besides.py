@@ -22,7 +22,7 @@ from holdfast.core.intents import is_held_too_long
 from holdfast.core.pruned import Tombstone
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
-from holdfast.core.vouch import OWN, Voucher
+from holdfast.core.vouch import OWN, Kind, Voucher
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
 from holdfast.stores.postgres.queries import Q
 
@@ -42,6 +42,11 @@ def keep(vouchers: Iterable[Voucher]) -> Iterator[Statement]:
     if last:
         run, kind, id, seal, under, mark = zip(*(last[place] for place in sorted(last)), strict=True)
         yield Q.vouch_put, (Texts(run), Texts(kind), Texts(id), Blobs(seal), Texts(under), Numbers(mark))
+
+
+def count(kind: Kind, id: str) -> Statement:
+    """Counts a record of a kind of ``COUNTED`` that is added in the same transaction."""
+    return Q.roll_add, {"kind": kind, "id": id}
 
 
 def verify(found: Iterable[Voucher], stated: Found) -> None:
@@ -147,6 +152,8 @@ def schedule_row(s: Schedule) -> tuple[Any, ...]:
 def put_schedule(s: Schedule, *, new: bool) -> Iterator[Statement]:
     row = schedule_row(s)
     yield (Q.schedule_insert if new else Q.schedule_put), row
+    if new:
+        yield count("schedule", s.schedule_id)
     yield from keep([vouch.of_schedule_row(row)])
 
 
@@ -306,14 +313,14 @@ def ask_kept_by_store(now: int | None) -> list[Statement]:
     """What is read for ``damage_of_store``."""
     own = [(Q.vouch_of_run, (OWN, kind)) for kind in _OWN_KINDS]
     rows = [(Q.schedules_all, None), (Q.shelves_all, None), (Q.workers_all, {"now": now}), (Q.offers_all, None), (Q.pruned_all, None), *LIMITS, (Q.meta, None)]
-    return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None), (Q.uses_runless, None), (Q.keys_lost, None)]
+    return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None), (Q.uses_runless, None), (Q.keys_lost, None), (Q.roll, None), (Q.roll_found, None)]
 
 
 def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
     """Every record of the store itself, its claims apart, or of a run that is not here, that is gone or is not what was written."""
     kinds = len(_OWN_KINDS)
     schedules, shelves, workers, offers, pruned, limits, buckets, calls, meta, *stated = answers[: 2 * kinds]
-    effects, runless, claims, uses, keys = answers[2 * kinds :]
+    effects, runless, claims, uses, keys, roll, there = answers[2 * kinds :]
     found: list[Iterable[Voucher]] = [
         map(vouch.of_schedule_row, schedules),
         map(shelf_row, shelves),
@@ -331,6 +338,7 @@ def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
     out += [
         RecordDamaged("worker", OWN, row[0]) for row in workers if row[6] > row[2] + SLACK_US
     ]  # no lease is longer than it was asked for
+    out += vouch.find_miscounted({row[0]: (row[1], row[2]) for row in roll}, dict.fromkeys(vouch.COUNTED, (0, 0)) | {row[0]: (row[1], row[2]) for row in there})
     left = [Voucher(*row) for row in runless]
     out += vouch.damage(vouch.by_id(map(vouch.of_effect_row, effects)), vouch.by_id(v for v in left if v.kind == "effect"))
     out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]

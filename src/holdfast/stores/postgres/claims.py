@@ -350,6 +350,15 @@ class Claiming(Owners, Reading):
         await self._do(work)
         self._news.tell(News.DUE)
 
+    async def look_again(self, run_id: str, needs: Mapping[str, Limit | None]) -> bool:
+        async def work(db: Connection, sent: int) -> bool:
+            (((now, _),),) = await many(db, [(Q.see_now, {"now": self._clock()})])
+            return await bounds.look_again(db, self._why_lost, self._clock(), now, run_id, needs)
+
+        if woken := await self._do(work):
+            self._news.tell(News.DUE)
+        return woken
+
 
 def _note_driven(committer: Committer, taken: Sequence[Claim]) -> Claims:
     """What was claimed through this store, as its caller is told of it."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.core import codec, vouch
+from holdfast.core import codec, ids, vouch
 from holdfast.core.limits import Held, Later, Limit, Rule, in_force, may_enter
 from holdfast.core.vouch import OWN
 from holdfast.ports import Usage
@@ -88,7 +88,8 @@ async def put_rule(db: Connection, rule: Rule, before: Rule | None) -> bool:
     if next(iter(read_sound(there, stated)), None) != before:
         return False
     data = codec.encode_rule(rule)
-    await many(db, [(Q.rule_put, (rule.name, data)), *besides.keep([vouch.of_limit(rule.name, data)])])
+    counted = [besides.count("limit", rule.name)] if before is None else []
+    await many(db, [(Q.rule_put, (rule.name, data)), *besides.keep([vouch.of_limit(rule.name, data)]), *counted])
     return True
 
 
@@ -138,4 +139,15 @@ async def leave(db: Connection, at: int | None, owner: str, places: Sequence[str
         await db.execute(Q.wake_line, {"name": name, "n": n, "now": at})
 
 
-__all__ = ["Tally", "count_held", "decode", "enter", "in_use", "keep_buckets", "leave", "put_rule", "read_sound", "usage"]
+async def look_again(db: Connection, lost: Lost, at: int | None, now: int, run_id: str, needs: Mapping[str, Limit | None]) -> bool:
+    """Makes a run at rest due if a call that uses these limits may begin."""
+    _, _, stored, calls, full = await many(
+        db, [(Q.limits_lock, None), (Q.calls_settled, (list(needs),)), (Q.rules, None), (Q.calls, {"now": at}), (Q.buckets, None)]
+    )
+    limits, count = in_force({}, decode(stored)).limits, in_use(calls, lost)
+    if isinstance(may_enter([(name, limits.get(name, limit), count[name]) for name, limit in needs.items()], dict(full), now), Later):
+        return False
+    return bool(await (await db.execute(Q.wake_run, {"b": ids.bucket_number(run_id), "run": run_id, "now": at})).fetchall())
+
+
+__all__ = ["Tally", "count_held", "decode", "enter", "in_use", "keep_buckets", "leave", "look_again", "put_rule", "read_sound", "usage"]

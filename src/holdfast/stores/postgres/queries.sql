@@ -401,6 +401,23 @@ WITH e AS (UPDATE holdfast.effect SET placed = id WHERE placed IS DISTINCT FROM 
 UPDATE holdfast.schedule SET placed = id WHERE placed IS DISTINCT FROM id;
 -- name: vouch_forget
 DELETE FROM holdfast.vouch;
+-- name: roll
+-- How many records of a kind there must be, and the sum of a digest of their ids.
+SELECT kind, sum(n)::bigint, sum(sum)::bigint FROM holdfast.roll GROUP BY kind;
+-- name: roll_add
+INSERT INTO holdfast.roll (kind, shard, n, sum) VALUES (%(kind)s, mod(pg_backend_pid(), 64), 1, holdfast.weigh(%(kind)s, %(id)s))
+ON CONFLICT (kind, shard) DO UPDATE SET n = roll.n + excluded.n, sum = roll.sum + excluded.sum;
+-- name: roll_found
+-- The same of what is there, or what something vouches for: what is lost alone is named by what vouches for it.
+SELECT kind, count(*), sum(holdfast.weigh(kind, id))::bigint FROM (
+  SELECT 'schedule' AS kind, schedule_id AS id FROM holdfast.schedule UNION SELECT 'limit', name FROM holdfast.rule
+  UNION SELECT 'token', encode(hash, 'hex') FROM holdfast.token UNION SELECT 'pruned', run_id FROM holdfast.pruned
+  UNION SELECT kind, id FROM holdfast.vouch WHERE kind IN ('schedule', 'limit', 'token', 'pruned')) known GROUP BY kind;
+-- name: roll_anew
+WITH gone AS (DELETE FROM holdfast.roll WHERE shard <> 0)
+INSERT INTO holdfast.roll (kind, shard, n, sum) SELECT k.kind, 0, count(v.id), coalesce(sum(holdfast.weigh(k.kind, v.id)), 0)
+FROM unnest(%s::text[]) AS k(kind) LEFT JOIN holdfast.vouch v ON v.kind = k.kind GROUP BY k.kind
+ON CONFLICT (kind, shard) DO UPDATE SET n = excluded.n, sum = excluded.sum;
 -- name: uses_runless
 -- What pruned runs' effects need of large results, as it is noted.
 SELECT u.run_id, u.sha256 FROM holdfast.blob_use u WHERE NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = u.run_id);
@@ -438,7 +455,12 @@ SELECT owner, data FROM holdfast.offer;
 -- name: pruned_get
 SELECT run_id, at, by FROM holdfast.pruned WHERE run_id = ANY(%s::text[]) ORDER BY run_id;
 -- name: pruned_put
-INSERT INTO holdfast.pruned (run_id, at, by) SELECT x, %s, %s FROM unnest(%s::text[]) AS x ON CONFLICT (run_id) DO UPDATE SET at = excluded.at, by = excluded.by;
+-- One whose run came back and is pruned again has been counted.
+WITH put AS (
+  INSERT INTO holdfast.pruned (run_id, at, by) SELECT x, %s, %s FROM unnest(%s::text[]) AS x ON CONFLICT (run_id) DO UPDATE SET at = excluded.at, by = excluded.by
+  RETURNING run_id, xmax = 0 AS new)
+INSERT INTO holdfast.roll (kind, shard, n, sum) SELECT 'pruned', mod(pg_backend_pid(), 64), count(*), sum(holdfast.weigh('pruned', run_id)) FROM put WHERE new HAVING count(*) > 0
+ON CONFLICT (kind, shard) DO UPDATE SET n = roll.n + excluded.n, sum = roll.sum + excluded.sum;
 -- name: pruned_all
 SELECT run_id, at, by FROM holdfast.pruned;
 -- name: tokens_of_run
@@ -932,6 +954,13 @@ UPDATE holdfast.run u SET due = n.once, seal = holdfast.standing(u.run_id, u.fen
 FROM (SELECT {at_once} AS once) n WHERE (u.bucket, u.run_id) IN (
   SELECT r.bucket, r.run_id FROM holdfast.call c JOIN holdfast.run r ON r.run_id = c.run_id
   WHERE c.name = %(name)s AND c.owner IS NULL AND r.owner IS NULL AND r.due > {now} ORDER BY c.since LIMIT %(n)s FOR NO KEY UPDATE OF r SKIP LOCKED);
+-- name: wake_run
+-- A run at rest that is not due yet is due at once.
+UPDATE holdfast.run u SET due = n.once, seal = holdfast.standing(u.run_id, u.fence, u.owner, n.once, u.holds, u.turn)
+FROM (SELECT {at_once} AS once) n WHERE u.bucket = %(b)s AND u.run_id = %(run)s AND u.owner IS NULL AND u.due > {now} RETURNING u.run_id;
+-- name: calls_settled
+-- Waits for whoever is about to leave one of these limits: what they free was not seen by a run that came to rest meanwhile.
+SELECT 1 FROM holdfast.call WHERE name = ANY(%s::text[]) AND owner IS NOT NULL FOR KEY SHARE;
 -- name: queue_lock
 SELECT pg_advisory_xact_lock(4855, hashtext(%(queue)s || chr(31) || %(tenant)s));
 -- name: waiting_in
@@ -1109,7 +1138,10 @@ LEFT JOIN holdfast.vouch v ON v.run = l.run_id AND v.kind = 'ledger' AND v.id = 
 WITH t AS (
   INSERT INTO holdfast.token (hash, run_id, wait_id, tenant_id, actor, created_at, expires_at)
   SELECT %(hash)s, run_id, %(wait)s, %(tenant)s, %(actor)s, %(created)s, %(expires)s FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s FOR KEY SHARE
-  ON CONFLICT (hash) DO UPDATE SET hash = excluded.hash RETURNING 1
+  ON CONFLICT (hash) DO UPDATE SET hash = excluded.hash RETURNING xmax = 0 AS new
+), counted AS (
+  INSERT INTO holdfast.roll (kind, shard, n, sum) SELECT 'token', mod(pg_backend_pid(), 64), 1, holdfast.weigh('token', %(id)s) FROM t WHERE new
+  ON CONFLICT (kind, shard) DO UPDATE SET n = roll.n + excluded.n, sum = roll.sum + excluded.sum
 ), vouched AS (INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT %(run)s, 'token', %(id)s, %(seal)b, %(id)s, NULL FROM t ON CONFLICT DO NOTHING)
 SELECT 1 FROM t;
 -- name: token_get
@@ -1124,6 +1156,9 @@ SELECT schedule_id, tenant_id, CASE WHEN placed = id THEN due ELSE -1 END, data 
 SELECT schedule_id, tenant_id, CASE WHEN placed = id THEN due ELSE -1 END, data FROM holdfast.schedule WHERE schedule_id = %s;
 -- name: schedule_delete
 WITH gone AS (DELETE FROM holdfast.schedule WHERE schedule_id = %(id)s RETURNING 1),
+  counted AS (
+    INSERT INTO holdfast.roll (kind, shard, n, sum) SELECT 'schedule', mod(pg_backend_pid(), 64), -1, -holdfast.weigh('schedule', %(id)s) FROM gone
+    ON CONFLICT (kind, shard) DO UPDATE SET n = roll.n + excluded.n, sum = roll.sum + excluded.sum),
   vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'schedule' AND id = %(id)s)
 SELECT 1 FROM gone;
 -- name: schedules
@@ -1298,7 +1333,10 @@ WITH gone AS (DELETE FROM holdfast.run WHERE run_id = ANY(%(runs)s::text[]) RETU
 DELETE FROM holdfast.inbox i USING gone WHERE i.bucket = gone.bucket AND i.run = gone.id;
 -- name: prune_beside
 WITH calls AS (DELETE FROM holdfast.call WHERE run_id = ANY(%(runs)s::text[])),
-  called AS (DELETE FROM holdfast.vouch WHERE under = ANY(%(runs)s::text[]) AND under <> '' AND kind = 'call'), tokens AS (DELETE FROM holdfast.token WHERE run_id = ANY(%(runs)s::text[])),
+  called AS (DELETE FROM holdfast.vouch WHERE under = ANY(%(runs)s::text[]) AND under <> '' AND kind = 'call'), tokens AS (DELETE FROM holdfast.token WHERE run_id = ANY(%(runs)s::text[]) RETURNING encode(hash, 'hex') AS id),
+  counted AS (
+    INSERT INTO holdfast.roll (kind, shard, n, sum) SELECT 'token', mod(pg_backend_pid(), 64), -count(*), -sum(holdfast.weigh('token', id)) FROM tokens HAVING count(*) > 0
+    ON CONFLICT (kind, shard) DO UPDATE SET n = roll.n + excluded.n, sum = roll.sum + excluded.sum),
   intents AS (DELETE FROM holdfast.intent WHERE run_id = ANY(%(runs)s::text[])),
   rows AS (DELETE FROM holdfast.ledger WHERE run_id = ANY(%(runs)s::text[])),
   lasting AS (SELECT kind || chr(31) || scope || chr(31) || key AS id FROM holdfast.claim WHERE run_id = ANY(%(runs)s::text[]) AND kind <> 'effect' AND expires_at > %(now)s),

@@ -456,7 +456,7 @@ async def vouch_for_meta(db: Connection) -> None:
 async def vouch_anew(db: Connection) -> None:
     """Inside a transaction: vouches for all records as they are now, and for none that is not there."""
     _, _, *kept = await many(db, [(Q.keys_free, None), (Q.place_anew, None), *besides.KEPT])
-    await many(db, [(Q.vouch_forget, None), *besides.vouch_for_all(kept)])
+    await many(db, [(Q.vouch_forget, None), *besides.vouch_for_all(kept), (Q.roll_anew, (list(vouch.COUNTED),))])
 
 
 __all__ = ["CROWDED", "Server", "vouch_anew", "vouch_for_meta"]

@@ -22,7 +22,7 @@ from holdfast.core.pruned import Tombstone
 from holdfast.core.pruned import missing as said
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
-from holdfast.core.vouch import OWN, Voucher
+from holdfast.core.vouch import OWN, Kind, Voucher
 from holdfast.stores import apply
 from holdfast.stores.sqlite.connection import Q, row, rows
 
@@ -38,6 +38,16 @@ def vouch_for(db: apsw.Connection, vouchers: Sequence[Voucher]) -> None:
     """Keeps vouchers of records that were written in this transaction."""
     if vouchers:
         db.executemany(Q.vouch_put, vouchers)
+
+
+def count(db: apsw.Connection, kind: Kind, ids: Sequence[str]) -> None:
+    """Counts records of a kind of ``COUNTED`` that this transaction adds."""
+    db.executemany(Q.roll_add, [(kind, id) for id in ids])
+
+
+def discount(db: apsw.Connection, kind: Kind, ids: Sequence[str]) -> None:
+    """The same of records that it deletes."""
+    db.executemany(Q.roll_drop, [(kind, id) for id in ids])
 
 
 def list_vouchers(db: apsw.Connection, run_id: str, kind: str) -> list[Voucher]:
@@ -195,8 +205,10 @@ def revoke_tokens(db: apsw.Connection, run_id: str, key: int, wait_id: str, now:
 # -- schedules ----------------------------------------------------------------------------------------
 
 
-def put_schedule(db: apsw.Connection, s: Schedule) -> None:
+def put_schedule(db: apsw.Connection, s: Schedule, *, new: bool) -> None:
     data = codec.encode_schedule(s)
+    if new:
+        count(db, "schedule", [s.schedule_id])
     db.execute(Q.schedule_put, (s.schedule_id, s.tenant_id, s.due, data))
     vouch_for(db, [vouch.of_schedule(s, data)])
 
@@ -217,6 +229,8 @@ def drop_schedule(db: apsw.Connection, schedule_id: str) -> bool:
     db.execute(Q.schedule_delete, (schedule_id,))
     done = db.changes() == 1
     db.execute(Q.vouch_drop, (OWN, "schedule", schedule_id))
+    if done:
+        discount(db, "schedule", [schedule_id])
     return done
 
 
@@ -294,6 +308,7 @@ def missing(db: apsw.Connection, run_id: str) -> RunNotFound:
 
 def bury(db: apsw.Connection, run_ids: Sequence[str], at: int, by: str) -> None:
     """Notes that runs were pruned."""
+    count(db, "pruned", [run_id for run_id in run_ids if row(db, Q.pruned_get, (run_id,)) is None])
     db.executemany(Q.pruned_put, [(run_id, at, by) for run_id in run_ids])
     vouch_for(db, [vouch.of_pruned(run_id, at, by) for run_id in run_ids])
 
@@ -314,19 +329,22 @@ def damage_of_run(db: apsw.Connection, run_id: str, key: int | None) -> list[Rec
     return out
 
 
-def _of_store(db: apsw.Connection) -> dict[str, list[Voucher]]:
-    """What would vouch for the records of the store itself, as they are."""
-    return {
-        "claim": [vouch.of_claim(DedupClaim(*r)) for r in rows(db, Q.claims_all)],
-        "schedule": [vouch.of_schedule_row(r) for r in rows(db, Q.schedules_kept)],
-        "shelf": [vouch.of_shelf(*r) for r in rows(db, Q.shelves_all)],
-        "worker": [vouch.of_worker(*r) for r in rows(db, Q.workers)],
-        "offer": [vouch.of_offer(*r) for r in rows(db, Q.offers_all)],
-        "pruned": [vouch.of_pruned(*r) for r in rows(db, Q.pruned_all)],
-        "limit": [vouch.of_limit(*r) for r in rows(db, Q.rules)],
-        "bucket": [vouch.of_bucket(*r) for r in rows(db, Q.buckets)],
-        "call": [vouch.of_call(*r) for r in rows(db, Q.calls_all)],
-    }
+_OF_STORE: dict[Kind, tuple[str, Callable[[Any], Voucher]]] = {
+    "claim": (Q.claims_all, lambda r: vouch.of_claim(DedupClaim(*r))),
+    "schedule": (Q.schedules_kept, vouch.of_schedule_row),
+    "shelf": (Q.shelves_all, lambda r: vouch.of_shelf(*r)),
+    "worker": (Q.workers, lambda r: vouch.of_worker(*r)),
+    "offer": (Q.offers_all, lambda r: vouch.of_offer(*r)),
+    "pruned": (Q.pruned_all, lambda r: vouch.of_pruned(*r)),
+    "limit": (Q.rules, lambda r: vouch.of_limit(*r)),
+    "bucket": (Q.buckets, lambda r: vouch.of_bucket(*r)),
+    "call": (Q.calls_all, lambda r: vouch.of_call(*r)),
+}
+
+
+def _of_store(db: apsw.Connection, *kinds: Kind) -> dict[Kind, list[Voucher]]:
+    """What would vouch for the records of the store itself, as they are: of these kinds, or of all."""
+    return {kind: [voucher(r) for r in rows(db, sql)] for kind, (sql, voucher) in _OF_STORE.items() if not kinds or kind in kinds}
 
 
 def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
@@ -334,6 +352,7 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
     out: list[RecordDamaged] = []
     for kind, records in _of_store(db).items():
         out += vouch.damage(vouch.by_id(records), vouch.by_id(list_vouchers(db, OWN, kind)))
+    out += vouch.find_miscounted({kind: (n, total) for kind, n, total in rows(db, Q.roll)}, {k: _weigh_all(k, _list_known(db, k)) for k in vouch.COUNTED})
     left = {Voucher(*r) for r in rows(db, Q.vouch_runless)}
     runless = rows(db, Q.effects_runless)
     out += vouch.damage(vouch.by_id(map(vouch.of_effect_row, runless)), vouch.by_id(v for v in left if v.kind == "effect"))
@@ -341,6 +360,17 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
     out += [RecordDamaged("effect", run_id, key, missing=True) for run_id, key in rows(db, Q.keys_lost)]
     out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]
     return out
+
+
+def _list_known(db: apsw.Connection, kind: Kind) -> set[str]:
+    """The ids of a kind that are there, or that something vouches for: what is lost alone is named by what vouches for it."""
+    if kind == "token":
+        return {id for (id,) in rows(db, Q.tokens_known)}
+    return {v.id for v in (*_of_store(db, kind)[kind], *list_vouchers(db, OWN, kind))}
+
+
+def _weigh_all(kind: Kind, ids: Collection[str]) -> tuple[int, int]:
+    return len(ids), sum(vouch.weigh(kind, str(id)) for id in ids)
 
 
 def _find_unnoted(db: apsw.Connection, kept: Sequence[Any]) -> list[str]:
@@ -366,5 +396,7 @@ def vouch_anew(db: apsw.Connection) -> None:
     found += [vouch.of_intent_row(r) for r in rows(db, Q.intents)]
     found += [vouch.of_ledger(LedgerRow(*r)) for r in rows(db, Q.ledger)]
     vouch_for(db, [v for v in found if isinstance(v.run_id, str) and isinstance(v.id, str)])
+    db.execute(Q.roll_forget)
+    db.executemany(Q.roll_anew, [(kind, *_weigh_all(kind, {str(v.id) for v in found if v.kind == kind})) for kind in vouch.COUNTED])
     for kept in rows(db, Q.effects_runless):
         db.executemany(Q.blob_use, [(kept[1], bytes.fromhex(digest)) for digest in _find_unnoted(db, kept)])

@@ -299,5 +299,14 @@ class Claiming(Leases, Reading):
         await self._write().run(work)
         self._changes.tell(News.DUE)
 
+    async def look_again(self, run_id: str, needs: Mapping[str, Limit | None]) -> bool:
+        def work(committer: Committer) -> bool:
+            with committer.writing():
+                return limits.look_again(committer.db, self._owners.look_at_all(committer.db), run_id, needs, self._now())
+
+        if woken := await self._write().run(work):
+            self._changes.tell(News.DUE)
+        return woken
+
 
 __all__ = ["Claiming"]

@@ -355,13 +355,13 @@ class Committer:
         for item in c.puts:
             self.put(item, now)
         for move in c.moves:
-            besides.put_schedule(db, move.after)
+            besides.put_schedule(db, move.after, new=move.before is None)
 
     def put_schedule(self, s: Schedule, before: Schedule | None) -> bool:
         """Inside a transaction: writes a schedule if it still stands as whoever moves it has seen it."""
         if besides.schedule(self.db, s.schedule_id) != before:
             return False
-        besides.put_schedule(self.db, s)
+        besides.put_schedule(self.db, s, new=before is None)
         return True
 
     # -- inbox --------------------------------------------------------------------------------------

@@ -244,6 +244,7 @@ def connect(path: str, *, waits: Waits | None = None, create: bool = False, read
             db.pragma("journal_size_limit", LOG_LIMIT)
             db.pragma("trusted_schema", "OFF")
             db.create_scalar_function("standing", _standing, 6, deterministic=True)
+            db.create_scalar_function("weigh", _weigh, 2, deterministic=True)
         except BaseException:
             shut(db)
             raise
@@ -344,6 +345,11 @@ def _seal(*parts: Any) -> bytes:
 def _standing(*columns: Any) -> bytes:
     """``vouch.standing`` as a function of SQL, for the statements that change what a run's row says beside its log."""
     return vouch.standing(*columns)
+
+
+def _weigh(*named: Any) -> int:
+    """``vouch.weigh`` as a function of SQL; what a damaged page gives may be anything."""
+    return vouch.weigh(*map(str, named))
 
 
 def schema_number(path: str) -> int:

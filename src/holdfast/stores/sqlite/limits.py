@@ -39,6 +39,8 @@ def put_rule(db: apsw.Connection, rule: Rule, before: Rule | None) -> bool:
         return False
     data = codec.encode_rule(rule)
     db.execute(Q.rule_put, (rule.name, data))
+    if before is None:
+        besides.count(db, "limit", [rule.name])
     besides.vouch_for(db, [vouch.of_limit(rule.name, data)])
     return True
 
@@ -92,9 +94,11 @@ def may(db: apsw.Connection, workers: Sequence[Seen], owner: str, place: str, ne
     there = row(db, Q.call_get, (place,))
     if there is not None and there[0] == owner:
         return None
-    stored = in_force({}, rules(db)).limits
-    count = _in_use(db, workers)
-    since = there[1] if there is not None and there[0] is None else None
+    return _judge(db, workers, needs, now, there[1] if there is not None and there[0] is None else None)
+
+
+def _judge(db: apsw.Connection, workers: Sequence[Seen], needs: Mapping[str, Limit | None], now: int, since: int | None) -> dict[str, int] | Later:
+    stored, count = in_force({}, rules(db)).limits, _in_use(db, workers)
     return may_enter([(name, stored.get(name, limit), count[name]) for name, limit in needs.items()], buckets(db), now, since)
 
 
@@ -147,4 +151,13 @@ def leave(db: apsw.Connection, owner: str, places: Sequence[str] | None, now: in
             db.execute(Q.wake, (at_once(now), key))
 
 
-__all__ = ["backlog", "buckets", "count_held", "enter", "forget", "keep_buckets", "leave", "may", "put_rule", "rules", "sound_rules", "usage", "use", "waiting_in"]
+def look_again(db: apsw.Connection, workers: Sequence[Seen], run_id: str, needs: Mapping[str, Limit | None], now: int) -> bool:
+    """Inside a transaction: makes a run at rest due if a call that uses these limits may begin."""
+    asleep = row(db, Q.asleep, (run_id, now))
+    if asleep is None or isinstance(_judge(db, workers, needs, now, None), Later):
+        return False
+    db.execute(Q.wake, (at_once(now), asleep[0]))
+    return True
+
+
+__all__ = ["backlog", "buckets", "count_held", "enter", "forget", "keep_buckets", "leave", "look_again", "may", "put_rule", "rules", "sound_rules", "usage", "use", "waiting_in"]

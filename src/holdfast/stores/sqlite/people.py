@@ -37,6 +37,7 @@ class People(File):
                     raise besides.missing(committer.db, t.run_id)
                 committer.db.execute(Q.token_insert, (t.hash, t.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at))
                 besides.vouch_for(committer.db, [vouch.of_token(t)])
+                besides.count(committer.db, "token", [t.hash.hex()])
 
         await self._write().run(work)
 

@@ -199,6 +199,20 @@ UPDATE schedule SET placed = id WHERE placed IS NOT id;
 SELECT count(*) > 64 FROM (SELECT 1 FROM vouch WHERE run = ? LIMIT 65);
 -- name: vouch_forget
 DELETE FROM vouch;
+-- name: roll
+-- How many records of a kind there must be, and the sum of a digest of their ids.
+SELECT kind, n, sum FROM roll;
+-- name: roll_add
+UPDATE roll SET n = n + 1, sum = sum + weigh(kind, ?2) WHERE kind = ?1;
+-- name: roll_drop
+UPDATE roll SET n = n - 1, sum = sum - weigh(kind, ?2) WHERE kind = ?1;
+-- name: roll_forget
+DELETE FROM roll;
+-- name: roll_anew
+INSERT INTO roll (kind, n, sum) VALUES (?, ?, ?);
+-- name: tokens_known
+-- All links that are there, or that something vouches for.
+SELECT lower(hex(hash)) FROM token UNION SELECT id FROM vouch WHERE kind = 'token';
 -- name: vouch_prune
 DELETE FROM vouch WHERE run = ? AND kind <> 'effect';
 
@@ -382,6 +396,9 @@ DELETE FROM call WHERE place = ? AND owner IS NULL RETURNING place, name;
 -- Who has waited longest for a limit and is not due yet.
 SELECT r.id FROM call c JOIN run r ON r.run_id = c.run_id
 WHERE c.name = ? AND c.owner IS NULL AND r.owner IS NULL AND r.due > ? ORDER BY c.since LIMIT ?;
+-- name: asleep
+-- A run at rest that is not due yet.
+SELECT id FROM run WHERE run_id = ? AND owner IS NULL AND due > ?;
 -- name: wake
 UPDATE run SET due = ?1, seal = standing(run_id, fence, owner, ?1, holds, turn) WHERE id = ?2;
 -- name: waiting_in
@@ -673,7 +690,7 @@ DELETE FROM carry WHERE source = ?1 OR run = ?1;
 -- name: prune_inbox
 DELETE FROM inbox WHERE run = ?;
 -- name: prune_token
-DELETE FROM token WHERE run = ?;
+DELETE FROM token WHERE run = ? RETURNING lower(hex(hash));
 -- name: prune_effect
 DELETE FROM effect WHERE effect_id = ?;
 -- name: blobs_of_run

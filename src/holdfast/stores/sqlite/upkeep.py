@@ -287,7 +287,8 @@ def _forget(db: apsw.Connection, runs: Mapping[str, int], now: int) -> None:
     forget_claims(db, besides.claims_among(db, list(runs)), now)
     _forget_log(db, list(runs.values()))
     for run_id, key in runs.items():
-        for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_chunk, Q.prune_token, Q.tail_drop, Q.run_delete):
+        besides.discount(db, "token", [id for (id,) in rows(db, Q.prune_token, (key,))])
+        for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_chunk, Q.tail_drop, Q.run_delete):
             db.execute(statement, (key,))
         gone, large = apply.tombstones(besides.effects_of_run(db, run_id))
         db.executemany(Q.prune_effect, [(effect_id,) for effect_id in gone])
