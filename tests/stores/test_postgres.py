@@ -609,9 +609,9 @@ async def test_what_stays_unprepared_is_not_sent_for_ever() -> None:
         assert len(sent) < 10
         raise InvalidSqlStatementName("prepared statement does not exist")
 
-    with pytest.raises(InvalidSqlStatementName):
+    with pytest.raises(StoreError, match="prepared statement") as refused:
         await outlasting(work, "postgresql:///x", 1.0)
-    assert sent == [0, 1, 2, 3]
+    assert sent == [0, 1, 2, 3] and "pooler=transaction" in refused.value.hint
 
 
 async def test_a_store_that_was_closed_while_its_server_went_back_is_a_new_incarnation() -> None:
@@ -810,6 +810,35 @@ async def test_a_pooler_that_nobody_told_of_is_found_out() -> None:
     for script in scripts:
         await script.steps(5)
     assert await store.verify() == []
+    await store.close()
+
+
+async def test_several_clients_of_a_pooler_that_nobody_told_of_work_and_say_so() -> None:
+    """Each is handed the others' sessions. Nothing of theirs is executed, no error of it comes out, and the way out is said."""
+    url = shared().fresh("pooled_many").replace(str(shared().folder), str(pooled(shared().folder)))
+    stores = [PostgresStore(url) for _ in range(4)]
+    await asyncio.gather(*[s.open() for s in stores])
+    await asyncio.gather(*[s.register(f"w{i}", TTL) for i, s in enumerate(stores)])
+    scripts = [await Script(s, f"r{i}").begin(f"w{i}") for i, s in enumerate(stores)]
+    await asyncio.gather(*[script.steps(8) for script in scripts])
+    for s in stores:
+        assert await s.verify() == []
+        (told,) = [p for p in await s.health() if p.code == "pooler_unnamed"]
+        assert told.severity == "warning" and "pooler=transaction" in told.repair_hint
+        assert "pooler_unnamed" not in {p.code for p in await s.verify()}
+    with shared().admin("pooled_many") as look:
+        assert look.execute("SELECT 1 FROM pg_stat_activity WHERE datname = 'pooled_many' AND query LIKE 'LISTEN%'").fetchall() == []
+    for s in stores:
+        await s.close()
+
+
+@pytest.mark.parametrize("said", ["", "&pooler=session", "&pooler=transaction"])
+async def test_of_a_pooler_nobody_is_told_who_knows(said: str) -> None:
+    """Directly at the server there is none, and whoever says which one it is knows."""
+    url = shared().fresh("pooled_said") + said
+    store = PostgresStore(url if not said else url.replace(str(shared().folder), str(pooled(shared().folder))))
+    await store.open()
+    assert "pooler_unnamed" not in {p.code for p in await store.health()}
     await store.close()
 
 

@@ -1,7 +1,8 @@
 """Connections to one PostgreSQL database: what a URL says, a handful of connections, and the one place where errors are mapped.
 
 Nothing is kept in a session: no SET, no LISTEN and no advisory lock outside a transaction, so that a transaction pooler may stand
-between. Behind one, prepared statements are left out: ``?pooler=transaction`` says so, or the first error that tells of it.
+between. Behind one, prepared statements are left out: ``?pooler=transaction`` says so. A pooler that the URL does not tell of is found out: another session
+answers than the one that was promised when the connection was made.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from psycopg import errors as sql
 from psycopg.pq import ConnStatus
 from psycopg.rows import tuple_row
 
+from holdfast import logs
 from holdfast.core import addresses
 from holdfast.core.errors import (
     Conflict,
@@ -43,6 +45,8 @@ from holdfast.stores.postgres.arrays import taught
 from holdfast.stores.postgres.queries import OFTEN
 from holdfast.stores.postgres.wire import Asked, Connection, Exchange, Plans, Rows, Statement
 
+log = logs.logger("holdfast.store")
+
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
 PATIENCE = 30.0  # seconds for which a verb outlasts an outage
 FIRST_WAIT, LONGEST_WAIT = 0.02, 1.0
@@ -59,11 +63,12 @@ logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a URL says: where the database is, whether a transaction pooler stands before it, and where news may be listened for."""
+    """What a URL says: where the database is, which pooler stands before it (``transaction``, ``session``, or nothing is said), and where news may be
+    listened for."""
 
     url: str
     conninfo: str
-    pooled: bool = False
+    pooler: str = ""
     listen: str | None = None
     partitions: int = 0
 
@@ -96,7 +101,7 @@ def place(url: str) -> Place:
         said = addresses.scrub(_text(e), url)
         raise UsageError(f"the URL of the store is not understood: {said}", hint=f"postgresql://user@host/database; {addresses.ENCODED}") from None  # libpq repeats what it was given
     listen = ours.get("listen", "" if pooler == "transaction" else conninfo)
-    return Place(shown, conninfo, pooler == "transaction", listen or None, int(partitions))
+    return Place(shown, conninfo, pooler, listen or None, int(partitions))
 
 
 def schema_of(place: Place, script: str) -> str:
@@ -146,6 +151,7 @@ _REFUSED = re.compile(
     r"|does not match host name|certificate file .* does not exist"
 )
 _REFUSED_STATES = ("28", "3D000")
+POOLER_HINT = "add pooler=transaction to the URL of the store, or pooler=session where the pooler keeps a session for each client"
 UNPREPARED = (sql.InvalidSqlStatementName, sql.DuplicatePreparedStatement)
 
 
@@ -195,6 +201,8 @@ def translate(error: BaseException, url: str) -> HoldfastError:
     if isinstance(error, sql.ReadOnlySqlTransaction) and error.diag.message_primary is not None:  # a standby is told otherwise, and may be promoted
         way_out = "set default_transaction_read_only = off for the database, the role and the server, or name the primary server in the URL"
         return StoreReadOnly(f"{url} may not be written: {text}", hint=way_out)
+    if isinstance(error, UNPREPARED):
+        return StoreError(f"{url}: what a session has prepared is gone in the next transaction: {text}", hint=POOLER_HINT)
     if passing(error):
         return StoreUnavailable(f"{url}: {text}", hint="a worker retries automatically; otherwise check the database")
     if isinstance(error, sql.DiskFull):
@@ -267,10 +275,10 @@ async def connect(
     if (refusal := _refuse_encoding(db, place.url)) is not None:
         await db.close()
         raise refusal
-    db.prepares = prepared and not place.pooled
+    db.prepares = prepared and place.pooler != "transaction"
     db.plans = Plans(clock)
     db.asked = asked or db.asked
-    db.prepare_threshold = 1 if db.prepares else None
+    db.prepare_threshold = None
     taught(db)
     return db
 
@@ -374,7 +382,7 @@ class Connections:
     ``crowded`` one is used at a time, and no other kept: every process is to have one. ``clock`` is that of their plans."""
 
     def __init__(
-        self, place: Place, *, check: Callable[[Connection], Awaitable[None]], most: int = MOST, clock: Callable[[], float] = time.monotonic
+        self, place: Place, *, check: Callable[[Connections, Connection], Awaitable[None]], most: int = MOST, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._place = place
         self._clock = clock
@@ -392,6 +400,7 @@ class Connections:
         self._ahead = Ahead(clock)
         self._quiet: asyncio.TimerHandle | None = None
         self.crowded = False
+        self.pooled = False  # by a pooler of transactions for all that is known, of which the URL does not tell
 
     def expect(self, asked: Sequence[Statement], uses: int) -> None:
         """These reads are likely to be asked again: the server makes its plans for them while nobody waits, over each connection. ``uses``: how often the last of them
@@ -553,17 +562,25 @@ class Connections:
             self.crowded = self.crowded or too_many(e)
             raise
         try:
-            await self._check(db)
-        except BaseException:
+            await self._check(self, db)
+        except BaseException as e:
             await db.close()
+            if isinstance(e, UNPREPARED):
+                await self.find_pooler()
             raise
         return generation, db
+
+    async def find_pooler(self) -> None:
+        """A pooler hands each transaction to another session: nothing is prepared any more."""
+        if not self.pooled:
+            self.pooled, self._prepared = True, False
+            log.warning("%s: a pooler stands before the server, and the URL does not say which; %s", self._place.url, POOLER_HINT)
+            await self.leave()
 
     async def _after(self, error: BaseException, generation: int, db: Connection) -> None:
         """What an error leaves of a connection: one that is at rest again after a rollback may be used on."""
         if isinstance(error, UNPREPARED):
-            self._prepared = False  # a pooler hands each transaction to another backend
-            await self.leave()
+            await self.find_pooler()
         elif is_leaving(error) or not isinstance(error, psycopg.Error | HoldfastError):
             await db.close()
             if is_leaving(error):
@@ -625,10 +642,10 @@ async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: fl
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await work(sent)
-        except UNPREPARED:
+        except UNPREPARED as e:
             sent += 1
             if sent > 3:
-                raise
+                raise translate(e, url) from e
         except (psycopg.Error, OSError) as e:
             if not passing(e):
                 raise translate(e, url) from e
@@ -664,6 +681,6 @@ async def one_of(db: Connection, text: str, values: Any = None) -> tuple[Any, ..
 
 
 __all__ = [
-    "LAST_ANSWER", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "connect", "first_of", "is_leaving", "many", "one_of", "outlasting", "passing",
+    "LAST_ANSWER", "PATIENCE", "POOLER_HINT", "UNPREPARED", "Connection", "Connections", "Place", "connect", "first_of", "is_leaving", "many", "one_of", "outlasting", "passing",
     "place", "refuses", "rows_of", "schema_of", "too_many", "translate", "unreachable",
 ]

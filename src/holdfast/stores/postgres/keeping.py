@@ -69,7 +69,7 @@ class Keeping(Reading):
     async def health(self) -> list[Problem]:
         """What of the server's settings and state endangers what is kept, or slows it: for ``doctor``."""
         (found,) = await self._ask((Q.health, None))
-        return upkeep.health(found[0], time.time_ns() // 1000)
+        return upkeep.health(found[0], time.time_ns() // 1000, unnamed=self._open().pooled)
 
     async def _chains(self) -> list[Problem]:
         broken: dict[tuple[int, int], str] = {}

@@ -1149,7 +1149,7 @@ SELECT pg_advisory_xact_lock(4853);
 SELECT (SELECT system_identifier FROM pg_control_system()),
   CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
     ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::integer END,
-  pg_is_in_recovery(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, holdfast_full.part
+  pg_is_in_recovery(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, holdfast_full.part, pg_backend_pid()
 FROM (SELECT sum(pg_stat_get_db_numbackends(oid))::float8 / current_setting('max_connections')::int AS part FROM pg_database) holdfast_full;
 -- name: full
 -- How much of its connections a server has given away. And who was cut off in the middle of a transaction is ended by whoever lives: the

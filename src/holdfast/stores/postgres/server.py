@@ -193,9 +193,12 @@ class Server:
                 await many(db, [*besides.vouch_for_limits(await many(db, besides.LIMITS))])
                 await vouch_for_meta(db)
 
-    async def _same_server(self, db: Connection) -> None:
+    async def _same_server(self, pool: Connections, db: Connection) -> None:
         """Looks at a new connection: a server in recovery is left, and one on another history is a new incarnation (§1.9)."""
-        system, timeline, recovering, now, full = await one_of(db, Q.server)
+        system, timeline, recovering, now, full, session = await one_of(db, Q.server)
+        if session != db.pgconn.backend_pid and not self._place.pooler:
+            db.prepares = False
+            await pool.find_pooler()
         self._note_crowd(full)
         self._heard = (now, ticks())
         if recovering:
