@@ -111,11 +111,14 @@ class Keeping(Reading):
 
     async def evidence(self, run_id: str) -> Evidence | None:
         bucket = ids.bucket_number(run_id)
-        raws, found = await self._ask((Q.run_raw, (bucket, run_id)), (Q.run_get, {"b": bucket, "run": run_id, "now": self._clock()}))
-        key = Key(*raws[0][:2]) if raws else await self._find_orphan(run_id)
+        key = await self._where(run_id)
         if key is None:
             return None
-        tips, needs, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}), *besides.ask_kept_of_run(run_id, bucket))
+        # The row and the end of its log are read together: of a run that is driven one of them would be newer.
+        raws, found, tips, needs, *beside = await self._ask(
+            (Q.run_raw, (bucket, run_id)), (Q.run_get, {"b": bucket, "run": run_id, "now": self._clock()}), (Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}),
+            *besides.ask_kept_of_run(run_id, bucket),
+        )
         lease = self._lease(*found[0][6:]) if found else None
         evidence = upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
         evidence = msgspec.structs.replace(evidence, problems=(*evidence.problems, *await self._find_misfit(evidence)))

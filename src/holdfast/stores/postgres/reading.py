@@ -101,14 +101,15 @@ class Reading(Server):
 
     async def _lags(self, run: Run, upto: int, fence: int, tip: Tip, begin: int, rows: Sequence[Row]) -> bool:
         """Whether a row lags behind its log where its record may be that of ``upto`` events. ``rows`` are those of the log behind the event ``begin``; of what
-        lies before that, and the record does not know, more is read."""
+        lies before that, and the record does not know, more is read. What was committed behind ``tip`` came after the row was read."""
+        rows = [row for row in rows if row.seq <= tip.seq]
         if rows and apply.newest_fence(rows[-1]) > counter(fence):
             return True
         if upto >= run.version or tip.seq != run.version:  # a later release has written what this one does not count
             return False
         after = upto
         while after < begin and (page := await self.rows(run.run_id, after, PAGE)):
-            if any(map(changes_record, page)):
+            if any(row.seq <= tip.seq and changes_record(row) for row in page):
                 return True
             after = page[-1].seq
         return any(row.seq > upto and changes_record(row) for row in rows)
