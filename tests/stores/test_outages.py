@@ -166,18 +166,21 @@ async def test_a_server_that_is_away_is_said_so(server: Server) -> None:
     await store.close()
 
 
-async def test_a_promoted_standby_is_another_incarnation(server: Server) -> None:
-    """X-02, §1.9: after a failover that lost the tail nothing is appended where it was lost, the lost run is named, and all go on."""
+@pytest.mark.parametrize("back", ["a promoted standby", "an older state"])
+async def test_a_server_that_lost_the_tail_is_another_incarnation(server: Server, back: str) -> None:
+    """X-02, §1.9: after a failover that lost the tail nothing is appended where it was lost, the lost run is named, and all go on. A server that
+    comes back as an older state of its own has the same name and the same timeline."""
     clock = Clock()
     store = PostgresStore(server.fresh(), now=clock)
     await store.open()
     await store.register("w", TTL)
     script = await (await Script(store, "r1").begin("w")).steps(2)
-    standby = server.clone()  # an asynchronous standby that gets no further
+    standby = server.clone(follows=back == "a promoted standby")  # an asynchronous one that gets no further
     await script.steps(2)
     server.stop()
     standby.start()
-    standby.promote()
+    if back == "a promoted standby":
+        standby.promote()
     old = store.incarnation
     server_folder = server.folder
     server.folder.joinpath(".s.PGSQL.5432").unlink(missing_ok=True)
@@ -198,6 +201,40 @@ async def test_a_promoted_standby_is_another_incarnation(server: Server) -> None
         await store.close()
         server_folder.joinpath(".s.PGSQL.5432").unlink()
         standby.remove()
+        server.start()
+
+
+async def test_whoever_lost_nothing_waits_for_whoever_did(server: Server) -> None:
+    """§1.9: of a server that comes back as an older state every process hears, also one that had written nothing; it takes no run before the others have held
+    what they remember against what is there."""
+    driver, other = PostgresStore(server.fresh()), PostgresStore(server.fresh())
+    for store, owner in ((driver, "w"), (other, "v")):
+        await store.open()
+        await store.register(owner, TTL)
+    script = await (await Script(driver, "r1").begin("w")).steps(2)
+    older = server.clone(follows=False)
+    await script.steps(2)
+    await other.renew("v", TTL)
+    server.stop()
+    older.start()
+    server.folder.joinpath(".s.PGSQL.5432").unlink(missing_ok=True)
+    server.folder.joinpath(".s.PGSQL.5432").symlink_to(older.folder / ".s.PGSQL.5432")
+    before = driver.incarnation
+    try:
+        assert await other.claim("v", (), None, limit=5) == [] and other.incarnation != before
+        assert await other.claim("v", (), None, limit=5) == []
+        await driver.renew("w", TTL)
+        assert driver.incarnation == other.incarnation, "one of them makes the new one"
+        tail = driver.take_tail()
+        assert tail is not None and tail.run_id == "r1"
+        assert await other.claim("v", (), None, limit=5) == []
+        (claim,) = await other.claim("v", (), None, limit=5, run_id="r1")
+        assert claim.run_id == "r1"
+    finally:
+        await driver.close()
+        await other.close()
+        server.folder.joinpath(".s.PGSQL.5432").unlink()
+        older.remove()
         server.start()
 
 

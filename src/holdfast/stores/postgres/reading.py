@@ -92,6 +92,8 @@ class Reading(Server):
         tip = Tip(*tips[0])
         if known is not None and tip.row < known.row:  # a log that ends before what was committed here has lost its tail (§1.9)
             self._remembered.named[run_id] = tell_rollback(run_id, tip.row, known.row)
+            await self._find_rollback(run_id)
+            return await self.load(run_id)
         whole = codec.decode_whole(run_id, wholes[0][0]) if wholes else None
         since = tuple([log_row(r) for r in rows])
         if await self._lags(run, upto, lease.fence, tip, whole[0].seq if whole is not None else 0, since):
