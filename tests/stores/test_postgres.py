@@ -250,6 +250,24 @@ async def test_a_store_that_is_closed_lets_those_go_who_are_not_answered() -> No
         assert told.value.code == "store_closed"
 
 
+async def test_a_schema_is_brought_up_to_date_whatever_time_a_role_has_for_a_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """§1.9: of many runs it takes longer, and what is ended is taken back and begun again each time."""
+    url = shared().fresh("unhurried")
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+    scripts = (*MIGRATIONS[:-1], "CREATE TABLE public.told AS SELECT current_setting('statement_timeout') AS statement, current_setting('lock_timeout') AS lock;")
+    monkeypatch.setattr("holdfast.stores.postgres.server.MIGRATIONS", scripts)
+    with shared().admin("unhurried") as db:
+        db.execute("GRANT CREATE ON SCHEMA public TO holdfast")
+        db.execute("DROP TABLE IF EXISTS public.told")
+        db.execute("UPDATE holdfast.meta SET value = value - 1 WHERE key = 'schema'")
+        store = PostgresStore(url + "&options=-c%20statement_timeout%3D60s%20-c%20lock_timeout%3D60s")
+        await store.open()
+        await store.close()
+        assert db.execute("SELECT statement, lock FROM public.told").fetchall() == [("0", "0")]
+
+
 async def test_what_was_loaded_is_gone_through_for_garbage_once_before_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the midst of a short run that would take longer than the run."""
     times: list[None] = []
@@ -367,7 +385,7 @@ def entries_read() -> int:
     return int(str(found[0]))
 
 
-@pytest.mark.parametrize("url", ["postgresql://h/d?pooler=maybe", "postgresql://h/d?partitions=many", "postgresql://h/d?no_such_option=1"])
+@pytest.mark.parametrize("url", ["postgresql://h/d?pooler=maybe", "postgresql://h/d?partitions=many", "postgresql://h/d?no_such_option=1", "postgresql://h/d?target_session_attrs=standby", "postgresql://h/d?target_session_attrs=read-only"])
 def test_a_url_that_is_not_understood(url: str) -> None:
     with pytest.raises(UsageError):
         open_url(url)
@@ -384,7 +402,7 @@ async def test_a_server_that_is_not_there_is_said_so_without_the_password() -> N
 WRONG = {
     "database": (lambda url: url.replace("/refused?", "/nowhere?"), "CREATE DATABASE"), "role": (lambda url: url.replace("user=holdfast", "user=nobody_here"), "CREATE ROLE"),
     "login": (lambda url: url.replace("user=holdfast", "user=no_login"), "LOGIN"), "rights": (lambda url: url.replace("user=holdfast", "user=no_rights"), "GRANT CONNECT"),
-    "setting": (lambda url: f"{url}&options=-c%20nonsense%3D1", "options="),
+    "setting": (lambda url: f"{url}&options=-c%20nonsense%3D1", "options="), "value": (lambda url: f"{url}&sslmode=nonsense", "in the URL"),
     "each of two": (lambda url: url.replace("/refused?", "/nowhere?").replace("&user", f",{shared().folder}&user"), "CREATE DATABASE"),
 }
 
@@ -437,6 +455,35 @@ async def test_a_database_that_takes_no_writes_is_said_to_be_read_only() -> None
         with shared().admin() as db:
             db.execute("ALTER DATABASE only_read RESET default_transaction_read_only")
     assert "default_transaction_read_only" in told.value.hint
+
+
+async def test_a_standby_in_the_url_is_said_to_be_one() -> None:
+    standby = shared().clone()
+    standby.start()
+    try:
+        with pytest.raises(StoreUnavailable) as told:
+            await PostgresStore(standby.url, patience=0.2).open()
+    finally:
+        standby.remove()
+    assert told.value.message.count("postgresql://") == 1 and "standby" in told.value.message and "primary" in told.value.hint
+
+
+async def reading(store: PostgresStore) -> None:
+    await store.open()
+    await store.load("r1")
+
+
+async def test_a_role_whose_statements_are_ended_too_early_is_told_the_setting() -> None:
+    store = PostgresStore(shared().fresh("hurried"), patience=0.2)
+    await store.open()
+    with shared().admin("hurried") as holder:
+        holder.execute("BEGIN; LOCK TABLE holdfast.run, holdfast.log IN ACCESS EXCLUSIVE MODE")
+        hurried = PostgresStore(shared().url.replace("/holdfast?", "/hurried?") + "&options=-c%20statement_timeout%3D50ms", patience=0.2)
+        with pytest.raises(StoreUnavailable) as told:
+            await reading(hurried)
+    assert "statement_timeout" in told.value.hint
+    await hurried.close()
+    await store.close()
 
 
 @pytest.mark.parametrize("asked", ["latin1", "sql_ascii", "euc_jp"])

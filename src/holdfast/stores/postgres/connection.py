@@ -100,6 +100,8 @@ def place(url: str) -> Place:
     except psycopg.ProgrammingError as e:
         said = addresses.scrub(_text(e), url)
         raise UsageError(f"the URL of the store is not understood: {said}", hint=f"postgresql://user@host/database; {addresses.ENCODED}") from None  # libpq repeats what it was given
+    if (asked := next((value for _, name, value in found.parameters() if name == "target_session_attrs"), "")) in ("standby", "read-only"):
+        raise UsageError(f"target_session_attrs={asked} in the URL of the store asks for a server that takes no writes", hint="target_session_attrs=read-write finds the primary of several servers")
     listen = ours.get("listen", "" if pooler == "transaction" else conninfo)
     return Place(shown, conninfo, pooler, listen or None, int(partitions))
 
@@ -148,7 +150,7 @@ _FULL = ("too many clients", "too many connections", "remaining connection slots
 _REFUSED = re.compile(
     r'(?:database|role|user) "[^"]*" does not exist|no such (?:database|user)|is not permitted to log in|authentication failed|no password supplied|password is required'
     r"|pg_hba\.conf|permission denied for database|unrecognized configuration parameter|invalid value for parameter|SSL was required|certificate verify failed"
-    r"|does not match host name|certificate file .* does not exist"
+    r"|does not match host name|certificate file .* does not exist|invalid \w+ value|invalid (?:port number|integer value)"
 )
 _REFUSED_STATES = ("28", "3D000")
 POOLER_HINT = "add pooler=transaction to the URL of the store, or pooler=session where the pooler keeps a session for each client"
@@ -203,6 +205,11 @@ def translate(error: BaseException, url: str) -> HoldfastError:
         return StoreReadOnly(f"{url} may not be written: {text}", hint=way_out)
     if isinstance(error, UNPREPARED):
         return StoreError(f"{url}: what a session has prepared is gone in the next transaction: {text}", hint=POOLER_HINT)
+    if isinstance(error, sql.ReadOnlySqlTransaction):
+        return StoreUnavailable(f"{url} is a standby, which takes no writes", hint="name the primary server in the URL, or promote this one; a worker retries automatically")
+    if isinstance(error, sql.QueryCanceled) and "statement timeout" in text:
+        way_out = "statements of this role are ended too early: set statement_timeout = 0, or a longer one, for the role and the database, and in options= of the URL"
+        return StoreUnavailable(f"{url}: {text}", hint=way_out)
     if passing(error):
         return StoreUnavailable(f"{url}: {text}", hint="a worker retries automatically; otherwise check the database")
     if isinstance(error, sql.DiskFull):
@@ -227,6 +234,7 @@ _WAYS_IN = (
     (r"password|authentication failed", "correct the user and the password: in the URL, in $PGPASSWORD or in ~/.pgpass"),
     (r"permission denied for database", "GRANT CONNECT ON DATABASE to the role"),
     (r"configuration parameter|for parameter", "correct options= in the URL"),
+    (r"invalid \w+ value|invalid port number|invalid integer value", "correct this option in the URL, or the environment variable that gives it"),
     (r"SSL|certificate", "correct the sslmode and the certificates in the URL"),
 )
 

@@ -1140,6 +1140,9 @@ SELECT key, value FROM holdfast.meta;
 SELECT key, value FROM holdfast.meta ORDER BY key FOR UPDATE;
 -- name: meta_set
 INSERT INTO holdfast.meta (key, value) VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+-- name: unhurried
+-- For work on the rows of all runs, which takes as long as it takes: what is ended by a limit of the role is taken back, and would be begun again each time.
+SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0;
 -- name: one_maker
 -- Only one makes the schema, whoever comes at the same time; the lock ends with the transaction.
 SELECT pg_advisory_xact_lock(4853);

@@ -200,6 +200,7 @@ class Server:
     async def _migrate(self, db: Connection) -> None:
         """Brings an older schema up to date, in one transaction. What is there counts as it is; whoever still writes as before is refused."""
         async with db.transaction():
+            await db.execute(Q.unhurried)
             await db.execute(Q.one_maker)
             meta = dict(await rows_of(db, Q.meta_lock))
             if meta["schema"] == len(MIGRATIONS):
@@ -223,7 +224,7 @@ class Server:
         self._note_crowd(here.full)
         self._heard = (here.now, ticks())
         if here.recovering:
-            raise sql.ReadOnlySqlTransaction(f"{self.url} is a standby")
+            raise sql.ReadOnlySqlTransaction("the server is a standby")
         async with self._finding:  # no connection is used before what is remembered has been held against what is here
             if self._history != (0, 0):
                 other, anew = self._history != here.history, here.begun != self._begun
@@ -264,6 +265,7 @@ class Server:
         """Every fence given out before is void; whoever comes first takes the new one, the others read it. ``history``: the server's. ``heard``: it is the same
         as before, and so late it was heard before it was put back; whoever came first has done so after that."""
         async with db.transaction():
+            await db.execute(Q.unhurried)
             meta = dict(await rows_of(db, Q.meta_lock))
             first = (meta["system"], meta["timeline"]) != history
             if heard is not None:
