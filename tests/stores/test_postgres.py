@@ -42,7 +42,7 @@ from holdfast.core.intents import Sending, Sent
 from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repairer
 from holdfast.ports import News, RunFilter
-from holdfast.stores import PostgresStore, open_url
+from holdfast.stores import PostgresStore, open_url, schema_version
 from holdfast.stores.postgres import besides, connection, news
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts, taught
 from holdfast.stores.postgres.connection import Place, outlasting, translate
@@ -266,6 +266,35 @@ async def test_a_schema_is_brought_up_to_date_whatever_time_a_role_has_for_a_sta
         await store.open()
         await store.close()
         assert db.execute("SELECT statement, lock FROM public.told").fetchall() == [("0", "0")]
+
+
+async def test_a_process_whose_schema_a_newer_release_has_changed_is_told_so_and_ends() -> None:
+    """§1.8: it could only try again for ever. A worker that is left over from a deploy ends with this."""
+    store = PostgresStore(shared().fresh("deployed"))
+    await store.open()
+    with shared().admin("deployed") as db:
+        for change, back in (("ALTER TABLE holdfast.run RENAME COLUMN due TO due_at", "ALTER TABLE holdfast.run RENAME COLUMN due_at TO due"), ("ALTER TABLE holdfast.doc RENAME TO document", "ALTER TABLE holdfast.document RENAME TO doc")):
+            db.execute(change.encode())
+            try:
+                with pytest.raises(UnsupportedFormat) as told:
+                    await store.load("r1")
+            finally:
+                db.execute(back.encode())
+            assert "newer release" in told.value.hint and not told.value.passing
+    await store.close()
+
+
+async def test_the_schema_of_a_database_is_told_without_opening_it() -> None:
+    url = shared().fresh("told_schema")
+    with shared().admin("told_schema") as db:
+        db.execute("DROP SCHEMA IF EXISTS holdfast CASCADE")
+        assert schema_version(url) is None
+        assert db.execute("SELECT to_regclass('holdfast.meta')").fetchall() == [(None,)]
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+    assert schema_version(url) == len(MIGRATIONS)
+    assert schema_version(url.replace("/told_schema?", "/nowhere?")) is None
 
 
 async def test_what_was_loaded_is_gone_through_for_garbage_once_before_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ from holdfast.core.errors import (
     StoreReadOnly,
     StoreRefused,
     StoreUnavailable,
+    UnsupportedFormat,
     UsageError,
     VersionConflict,
 )
@@ -214,6 +215,9 @@ def translate(error: BaseException, url: str) -> HoldfastError:
         return StoreUnavailable(f"{url}: {text}", hint="a worker retries automatically; otherwise check the database")
     if isinstance(error, sql.DiskFull):
         return StoreFull(f"{url}: the disk is full; nothing of this commit was written", hint="free some space; a running worker then continues automatically, otherwise resume the run: everything committed before is intact")
+    if isinstance(error, sql.UndefinedTable | sql.UndefinedColumn | sql.UndefinedFunction):
+        way_out = "a newer release has changed the schema: end this process and start that release; if none has, restore a backup"
+        return UnsupportedFormat(f"{url} has another schema than this process opened: {text}", hint=way_out)
     if isinstance(error, sql.DataCorrupted | sql.IndexCorrupted):
         return StoreCorrupt(f"{url} is damaged: {text}", hint="stop, then restore a backup")
     if isinstance(error, sql.InsufficientPrivilege):
@@ -390,7 +394,7 @@ class Connections:
     ``crowded`` one is used at a time, and no other kept: every process is to have one. ``clock`` is that of their plans."""
 
     def __init__(
-        self, place: Place, *, check: Callable[[Connections, Connection], Awaitable[None]], most: int = MOST, clock: Callable[[], float] = time.monotonic
+        self, place: Place, *, check: Callable[[Connection], Awaitable[None]], most: int = MOST, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._place = place
         self._clock = clock
@@ -570,7 +574,7 @@ class Connections:
             self.crowded = self.crowded or too_many(e)
             raise
         try:
-            await self._check(self, db)
+            await self._check(db)
         except BaseException as e:
             await db.close()
             if isinstance(e, UNPREPARED):

@@ -140,7 +140,7 @@ class Server:
         if self._pool is not None:
             return
         self._finding = asyncio.Lock()
-        pool = Connections(self._place, check=self._same_server, clock=self._plans)
+        pool = Connections(self._place, check=lambda db: self._same_server(pool, db), clock=self._plans)
 
         async def work(sent: int) -> None:
             async with pool.hold() as db:
