@@ -30,6 +30,7 @@ from holdfast.core.errors import (
     HoldfastError,
     LeaseLost,
     RecordDamaged,
+    StoreCorrupt,
     StoreError,
     StoreReadOnly,
     StoreRefused,
@@ -46,6 +47,7 @@ from holdfast.stores import PostgresStore, open_url, schema_version
 from holdfast.stores.postgres import besides, connection, news
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts, taught
 from holdfast.stores.postgres.connection import Place, outlasting, translate
+from holdfast.stores.postgres.indexes import INDEXES
 from holdfast.stores.postgres.queries import MIGRATIONS, OFTEN, TAKES, Q
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_people import plan
@@ -295,6 +297,42 @@ async def test_the_schema_of_a_database_is_told_without_opening_it() -> None:
     await store.close()
     assert schema_version(url) == len(MIGRATIONS)
     assert schema_version(url.replace("/told_schema?", "/nowhere?")) is None
+
+
+@pytest.mark.parametrize("more", ["", "&partitions=4"])
+async def test_an_index_that_is_missing_or_invalid_is_named(more: str) -> None:
+    """§10.14: what must be there once rests on unique indexes. One is missing after a restore that was broken off, and invalid after a REINDEX CONCURRENTLY."""
+    database = f"indexed{len(more)}"
+    with shared().admin() as db:
+        db.execute(f"DROP DATABASE IF EXISTS {database} WITH (FORCE)".encode())
+    store = PostgresStore(shared().fresh(database) + more)
+    await store.open()
+    await Script(store, "r1").submit()
+    with shared().admin(database) as db:
+        there = {str(name) for (name,) in db.execute("SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relnamespace = 'holdfast'::regnamespace AND NOT c.relispartition")}
+        assert there == INDEXES, "a migration that makes or drops an index says so in indexes.py"
+        assert await store.verify() == []
+        db.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'holdfast.effect_open'::regclass")
+        db.execute("ALTER TABLE holdfast.claim DROP CONSTRAINT claim_pkey")
+    found = [(p.code, p.severity, p.message) for p in await store.verify()]
+    assert found == [("index_damaged", "error", "the index holdfast.effect_open is invalid"), ("index_damaged", "error", "the index holdfast.claim_pkey is missing")]
+    await store.close()
+
+
+@pytest.mark.parametrize("change", ["UPDATE holdfast.meta SET value = value - 3 WHERE key = 'schema'", "DROP TABLE holdfast.meta"])
+async def test_a_schema_that_meta_does_not_tell_of_is_damage(change: str) -> None:
+    """A worker could only try again for ever."""
+    with shared().admin() as db:
+        db.execute("DROP DATABASE IF EXISTS other_meta WITH (FORCE)")
+    url = shared().fresh("other_meta")
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+    with shared().admin("other_meta") as db:
+        db.execute(change.encode())
+    with pytest.raises(StoreCorrupt) as told:
+        await PostgresStore(url, patience=0.2).open()
+    assert "backup" in told.value.hint
 
 
 async def test_what_was_loaded_is_gone_through_for_garbage_once_before_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,10 @@ def translate(error: BaseException, url: str) -> HoldfastError:
     if isinstance(error, sql.UndefinedTable | sql.UndefinedColumn | sql.UndefinedFunction):
         way_out = "a newer release has changed the schema: end this process and start that release; if none has, restore a backup"
         return UnsupportedFormat(f"{url} has another schema than this process opened: {text}", hint=way_out)
+    if isinstance(error, sql.UndefinedObject | sql.DuplicateTable | sql.DuplicateObject | sql.DuplicateColumn):
+        return StoreCorrupt(f"{url}: the schema is not the one that its table meta tells of: {text}", hint="restore a backup (with the database's own tools)")
+    if isinstance(error, sql.InvalidColumnReference):
+        return StoreCorrupt(f"{url}: an index is missing: {text}", hint="holdfast check names it; nothing of this was written")
     if isinstance(error, sql.DataCorrupted | sql.IndexCorrupted):
         return StoreCorrupt(f"{url} is damaged: {text}", hint="stop, then restore a backup")
     if isinstance(error, sql.InsufficientPrivilege):

@@ -20,7 +20,7 @@ from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.batches import Batch, prune_in_batches
 from holdfast.stores.evidence import behind_its_log, doc_of, misfit
-from holdfast.stores.postgres import besides, upkeep
+from holdfast.stores.postgres import besides, indexes, upkeep
 from holdfast.stores.postgres.connection import Connection, many
 from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.reading import Reading, log_row
@@ -38,7 +38,8 @@ class Keeping(Reading):
     async def verify(self) -> list[Problem]:
         """Every chain of the log, in pages, and what was lost with a server's tail."""
         unknown = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
-        problems = [*unknown, *self._list_lost_tails()]
+        (there,) = await self._ask((Q.indexes_there, None))
+        problems = [*unknown, *self._list_lost_tails(), *indexes.find_lost([name for name, _ in there], [name for name, sound in there if not sound])]
         kept = await self._ask(*besides.ask_kept_by_store(self._clock()))
         beside = await besides.apart(kept, lambda: besides.damage_of_store(kept))
         return [*problems, *map(record_problem, beside + await self._find_damaged_claims()), *await self._chains()]

@@ -1342,3 +1342,7 @@ SELECT serial, data, gone IS NOT NULL FROM holdfast.chunk WHERE run_id = %s AND 
 -- name: chunks_newest
 SELECT data FROM holdfast.chunk WHERE serial IN (
   SELECT max(serial) FROM holdfast.chunk WHERE run_id = %s AND gone IS NULL GROUP BY turn) ORDER BY serial;
+-- name: indexes_there
+-- Those of partitions are known by the index that they are parts of.
+SELECT c.relname, i.indisvalid AND i.indisready FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE c.relnamespace = to_regnamespace('holdfast') AND NOT c.relispartition;
