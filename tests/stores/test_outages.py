@@ -238,6 +238,35 @@ async def test_whoever_lost_nothing_waits_for_whoever_did(server: Server) -> Non
         server.start()
 
 
+async def test_whoever_waits_notices_tables_that_were_put_back_from_a_dump(server: Server) -> None:
+    """§1.9: no connection has to be made anew for that. Nobody takes a run on what its owner knew before the others have spoken."""
+    driver, other = PostgresStore(server.fresh()), PostgresStore(server.fresh())
+    for store, owner in ((driver, "w"), (other, "v")):
+        await store.open()
+        await store.register(owner, TTL)
+    script = await Script(driver, "r1").begin("w")
+    with server.admin("holdfast") as db:
+        kept = db.execute("SELECT key, value FROM holdfast.meta").fetchall()
+        await script.steps(2)
+        await other.wait_for_change(0.2)
+        before = other.incarnation
+        db.execute("ALTER TABLE holdfast.meta RENAME TO dropped")
+        db.execute("CREATE TABLE holdfast.meta (LIKE holdfast.dropped INCLUDING ALL)")
+        db.execute("ALTER TABLE holdfast.meta OWNER TO holdfast")
+        for key, value in kept:
+            db.execute("INSERT INTO holdfast.meta VALUES (%s, %s)", (key, value))
+        db.execute("DROP TABLE holdfast.dropped")
+        async with asyncio.timeout(60):
+            while other.incarnation == before:
+                await other.wait_for_change(1.0)
+        db.execute("ALTER INDEX IF EXISTS holdfast.dropped_pkey RENAME TO meta_pkey")
+    assert await other.claim("v", (), None, limit=5) == []
+    with pytest.raises(LeaseLost):
+        await script.steps(1)
+    for store in (driver, other):
+        await store.close()
+
+
 class Line(State):
     n: int = 0
 

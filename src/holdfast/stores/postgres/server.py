@@ -84,6 +84,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     checkpoint: int
     written: int
     flushed: int
+    tables: int
 
     @property
     def history(self) -> tuple[int, int]:
@@ -117,6 +118,7 @@ class Server:
         self._history: tuple[int, int] = (0, 0)
         self._begun = 0
         self._flushed = 0
+        self._tables = 0
         self._finding = asyncio.Lock()
         self._moving = Moving(self._place, self.url)
         self._dead: tuple[str, ...] = ()
@@ -228,14 +230,18 @@ class Server:
         async with self._finding:  # no connection is used before what is remembered has been held against what is here
             if self._history != (0, 0):
                 other, anew = self._history != here.history, here.begun != self._begun
-                older = here.written < self._flushed or (anew and here.checkpoint < self._flushed)
+                older = here.written < self._flushed or (anew and here.checkpoint < self._flushed) or self._is_put_back(here.tables)
                 if other or older or (anew and await self._find_lost(db)):
                     await self._moving.do(functools.partial(self._new_incarnation, history=here.history, heard=None if other else heard))
-            self._history, self._begun, self._flushed = here.history, here.begun, here.flushed
+            self._history, self._begun, self._flushed, self._tables = here.history, here.begun, here.flushed, here.tables or self._tables
 
     def _is_another(self, here: Seen) -> bool:
         """Whether a server has to be looked at by ``_same_server`` first: it is another one, another state, or was started anew."""
-        return here.history != self._history or here.begun != self._begun or here.written < self._flushed
+        return here.history != self._history or here.begun != self._begun or here.written < self._flushed or self._is_put_back(here.tables)
+
+    def _is_put_back(self, tables: int) -> bool:
+        """Whether the tables are others than before: a dump was put in their place, while connections stayed as they were."""
+        return self._tables not in (0, tables)
 
     def _note_flushed(self, flushed: int) -> None:
         """Notes up to where the server has written its log to the disk."""
@@ -467,8 +473,11 @@ class Server:
 
     async def _look_for_news(self) -> int:
         """A number that moves when anything is written; and the time, heard anew."""
-        async with self._open().hold() as db:
-            number, now, flushed = await one_of(db, Q.news)
+        pool = self._open()
+        async with pool.hold() as db:
+            number, now, flushed, tables = await one_of(db, Q.news)
+            if tables and self._is_put_back(tables):
+                await self._same_server(pool, db)
             if time.monotonic() - self._counted > COUNT_SECONDS:
                 self._note_crowd((await one_of(db, Q.full))[0])
         self._heard = (now, ticks())
