@@ -501,7 +501,7 @@ async def test_of_several_servers_one_that_is_away_may_come_back() -> None:
     ("said", "told"),
     [
         ('FATAL:  password authentication failed for user "u"', True), ('FATAL:  no pg_hba.conf entry for host "h", user "u", database "d", no encryption', True),
-        ("fe_sendauth: no password supplied", True), ("server does not support SSL, but SSL was required", True), ("FATAL:  SASL authentication failed", True),
+        ("fe_sendauth: no password supplied", True), ("server does not support SSL, but SSL was required", True), ("FATAL:  SASL authentication failed", True), ("FATAL: unsupported startup parameter: options", True), ("FATAL:  no more connections allowed (max_client_conn)", False),
         ("FATAL:  the database system is starting up", False), ("Connection refused", False), ("FATAL:  sorry, too many clients already", False), ("timeout expired", False),
     ],
 )
@@ -509,6 +509,15 @@ def test_what_a_server_says_while_a_connection_is_made(said: str, told: bool) ->
     error = psycopg.OperationalError(f'connection failed: connection to server at "h", port 5432 failed: {said}')
     assert connection.refuses(error) is told and connection.passing(error) is not told
     assert isinstance(translate(error, "postgresql://h/d"), StoreRefused if told else StoreUnavailable)
+
+
+@pytest.mark.parametrize(("said", "way_out"), [("transaction blocks not allowed in statement pooling mode", "pool_mode"), ("unsupported startup parameter: options", "ignore_startup_parameters")])
+def test_what_a_pooler_does_not_do_is_told_with_the_way_out(said: str, way_out: str) -> None:
+    """It says so under the state of a lost connection, and no waiting helps."""
+    error = psycopg.errors.ProtocolViolation(said)
+    assert connection.refuses(error) and not connection.passing(error)
+    told = translate(error, "postgresql://h/d")
+    assert isinstance(told, StoreRefused) and way_out in told.hint
 
 
 async def test_a_database_that_takes_no_writes_is_said_to_be_read_only() -> None:

@@ -147,12 +147,13 @@ _TUNED = {
 # For a while: the connection, starting up or shutting down, demoted to read-only, too many connections, what another transaction did, and what took too long.
 _PASSING = ("08", "57P", "53300", "25006", "40001", "40P01", "40003", "55P03", "57014", "55006", "25P03", "25P04")
 _LEFT = ("08", "57P", "25006")  # whoever meets one of these leaves the server at once, its other connections too
-_FULL = ("too many clients", "too many connections", "remaining connection slots")
+_FULL = ("too many clients", "too many connections", "remaining connection slots", "no more connections allowed")
 _REFUSED = re.compile(
     r'(?:database|role|user) "[^"]*" does not exist|no such (?:database|user)|is not permitted to log in|authentication failed|no password supplied|password is required'
     r"|pg_hba\.conf|permission denied for database|unrecognized configuration parameter|invalid value for parameter|SSL was required|certificate verify failed"
     r"|does not match host name|certificate file .* does not exist|invalid \w+ value|invalid (?:port number|integer value)"
 )
+_UNPOOLED = re.compile(r"statement pooling mode|unsupported startup parameter")  # a pooler says so under the state of a lost connection
 _REFUSED_STATES = ("28", "3D000")
 POOLER_HINT = "add pooler=transaction to the URL of the store, or pooler=session where the pooler keeps a session for each client"
 UNPREPARED = (sql.InvalidSqlStatementName, sql.DuplicatePreparedStatement)
@@ -165,7 +166,7 @@ def passing(error: BaseException) -> bool:
     if not isinstance(error, psycopg.Error):
         return False
     if error.sqlstate is not None:
-        return error.sqlstate.startswith(_PASSING)
+        return error.sqlstate.startswith(_PASSING) and not refuses(error)
     # An error without a state is the client's own: the connection could not be made, or is gone.
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not refuses(error)
 
@@ -174,6 +175,8 @@ def refuses(error: BaseException) -> bool:
     """Whether the server does not let this process in, which only a person can change. Of several servers each has to say so."""
     if not isinstance(error, psycopg.OperationalError):
         return False
+    if _UNPOOLED.search(str(error)):
+        return True
     if error.sqlstate is not None:
         return error.sqlstate.startswith(_REFUSED_STATES)
     each = str(error).split("\n- host: ")
@@ -237,6 +240,8 @@ def unreachable(error: BaseException, url: str) -> StoreRefused:
 
 
 _WAYS_IN = (
+    (r"statement pooling mode", "set pool_mode = transaction in the pooler, or name the server itself in the URL"),
+    (r"unsupported startup parameter", "set ignore_startup_parameters in the pooler, or give the setting to the role (ALTER ROLE … SET) and leave it out of the URL"),
     (r'database "[^"]*" does not exist|no such database', "create the database (CREATE DATABASE), or correct its name in the URL"),
     (r'(?:role|user) "[^"]*" does not exist|no such user|not permitted to log in', "create the role with LOGIN (CREATE ROLE), or correct the user in the URL"),
     (r"password|authentication failed", "correct the user and the password: in the URL, in $PGPASSWORD or in ~/.pgpass"),
