@@ -17,6 +17,9 @@ from holdfast.core.lease import COUNTER_BITS
 from holdfast.engine.keep.check import Checker
 from holdfast.ports import RunFilter
 from holdfast.stores import PostgresStore
+from holdfast.stores.postgres.connection import one_of
+from holdfast.stores.postgres.queries import Q
+from holdfast.stores.postgres.wire import Connection
 from holdfast.testing.conformance import TTL, Clock, Script, signal
 
 
@@ -236,6 +239,41 @@ async def test_whoever_lost_nothing_waits_for_whoever_did(server: Server) -> Non
         server.folder.joinpath(".s.PGSQL.5432").unlink()
         older.remove()
         server.start()
+
+
+async def test_what_a_server_said_before_is_not_held_against_what_was_seen_of_it_meanwhile(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§1.9: it would look like an older state, and a sound store would void its fences again and again."""
+    ask = one_of
+    late = False
+
+    async def answer_late(db: Connection, text: str, values: Any = None) -> tuple[Any, ...]:
+        """What the server says, after others have written and this store has heard of it."""
+        nonlocal late
+        said = await ask(db, text, values)
+        if late and text == Q.server:
+            late = False
+            await script.steps(1)
+            await store.renew("v", TTL)
+        return said
+
+    store, writer = PostgresStore(server.fresh()), PostgresStore(server.fresh())
+    await store.open()
+    await store.register("v", TTL)
+    await store.renew("v", TTL)
+    with server.admin("holdfast") as db:
+        there = "SELECT pid FROM pg_stat_activity WHERE datname = 'holdfast' AND application_name = 'holdfast'"
+        mine = [pid for (pid,) in db.execute(there).fetchall()]
+        await writer.open()
+        await writer.register("w", TTL)
+        script = await Script(writer, "r1").begin("w")
+        monkeypatch.setattr("holdfast.stores.postgres.server.one_of", answer_late)
+        before, late = store.incarnation, True
+        for pid in mine:
+            db.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        assert await store.get("r1") is not None
+    assert not late and store.incarnation == before
+    for each in (store, writer):
+        await each.close()
 
 
 async def test_whoever_waits_notices_tables_that_were_put_back_from_a_dump(server: Server) -> None:

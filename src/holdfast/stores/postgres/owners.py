@@ -98,8 +98,9 @@ class Owners(Server):
                     self._renewing = psycopg.connect(self._place.conninfo, autocommit=True, connect_timeout=5, tcp_user_timeout=5_000, prepare_threshold=None)
                     anew = True
                 if anew or self._pool is None or self._pool.pooled or self._place.pooler:
+                    flushed = self._flushed
                     at = self._renewing.execute(Q.server).fetchone()
-                    if at is None or self._is_another(Seen(*at)):  # a worker that has renewed has held what it remembers against what is here
+                    if at is None or self._is_another(Seen(*at), flushed):  # a worker that has renewed has held what it remembers against what is here
                         raise psycopg.OperationalError("the server is another one: the other connections have to find it first")
                 found, full, flushed = self._write_renewal(self._renewing, owner, ttl_us)
                 self._note_crowd(full)

@@ -219,25 +219,29 @@ class Server:
 
     async def _same_server(self, pool: Connections, db: Connection) -> None:
         """Looks at a new connection: a server in recovery is left, and one on another history, or put back to an older state, is a new incarnation (§1.9)."""
-        here, (heard, _) = Seen(*await one_of(db, Q.server)), self._heard
-        if here.session != db.pgconn.backend_pid and not self._place.pooler:
-            db.prepares = False
-            await pool.find_pooler()
-        self._note_crowd(here.full)
-        self._heard = (here.now, ticks())
-        if here.recovering:
-            raise sql.ReadOnlySqlTransaction("the server is a standby")
         async with self._finding:  # no connection is used before what is remembered has been held against what is here
+            flushed, (heard, _) = self._flushed, self._heard  # before it is asked: what is seen later may be newer than the answer
+            here = Seen(*await one_of(db, Q.server))
+            if here.session != db.pgconn.backend_pid and not self._place.pooler:
+                db.prepares = False
+                await pool.find_pooler()
+            self._note_crowd(here.full)
+            self._heard = (here.now, ticks())
+            if here.recovering:
+                raise sql.ReadOnlySqlTransaction("the server is a standby")
             if self._history != (0, 0):
                 other, anew = self._history != here.history, here.begun != self._begun
-                older = here.written < self._flushed or (anew and here.checkpoint < self._flushed) or self._is_put_back(here.tables)
+                older = here.written < flushed or (anew and here.checkpoint < flushed) or self._is_put_back(here.tables)
                 if other or older or (anew and await self._find_lost(db)):
                     await self._moving.do(functools.partial(self._new_incarnation, history=here.history, heard=None if other else heard))
-            self._history, self._begun, self._flushed, self._tables = here.history, here.begun, here.flushed, here.tables or self._tables
+                    self._flushed = 0
+            self._history, self._begun, self._tables = here.history, here.begun, here.tables or self._tables
+            self._note_flushed(here.flushed)
 
-    def _is_another(self, here: Seen) -> bool:
-        """Whether a server has to be looked at by ``_same_server`` first: it is another one, another state, or was started anew."""
-        return here.history != self._history or here.begun != self._begun or here.written < self._flushed or self._is_put_back(here.tables)
+    def _is_another(self, here: Seen, flushed: int) -> bool:
+        """Whether a server has to be looked at by ``_same_server`` first: it is another one, another state, or was started anew. ``flushed``: what was known
+        of its log before it was asked."""
+        return here.history != self._history or here.begun != self._begun or here.written < flushed or self._is_put_back(here.tables)
 
     def _is_put_back(self, tables: int) -> bool:
         """Whether the tables are others than before: a dump was put in their place, while connections stayed as they were."""
@@ -272,6 +276,7 @@ class Server:
         as before, and so late it was heard before it was put back; whoever came first has done so after that."""
         async with db.transaction():
             await db.execute(Q.unhurried)
+            await db.execute(Q.one_maker)  # whoever comes second sees all that the first has written, new rows too
             meta = dict(await rows_of(db, Q.meta_lock))
             first = (meta["system"], meta["timeline"]) != history
             if heard is not None:
