@@ -9,7 +9,9 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.postgres.server import shared
 
+from holdfast.stores.postgres.queries import MIGRATIONS as POSTGRES_MIGRATIONS
 from holdfast.stores.sqlite.connection import MIGRATIONS
 
 DB = Path(".holdfast/runs.db")
@@ -278,6 +280,16 @@ def test_migrate_brings_a_past_release_up_to_date(holdfast: Any, folder: Path) -
     refused = holdfast("migrate", "--store", "sqlite:///other.db")
     assert (refused.code, refused.err.split(":")[0]) == (1, "unsupported_format")
     assert f"has schema {latest + 1}, this release knows {latest}" in refused.err
+
+
+def test_migrate_tells_the_schema_of_a_database(holdfast: Any) -> None:
+    url = shared().fresh("migrated")
+    with shared().admin("migrated") as db:
+        db.execute("DROP SCHEMA IF EXISTS holdfast CASCADE")
+    made, again = holdfast("migrate", "--store", url), holdfast("migrate", "--store", url)
+    latest = len(POSTGRES_MIGRATIONS)
+    assert (made.code, made.out) == (0, f"{url} is created with schema {latest}\n")
+    assert (again.code, again.out) == (0, f"{url} has schema {latest}: nothing to do\n")
 
 
 REFUSED = {

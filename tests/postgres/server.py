@@ -92,11 +92,12 @@ class Server:
             db.execute("CREATE DATABASE holdfast OWNER holdfast")
         return self
 
-    def clone(self) -> Server:
-        """A standby of this server, not started: its data is a copy of what is here now."""
+    def clone(self, *, follows: bool = True) -> Server:
+        """A standby of this server, not started: its data is a copy of what is here now. One that does not follow is this server as it is now, put back later."""
         other = copy.copy(self)
         other.make_home()
-        self._run("pg_basebackup", "-D", str(other.folder / "data"), "-h", str(self.folder), "-U", "postgres", "-R", "-X", "stream", "-c", "fast", "--no-sync")
+        how = ["-R"] if follows else []
+        self._run("pg_basebackup", "-D", str(other.folder / "data"), "-h", str(self.folder), "-U", "postgres", *how, "-X", "stream", "-c", "fast", "--no-sync")
         return other
 
     # -- life ---------------------------------------------------------------------------------------

@@ -113,6 +113,32 @@ async def test_a_damaged_index_is_named_and_made_anew(tmp_path: Path) -> None:
         assert await Checker(store).all() == []
 
 
+async def test_an_index_that_is_gone_is_named_and_made_anew(tmp_path: Path) -> None:
+    """§10.14: what must be there once rests on unique indexes. SQLite's own check misses none."""
+    path = tmp_path / "s.db"
+    await three(path)
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        names = [str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")]
+    by_hand(path, *[f"DROP INDEX {name}" for name in names], f"CREATE INDEX {names[0]} ON log (seq)")
+    async with opened(path) as store:
+        found = await Checker(store).all()
+        assert {p.code for p in found} == {"index_damaged"} and all(any(f" {name} " in p.message for p in found) for name in names)
+        await store.reindex()
+        assert await Checker(store).all() == []
+
+
+@pytest.mark.parametrize(("change", "code"), [("DROP TABLE effect", "unsupported_format"), ("PRAGMA user_version = 5", "store_corrupt"), ("PRAGMA user_version = 0", "store_corrupt")])
+async def test_a_schema_that_is_another_one_is_said_to_be(tmp_path: Path, change: str, code: str) -> None:
+    """A worker could only try again for ever."""
+    path = tmp_path / "s.db"
+    runs = await three(path)
+    by_hand(path, change)
+    with pytest.raises(StoreError) as told:
+        async with opened(path) as store:
+            await store.effects(runs[0])
+    assert told.value.code == code and "backup" in told.value.hint and not told.value.passing
+
+
 async def test_events_are_held_against_the_chain(tmp_path: Path) -> None:
     """§1.9: an approver that was altered is not shown, from the start or from a cursor."""
     path = tmp_path / "s.db"

@@ -17,6 +17,9 @@ from holdfast.core.lease import COUNTER_BITS
 from holdfast.engine.keep.check import Checker
 from holdfast.ports import RunFilter
 from holdfast.stores import PostgresStore
+from holdfast.stores.postgres.connection import one_of
+from holdfast.stores.postgres.queries import Q
+from holdfast.stores.postgres.wire import Connection
 from holdfast.testing.conformance import TTL, Clock, Script, signal
 
 
@@ -166,18 +169,21 @@ async def test_a_server_that_is_away_is_said_so(server: Server) -> None:
     await store.close()
 
 
-async def test_a_promoted_standby_is_another_incarnation(server: Server) -> None:
-    """X-02, §1.9: after a failover that lost the tail nothing is appended where it was lost, the lost run is named, and all go on."""
+@pytest.mark.parametrize("back", ["a promoted standby", "an older state"])
+async def test_a_server_that_lost_the_tail_is_another_incarnation(server: Server, back: str) -> None:
+    """X-02, §1.9: after a failover that lost the tail nothing is appended where it was lost, the lost run is named, and all go on. A server that
+    comes back as an older state of its own has the same name and the same timeline."""
     clock = Clock()
     store = PostgresStore(server.fresh(), now=clock)
     await store.open()
     await store.register("w", TTL)
     script = await (await Script(store, "r1").begin("w")).steps(2)
-    standby = server.clone()  # an asynchronous standby that gets no further
+    standby = server.clone(follows=back == "a promoted standby")  # an asynchronous one that gets no further
     await script.steps(2)
     server.stop()
     standby.start()
-    standby.promote()
+    if back == "a promoted standby":
+        standby.promote()
     old = store.incarnation
     server_folder = server.folder
     server.folder.joinpath(".s.PGSQL.5432").unlink(missing_ok=True)
@@ -199,6 +205,104 @@ async def test_a_promoted_standby_is_another_incarnation(server: Server) -> None
         server_folder.joinpath(".s.PGSQL.5432").unlink()
         standby.remove()
         server.start()
+
+
+async def test_whoever_lost_nothing_waits_for_whoever_did(server: Server) -> None:
+    """§1.9: of a server that comes back as an older state every process hears, also one that had written nothing; it takes no run before the others have held
+    what they remember against what is there."""
+    driver, other = PostgresStore(server.fresh()), PostgresStore(server.fresh())
+    for store, owner in ((driver, "w"), (other, "v")):
+        await store.open()
+        await store.register(owner, TTL)
+    script = await (await Script(driver, "r1").begin("w")).steps(2)
+    older = server.clone(follows=False)
+    await script.steps(2)
+    await other.renew("v", TTL)
+    server.stop()
+    older.start()
+    server.folder.joinpath(".s.PGSQL.5432").unlink(missing_ok=True)
+    server.folder.joinpath(".s.PGSQL.5432").symlink_to(older.folder / ".s.PGSQL.5432")
+    before = driver.incarnation
+    try:
+        assert await other.claim("v", (), None, limit=5) == [] and other.incarnation != before
+        assert await other.claim("v", (), None, limit=5) == []
+        await driver.renew("w", TTL)
+        assert driver.incarnation == other.incarnation, "one of them makes the new one"
+        tail = driver.take_tail()
+        assert tail is not None and tail.run_id == "r1"
+        assert await other.claim("v", (), None, limit=5) == []
+        (claim,) = await other.claim("v", (), None, limit=5, run_id="r1")
+        assert claim.run_id == "r1"
+    finally:
+        await driver.close()
+        await other.close()
+        server.folder.joinpath(".s.PGSQL.5432").unlink()
+        older.remove()
+        server.start()
+
+
+async def test_what_a_server_said_before_is_not_held_against_what_was_seen_of_it_meanwhile(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§1.9: it would look like an older state, and a sound store would void its fences again and again."""
+    ask = one_of
+    late = False
+
+    async def answer_late(db: Connection, text: str, values: Any = None) -> tuple[Any, ...]:
+        """What the server says, after others have written and this store has heard of it."""
+        nonlocal late
+        said = await ask(db, text, values)
+        if late and text == Q.server:
+            late = False
+            await script.steps(1)
+            await store.renew("v", TTL)
+        return said
+
+    store, writer = PostgresStore(server.fresh()), PostgresStore(server.fresh())
+    await store.open()
+    await store.register("v", TTL)
+    await store.renew("v", TTL)
+    with server.admin("holdfast") as db:
+        there = "SELECT pid FROM pg_stat_activity WHERE datname = 'holdfast' AND application_name = 'holdfast'"
+        mine = [pid for (pid,) in db.execute(there).fetchall()]
+        await writer.open()
+        await writer.register("w", TTL)
+        script = await Script(writer, "r1").begin("w")
+        monkeypatch.setattr("holdfast.stores.postgres.server.one_of", answer_late)
+        before, late = store.incarnation, True
+        for pid in mine:
+            db.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        assert await store.get("r1") is not None
+    assert not late and store.incarnation == before
+    for each in (store, writer):
+        await each.close()
+
+
+async def test_whoever_waits_notices_tables_that_were_put_back_from_a_dump(server: Server) -> None:
+    """§1.9: no connection has to be made anew for that. Nobody takes a run on what its owner knew before the others have spoken."""
+    driver, other = PostgresStore(server.fresh()), PostgresStore(server.fresh())
+    for store, owner in ((driver, "w"), (other, "v")):
+        await store.open()
+        await store.register(owner, TTL)
+    script = await Script(driver, "r1").begin("w")
+    with server.admin("holdfast") as db:
+        kept = db.execute("SELECT key, value FROM holdfast.meta").fetchall()
+        await script.steps(2)
+        await other.wait_for_change(0.2)
+        before = other.incarnation
+        db.execute("ALTER TABLE holdfast.meta RENAME TO dropped")
+        db.execute("CREATE TABLE holdfast.meta (LIKE holdfast.dropped INCLUDING ALL)")
+        db.execute("ALTER TABLE holdfast.meta OWNER TO holdfast")
+        for key, value in kept:
+            db.execute("INSERT INTO holdfast.meta VALUES (%s, %s)", (key, value))
+        db.execute("DROP TABLE holdfast.dropped")
+        async with asyncio.timeout(60):
+            while other.incarnation == before:
+                await other.wait_for_change(1.0)
+        db.execute("ALTER INDEX IF EXISTS holdfast.dropped_pkey RENAME TO meta_pkey")
+    assert await other.claim("v", (), None, limit=5) == []
+    with pytest.raises(LeaseLost):
+        await script.steps(1)
+    for store in (driver, other):
+        await store.close()
 
 
 class Line(State):

@@ -29,6 +29,7 @@ from holdfast.core.errors import (
     HoldfastError,
     LeaseLost,
     RecordDamaged,
+    StoreCorrupt,
     StoreError,
     StoreReadOnly,
     StoreRefused,
@@ -41,10 +42,11 @@ from holdfast.core.intents import Sending, Sent
 from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repairer
 from holdfast.ports import News, RunFilter
-from holdfast.stores import PostgresStore, open_url
+from holdfast.stores import PostgresStore, open_url, schema_version
 from holdfast.stores.postgres import besides, connection, news
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts, taught
 from holdfast.stores.postgres.connection import Place, outlasting, translate
+from holdfast.stores.postgres.indexes import INDEXES
 from holdfast.stores.postgres.queries import MIGRATIONS, OFTEN, TAKES, Q
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_people import plan
@@ -249,6 +251,89 @@ async def test_a_store_that_is_closed_lets_those_go_who_are_not_answered() -> No
         assert told.value.code == "store_closed"
 
 
+async def test_a_schema_is_brought_up_to_date_whatever_time_a_role_has_for_a_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """§1.9: of many runs it takes longer, and what is ended is taken back and begun again each time."""
+    url = shared().fresh("unhurried")
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+    scripts = (*MIGRATIONS[:-1], "CREATE TABLE public.told AS SELECT current_setting('statement_timeout') AS statement, current_setting('lock_timeout') AS lock;")
+    monkeypatch.setattr("holdfast.stores.postgres.server.MIGRATIONS", scripts)
+    with shared().admin("unhurried") as db:
+        db.execute("GRANT CREATE ON SCHEMA public TO holdfast")
+        db.execute("DROP TABLE IF EXISTS public.told")
+        db.execute("UPDATE holdfast.meta SET value = value - 1 WHERE key = 'schema'")
+        store = PostgresStore(url + "&options=-c%20statement_timeout%3D60s%20-c%20lock_timeout%3D60s")
+        await store.open()
+        await store.close()
+        assert db.execute("SELECT statement, lock FROM public.told").fetchall() == [("0", "0")]
+
+
+async def test_a_process_whose_schema_a_newer_release_has_changed_is_told_so_and_ends() -> None:
+    """§1.8: it could only try again for ever. A worker that is left over from a deploy ends with this."""
+    store = PostgresStore(shared().fresh("deployed"))
+    await store.open()
+    with shared().admin("deployed") as db:
+        for change, back in (("ALTER TABLE holdfast.run RENAME COLUMN due TO due_at", "ALTER TABLE holdfast.run RENAME COLUMN due_at TO due"), ("ALTER TABLE holdfast.doc RENAME TO document", "ALTER TABLE holdfast.document RENAME TO doc")):
+            db.execute(change.encode())
+            try:
+                with pytest.raises(UnsupportedFormat) as told:
+                    await store.load("r1")
+            finally:
+                db.execute(back.encode())
+            assert "newer release" in told.value.hint and not told.value.passing
+    await store.close()
+
+
+async def test_the_schema_of_a_database_is_told_without_opening_it() -> None:
+    url = shared().fresh("told_schema")
+    with shared().admin("told_schema") as db:
+        db.execute("DROP SCHEMA IF EXISTS holdfast CASCADE")
+        assert schema_version(url) is None
+        assert db.execute("SELECT to_regclass('holdfast.meta')").fetchall() == [(None,)]
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+    assert schema_version(url) == len(MIGRATIONS)
+    assert schema_version(url.replace("/told_schema?", "/nowhere?")) is None
+
+
+@pytest.mark.parametrize("more", ["", "&partitions=4"])
+async def test_an_index_that_is_missing_or_invalid_is_named(more: str) -> None:
+    """§10.14: what must be there once rests on unique indexes. One is missing after a restore that was broken off, and invalid after a REINDEX CONCURRENTLY."""
+    database = f"indexed{len(more)}"
+    with shared().admin() as db:
+        db.execute(f"DROP DATABASE IF EXISTS {database} WITH (FORCE)".encode())
+    store = PostgresStore(shared().fresh(database) + more)
+    await store.open()
+    await Script(store, "r1").submit()
+    with shared().admin(database) as db:
+        there = {str(name) for (name,) in db.execute("SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relnamespace = 'holdfast'::regnamespace AND NOT c.relispartition")}
+        assert there == INDEXES, "a migration that makes or drops an index says so in indexes.py"
+        assert await store.verify() == []
+        db.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'holdfast.effect_open'::regclass")
+        db.execute("ALTER TABLE holdfast.claim DROP CONSTRAINT claim_pkey")
+    found = [(p.code, p.severity, p.message) for p in await store.verify()]
+    assert found == [("index_damaged", "error", "the index holdfast.effect_open is invalid"), ("index_damaged", "error", "the index holdfast.claim_pkey is missing")]
+    await store.close()
+
+
+@pytest.mark.parametrize("change", ["UPDATE holdfast.meta SET value = value - 3 WHERE key = 'schema'", "DROP TABLE holdfast.meta"])
+async def test_a_schema_that_meta_does_not_tell_of_is_damage(change: str) -> None:
+    """A worker could only try again for ever."""
+    with shared().admin() as db:
+        db.execute("DROP DATABASE IF EXISTS other_meta WITH (FORCE)")
+    url = shared().fresh("other_meta")
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+    with shared().admin("other_meta") as db:
+        db.execute(change.encode())
+    with pytest.raises(StoreCorrupt) as told:
+        await PostgresStore(url, patience=0.2).open()
+    assert "backup" in told.value.hint
+
+
 async def test_what_was_loaded_is_gone_through_for_garbage_once_before_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the midst of a short run that would take longer than the run."""
     times: list[None] = []
@@ -366,7 +451,7 @@ def entries_read() -> int:
     return int(str(found[0]))
 
 
-@pytest.mark.parametrize("url", ["postgresql://h/d?pooler=maybe", "postgresql://h/d?partitions=many", "postgresql://h/d?no_such_option=1"])
+@pytest.mark.parametrize("url", ["postgresql://h/d?pooler=maybe", "postgresql://h/d?partitions=many", "postgresql://h/d?no_such_option=1", "postgresql://h/d?target_session_attrs=standby", "postgresql://h/d?target_session_attrs=read-only"])
 def test_a_url_that_is_not_understood(url: str) -> None:
     with pytest.raises(UsageError):
         open_url(url)
@@ -383,7 +468,7 @@ async def test_a_server_that_is_not_there_is_said_so_without_the_password() -> N
 WRONG = {
     "database": (lambda url: url.replace("/refused?", "/nowhere?"), "CREATE DATABASE"), "role": (lambda url: url.replace("user=holdfast", "user=nobody_here"), "CREATE ROLE"),
     "login": (lambda url: url.replace("user=holdfast", "user=no_login"), "LOGIN"), "rights": (lambda url: url.replace("user=holdfast", "user=no_rights"), "GRANT CONNECT"),
-    "setting": (lambda url: f"{url}&options=-c%20nonsense%3D1", "options="),
+    "setting": (lambda url: f"{url}&options=-c%20nonsense%3D1", "options="), "value": (lambda url: f"{url}&sslmode=nonsense", "in the URL"),
     "each of two": (lambda url: url.replace("/refused?", "/nowhere?").replace("&user", f",{shared().folder}&user"), "CREATE DATABASE"),
 }
 
@@ -415,7 +500,7 @@ async def test_of_several_servers_one_that_is_away_may_come_back() -> None:
     ("said", "told"),
     [
         ('FATAL:  password authentication failed for user "u"', True), ('FATAL:  no pg_hba.conf entry for host "h", user "u", database "d", no encryption', True),
-        ("fe_sendauth: no password supplied", True), ("server does not support SSL, but SSL was required", True), ("FATAL:  SASL authentication failed", True),
+        ("fe_sendauth: no password supplied", True), ("server does not support SSL, but SSL was required", True), ("FATAL:  SASL authentication failed", True), ("FATAL: unsupported startup parameter: options", True), ("FATAL:  no more connections allowed (max_client_conn)", False),
         ("FATAL:  the database system is starting up", False), ("Connection refused", False), ("FATAL:  sorry, too many clients already", False), ("timeout expired", False),
     ],
 )
@@ -423,6 +508,15 @@ def test_what_a_server_says_while_a_connection_is_made(said: str, told: bool) ->
     error = psycopg.OperationalError(f'connection failed: connection to server at "h", port 5432 failed: {said}')
     assert connection.refuses(error) is told and connection.passing(error) is not told
     assert isinstance(translate(error, "postgresql://h/d"), StoreRefused if told else StoreUnavailable)
+
+
+@pytest.mark.parametrize(("said", "way_out"), [("transaction blocks not allowed in statement pooling mode", "pool_mode"), ("unsupported startup parameter: options", "ignore_startup_parameters")])
+def test_what_a_pooler_does_not_do_is_told_with_the_way_out(said: str, way_out: str) -> None:
+    """It says so under the state of a lost connection, and no waiting helps."""
+    error = psycopg.errors.ProtocolViolation(said)
+    assert connection.refuses(error) and not connection.passing(error)
+    told = translate(error, "postgresql://h/d")
+    assert isinstance(told, StoreRefused) and way_out in told.hint
 
 
 async def test_a_database_that_takes_no_writes_is_said_to_be_read_only() -> None:
@@ -436,6 +530,35 @@ async def test_a_database_that_takes_no_writes_is_said_to_be_read_only() -> None
         with shared().admin() as db:
             db.execute("ALTER DATABASE only_read RESET default_transaction_read_only")
     assert "default_transaction_read_only" in told.value.hint
+
+
+async def test_a_standby_in_the_url_is_said_to_be_one() -> None:
+    standby = shared().clone()
+    standby.start()
+    try:
+        with pytest.raises(StoreUnavailable) as told:
+            await PostgresStore(standby.url, patience=0.2).open()
+    finally:
+        standby.remove()
+    assert told.value.message.count("postgresql://") == 1 and "standby" in told.value.message and "primary" in told.value.hint
+
+
+async def reading(store: PostgresStore) -> None:
+    await store.open()
+    await store.load("r1")
+
+
+async def test_a_role_whose_statements_are_ended_too_early_is_told_the_setting() -> None:
+    store = PostgresStore(shared().fresh("hurried"), patience=0.2)
+    await store.open()
+    with shared().admin("hurried") as holder:
+        holder.execute("BEGIN; LOCK TABLE holdfast.run, holdfast.log IN ACCESS EXCLUSIVE MODE")
+        hurried = PostgresStore(shared().url.replace("/holdfast?", "/hurried?") + "&options=-c%20statement_timeout%3D50ms", patience=0.2)
+        with pytest.raises(StoreUnavailable) as told:
+            await reading(hurried)
+    assert "statement_timeout" in told.value.hint
+    await hurried.close()
+    await store.close()
 
 
 @pytest.mark.parametrize("asked", ["latin1", "sql_ascii", "euc_jp"])
@@ -608,9 +731,9 @@ async def test_what_stays_unprepared_is_not_sent_for_ever() -> None:
         assert len(sent) < 10
         raise InvalidSqlStatementName("prepared statement does not exist")
 
-    with pytest.raises(InvalidSqlStatementName):
+    with pytest.raises(StoreError, match="prepared statement") as refused:
         await outlasting(work, "postgresql:///x", 1.0)
-    assert sent == [0, 1, 2, 3]
+    assert sent == [0, 1, 2, 3] and "pooler=transaction" in refused.value.hint
 
 
 async def test_a_store_that_was_closed_while_its_server_went_back_is_a_new_incarnation() -> None:
@@ -808,6 +931,35 @@ async def test_a_pooler_that_nobody_told_of_is_found_out() -> None:
     for script in scripts:
         await script.steps(5)
     assert await store.verify() == []
+    await store.close()
+
+
+async def test_several_clients_of_a_pooler_that_nobody_told_of_work_and_say_so() -> None:
+    """Each is handed the others' sessions. Nothing of theirs is executed, no error of it comes out, and the way out is said."""
+    url = shared().fresh("pooled_many").replace(str(shared().folder), str(pooled(shared().folder)))
+    stores = [PostgresStore(url) for _ in range(4)]
+    await asyncio.gather(*[s.open() for s in stores])
+    await asyncio.gather(*[s.register(f"w{i}", TTL) for i, s in enumerate(stores)])
+    scripts = [await Script(s, f"r{i}").begin(f"w{i}") for i, s in enumerate(stores)]
+    await asyncio.gather(*[script.steps(8) for script in scripts])
+    for s in stores:
+        assert await s.verify() == []
+        (told,) = [p for p in await s.health() if p.code == "pooler_unnamed"]
+        assert told.severity == "warning" and "pooler=transaction" in told.repair_hint
+        assert "pooler_unnamed" not in {p.code for p in await s.verify()}
+    with shared().admin("pooled_many") as look:
+        assert look.execute("SELECT 1 FROM pg_stat_activity WHERE datname = 'pooled_many' AND query LIKE 'LISTEN%'").fetchall() == []
+    for s in stores:
+        await s.close()
+
+
+@pytest.mark.parametrize("said", ["", "&pooler=session", "&pooler=transaction"])
+async def test_of_a_pooler_nobody_is_told_who_knows(said: str) -> None:
+    """Directly at the server there is none, and whoever says which one it is knows."""
+    url = shared().fresh("pooled_said") + said
+    store = PostgresStore(url if not said else url.replace(str(shared().folder), str(pooled(shared().folder))))
+    await store.open()
+    assert "pooler_unnamed" not in {p.code for p in await store.health()}
     await store.close()
 
 

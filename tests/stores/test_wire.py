@@ -77,6 +77,30 @@ async def test_a_statement_is_prepared_when_it_is_sent_again(db: Connection) -> 
     assert (await db.ask((PREPARED, None)))[0] == [(3,)], "behind a pooler none is"
 
 
+async def test_a_prepared_statement_is_named_by_what_it_says(db: Connection) -> None:
+    """Behind a pooler that nobody told of, the session of another client answers. A name that this one gave to another statement would execute that one."""
+    other = await connect(place(shared().fresh("wire_other")))
+    try:
+        named: list[dict[str, str]] = []
+        for one, word in ((db, "mine"), (other, "theirs")):
+            for _ in range(2):
+                await one.ask((f"SELECT '{word}', %s::int", (1,)), ("SELECT %s::int", (2,)))
+            found = await one.ask(("SELECT statement, name FROM pg_prepared_statements WHERE name LIKE 'holdfast%'", None))
+            named.append(dict(found[0]))
+        mine, theirs = named
+        assert mine.keys() & theirs.keys() == {"SELECT $1::int"} and len(mine) == len(theirs) == 2
+        assert set(mine.values()) & set(theirs.values()) == {mine["SELECT $1::int"]}
+    finally:
+        await other.close()
+
+
+async def test_what_an_application_sends_is_not_prepared_by_number(db: Connection) -> None:
+    """psycopg would name it by a number, which is another client's statement in another session."""
+    for _ in range(3):
+        await db.execute("SELECT %s::int", (1,))
+    assert await db.ask(("SELECT count(*) FROM pg_prepared_statements WHERE name NOT LIKE 'holdfast%'", None)) == [[(0,)]]
+
+
 async def test_a_connection_lets_go_of_its_plans_in_the_message_of_another_statement() -> None:
     """At growing intervals, without a round trip, in no transaction but its own, and not behind a pooler; what it has prepared stays prepared."""
     elapsed = 0.0

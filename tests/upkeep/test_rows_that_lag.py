@@ -309,3 +309,32 @@ async def test_nothing_is_written_over_a_status_that_the_log_did_not_give(kind: 
         assert place.log() == left
         assert (await rt.repair_run_state(run.run_id, True)).applied
         assert (await rt.get(run.run_id)).status == "completed"
+
+
+async def test_what_is_written_while_a_run_is_looked_at_is_no_misfit(tmp_path: Path) -> None:
+    """§12.1: over PostgreSQL the row and the log are read one after another. A commit in between belongs to the next look, for the checker and for whoever loads."""
+    place = Place("postgres", tmp_path)
+
+    class Busy(PostgresStore):
+        async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
+            """What was committed before the log was read."""
+            if busy:
+                for _ in range(2):
+                    await script.write(script.commit(ev.NoteAdded("meanwhile")))
+            return await super().rows(run_id, after, limit)
+
+    busy = False
+    writer, reader = place.store(), Busy(place.url, now=place.clock)
+    await writer.open()
+    await reader.open()
+    script = Script(writer, "r1")
+    await born(script, writer)
+    await script.steps(40)
+    busy = True
+    for _ in range(3):
+        evidence = await reader.evidence("r1")
+        assert evidence is not None and evidence.problems == ()
+        assert await reader.load("r1") is not None
+    busy = False
+    await writer.close()
+    await reader.close()

@@ -6,7 +6,7 @@ from holdfast.lazily import lazily
 
 HOMES = {
     "holdfast.stores.memory": ("MemoryStore",),
-    "holdfast.stores.postgres.store": ("PostgresStore",),
+    "holdfast.stores.postgres.store": ("PostgresStore", "find_schema"),
     "holdfast.stores.sealing": ("SealedStore",),
     "holdfast.stores.sqlite.connection": ("schema_number",),
     "holdfast.stores.sqlite.store": ("SqliteStore",),

@@ -68,6 +68,8 @@ def seal(store: Store, encryption: Encryption | None) -> Store:
 
 def schema_version(url: str) -> int | None:
     """The schema of the store a URL names, as it stands, without changing it; None if there is no store yet, or none with a schema."""
+    if url.partition(":")[0] in POSTGRES and importlib.util.find_spec("psycopg") is not None:
+        return stores.find_schema(url)
     path = unquote(url.removeprefix("sqlite:///"))
     return stores.schema_number(path) if url.startswith("sqlite:///") and os.path.isfile(path) else None
 

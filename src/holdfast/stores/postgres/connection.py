@@ -1,7 +1,8 @@
 """Connections to one PostgreSQL database: what a URL says, a handful of connections, and the one place where errors are mapped.
 
 Nothing is kept in a session: no SET, no LISTEN and no advisory lock outside a transaction, so that a transaction pooler may stand
-between. Behind one, prepared statements are left out: ``?pooler=transaction`` says so, or the first error that tells of it.
+between. Behind one, prepared statements are left out: ``?pooler=transaction`` says so. A pooler that the URL does not tell of is found out: another session
+answers than the one that was promised when the connection was made.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from psycopg import errors as sql
 from psycopg.pq import ConnStatus
 from psycopg.rows import tuple_row
 
+from holdfast import logs
 from holdfast.core import addresses
 from holdfast.core.errors import (
     Conflict,
@@ -34,6 +36,7 @@ from holdfast.core.errors import (
     StoreReadOnly,
     StoreRefused,
     StoreUnavailable,
+    UnsupportedFormat,
     UsageError,
     VersionConflict,
 )
@@ -42,6 +45,8 @@ from holdfast.stores.postgres.ahead import AT_REST, Ahead
 from holdfast.stores.postgres.arrays import taught
 from holdfast.stores.postgres.queries import OFTEN
 from holdfast.stores.postgres.wire import Asked, Connection, Exchange, Plans, Rows, Statement
+
+log = logs.logger("holdfast.store")
 
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
 PATIENCE = 30.0  # seconds for which a verb outlasts an outage
@@ -59,11 +64,12 @@ logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a URL says: where the database is, whether a transaction pooler stands before it, and where news may be listened for."""
+    """What a URL says: where the database is, which pooler stands before it (``transaction``, ``session``, or nothing is said), and where news may be
+    listened for."""
 
     url: str
     conninfo: str
-    pooled: bool = False
+    pooler: str = ""
     listen: str | None = None
     partitions: int = 0
 
@@ -95,8 +101,10 @@ def place(url: str) -> Place:
     except psycopg.ProgrammingError as e:
         said = addresses.scrub(_text(e), url)
         raise UsageError(f"the URL of the store is not understood: {said}", hint=f"postgresql://user@host/database; {addresses.ENCODED}") from None  # libpq repeats what it was given
+    if (asked := next((value for _, name, value in found.parameters() if name == "target_session_attrs"), "")) in ("standby", "read-only"):
+        raise UsageError(f"target_session_attrs={asked} in the URL of the store asks for a server that takes no writes", hint="target_session_attrs=read-write finds the primary of several servers")
     listen = ours.get("listen", "" if pooler == "transaction" else conninfo)
-    return Place(shown, conninfo, pooler == "transaction", listen or None, int(partitions))
+    return Place(shown, conninfo, pooler, listen or None, int(partitions))
 
 
 def schema_of(place: Place, script: str) -> str:
@@ -139,13 +147,15 @@ _TUNED = {
 # For a while: the connection, starting up or shutting down, demoted to read-only, too many connections, what another transaction did, and what took too long.
 _PASSING = ("08", "57P", "53300", "25006", "40001", "40P01", "40003", "55P03", "57014", "55006", "25P03", "25P04")
 _LEFT = ("08", "57P", "25006")  # whoever meets one of these leaves the server at once, its other connections too
-_FULL = ("too many clients", "too many connections", "remaining connection slots")
+_FULL = ("too many clients", "too many connections", "remaining connection slots", "no more connections allowed")
 _REFUSED = re.compile(
     r'(?:database|role|user) "[^"]*" does not exist|no such (?:database|user)|is not permitted to log in|authentication failed|no password supplied|password is required'
     r"|pg_hba\.conf|permission denied for database|unrecognized configuration parameter|invalid value for parameter|SSL was required|certificate verify failed"
-    r"|does not match host name|certificate file .* does not exist"
+    r"|does not match host name|certificate file .* does not exist|invalid \w+ value|invalid (?:port number|integer value)"
 )
+_UNPOOLED = re.compile(r"statement pooling mode|unsupported startup parameter")  # a pooler says so under the state of a lost connection
 _REFUSED_STATES = ("28", "3D000")
+POOLER_HINT = "add pooler=transaction to the URL of the store, or pooler=session where the pooler keeps a session for each client"
 UNPREPARED = (sql.InvalidSqlStatementName, sql.DuplicatePreparedStatement)
 
 
@@ -156,7 +166,7 @@ def passing(error: BaseException) -> bool:
     if not isinstance(error, psycopg.Error):
         return False
     if error.sqlstate is not None:
-        return error.sqlstate.startswith(_PASSING)
+        return error.sqlstate.startswith(_PASSING) and not refuses(error)
     # An error without a state is the client's own: the connection could not be made, or is gone.
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not refuses(error)
 
@@ -165,6 +175,8 @@ def refuses(error: BaseException) -> bool:
     """Whether the server does not let this process in, which only a person can change. Of several servers each has to say so."""
     if not isinstance(error, psycopg.OperationalError):
         return False
+    if _UNPOOLED.search(str(error)):
+        return True
     if error.sqlstate is not None:
         return error.sqlstate.startswith(_REFUSED_STATES)
     each = str(error).split("\n- host: ")
@@ -195,10 +207,24 @@ def translate(error: BaseException, url: str) -> HoldfastError:
     if isinstance(error, sql.ReadOnlySqlTransaction) and error.diag.message_primary is not None:  # a standby is told otherwise, and may be promoted
         way_out = "set default_transaction_read_only = off for the database, the role and the server, or name the primary server in the URL"
         return StoreReadOnly(f"{url} may not be written: {text}", hint=way_out)
+    if isinstance(error, UNPREPARED):
+        return StoreError(f"{url}: what a session has prepared is gone in the next transaction: {text}", hint=POOLER_HINT)
+    if isinstance(error, sql.ReadOnlySqlTransaction):
+        return StoreUnavailable(f"{url} is a standby, which takes no writes", hint="name the primary server in the URL, or promote this one; a worker retries automatically")
+    if isinstance(error, sql.QueryCanceled) and "statement timeout" in text:
+        way_out = "statements of this role are ended too early: set statement_timeout = 0, or a longer one, for the role and the database, and in options= of the URL"
+        return StoreUnavailable(f"{url}: {text}", hint=way_out)
     if passing(error):
         return StoreUnavailable(f"{url}: {text}", hint="a worker retries automatically; otherwise check the database")
     if isinstance(error, sql.DiskFull):
         return StoreFull(f"{url}: the disk is full; nothing of this commit was written", hint="free some space; a running worker then continues automatically, otherwise resume the run: everything committed before is intact")
+    if isinstance(error, sql.UndefinedTable | sql.UndefinedColumn | sql.UndefinedFunction):
+        way_out = "a newer release has changed the schema: end this process and start that release; if none has, restore a backup"
+        return UnsupportedFormat(f"{url} has another schema than this process opened: {text}", hint=way_out)
+    if isinstance(error, sql.UndefinedObject | sql.DuplicateTable | sql.DuplicateObject | sql.DuplicateColumn):
+        return StoreCorrupt(f"{url}: the schema is not the one that its table meta tells of: {text}", hint="restore a backup (with the database's own tools)")
+    if isinstance(error, sql.InvalidColumnReference):
+        return StoreCorrupt(f"{url}: an index is missing: {text}", hint="holdfast check names it; nothing of this was written")
     if isinstance(error, sql.DataCorrupted | sql.IndexCorrupted):
         return StoreCorrupt(f"{url} is damaged: {text}", hint="stop, then restore a backup")
     if isinstance(error, sql.InsufficientPrivilege):
@@ -214,11 +240,14 @@ def unreachable(error: BaseException, url: str) -> StoreRefused:
 
 
 _WAYS_IN = (
+    (r"statement pooling mode", "set pool_mode = transaction in the pooler, or name the server itself in the URL"),
+    (r"unsupported startup parameter", "set ignore_startup_parameters in the pooler, or give the setting to the role (ALTER ROLE … SET) and leave it out of the URL"),
     (r'database "[^"]*" does not exist|no such database', "create the database (CREATE DATABASE), or correct its name in the URL"),
     (r'(?:role|user) "[^"]*" does not exist|no such user|not permitted to log in', "create the role with LOGIN (CREATE ROLE), or correct the user in the URL"),
     (r"password|authentication failed", "correct the user and the password: in the URL, in $PGPASSWORD or in ~/.pgpass"),
     (r"permission denied for database", "GRANT CONNECT ON DATABASE to the role"),
     (r"configuration parameter|for parameter", "correct options= in the URL"),
+    (r"invalid \w+ value|invalid port number|invalid integer value", "correct this option in the URL, or the environment variable that gives it"),
     (r"SSL|certificate", "correct the sslmode and the certificates in the URL"),
 )
 
@@ -267,10 +296,10 @@ async def connect(
     if (refusal := _refuse_encoding(db, place.url)) is not None:
         await db.close()
         raise refusal
-    db.prepares = prepared and not place.pooled
+    db.prepares = prepared and place.pooler != "transaction"
     db.plans = Plans(clock)
     db.asked = asked or db.asked
-    db.prepare_threshold = 1 if db.prepares else None
+    db.prepare_threshold = None
     taught(db)
     return db
 
@@ -392,6 +421,7 @@ class Connections:
         self._ahead = Ahead(clock)
         self._quiet: asyncio.TimerHandle | None = None
         self.crowded = False
+        self.pooled = False  # by a pooler of transactions for all that is known, of which the URL does not tell
 
     def expect(self, asked: Sequence[Statement], uses: int) -> None:
         """These reads are likely to be asked again: the server makes its plans for them while nobody waits, over each connection. ``uses``: how often the last of them
@@ -554,16 +584,24 @@ class Connections:
             raise
         try:
             await self._check(db)
-        except BaseException:
+        except BaseException as e:
             await db.close()
+            if isinstance(e, UNPREPARED):
+                await self.find_pooler()
             raise
         return generation, db
+
+    async def find_pooler(self) -> None:
+        """A pooler hands each transaction to another session: nothing is prepared any more."""
+        if not self.pooled:
+            self.pooled, self._prepared = True, False
+            log.warning("%s: a pooler stands before the server, and the URL does not say which; %s", self._place.url, POOLER_HINT)
+            await self.leave()
 
     async def _after(self, error: BaseException, generation: int, db: Connection) -> None:
         """What an error leaves of a connection: one that is at rest again after a rollback may be used on."""
         if isinstance(error, UNPREPARED):
-            self._prepared = False  # a pooler hands each transaction to another backend
-            await self.leave()
+            await self.find_pooler()
         elif is_leaving(error) or not isinstance(error, psycopg.Error | HoldfastError):
             await db.close()
             if is_leaving(error):
@@ -625,10 +663,10 @@ async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: fl
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await work(sent)
-        except UNPREPARED:
+        except UNPREPARED as e:
             sent += 1
             if sent > 3:
-                raise
+                raise translate(e, url) from e
         except (psycopg.Error, OSError) as e:
             if not passing(e):
                 raise translate(e, url) from e
@@ -664,6 +702,6 @@ async def one_of(db: Connection, text: str, values: Any = None) -> tuple[Any, ..
 
 
 __all__ = [
-    "LAST_ANSWER", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "connect", "first_of", "is_leaving", "many", "one_of", "outlasting", "passing",
+    "LAST_ANSWER", "PATIENCE", "POOLER_HINT", "UNPREPARED", "Connection", "Connections", "Place", "connect", "first_of", "is_leaving", "many", "one_of", "outlasting", "passing",
     "place", "refuses", "rows_of", "schema_of", "too_many", "translate", "unreachable",
 ]

@@ -20,7 +20,7 @@ from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.batches import Batch, prune_in_batches
 from holdfast.stores.evidence import behind_its_log, doc_of, misfit
-from holdfast.stores.postgres import besides, upkeep
+from holdfast.stores.postgres import besides, indexes, upkeep
 from holdfast.stores.postgres.connection import Connection, many
 from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.reading import Reading, log_row
@@ -38,7 +38,8 @@ class Keeping(Reading):
     async def verify(self) -> list[Problem]:
         """Every chain of the log, in pages, and what was lost with a server's tail."""
         unknown = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
-        problems = [*unknown, *self._list_lost_tails()]
+        (there,) = await self._ask((Q.indexes_there, None))
+        problems = [*unknown, *self._list_lost_tails(), *indexes.find_lost([name for name, _ in there], [name for name, sound in there if not sound])]
         kept = await self._ask(*besides.ask_kept_by_store(self._clock()))
         beside = await besides.apart(kept, lambda: besides.damage_of_store(kept))
         return [*problems, *map(record_problem, beside + await self._find_damaged_claims()), *await self._chains()]
@@ -69,7 +70,7 @@ class Keeping(Reading):
     async def health(self) -> list[Problem]:
         """What of the server's settings and state endangers what is kept, or slows it: for ``doctor``."""
         (found,) = await self._ask((Q.health, None))
-        return upkeep.health(found[0], time.time_ns() // 1000)
+        return upkeep.health(found[0], time.time_ns() // 1000, unnamed=self._open().pooled)
 
     async def _chains(self) -> list[Problem]:
         broken: dict[tuple[int, int], str] = {}
@@ -111,11 +112,14 @@ class Keeping(Reading):
 
     async def evidence(self, run_id: str) -> Evidence | None:
         bucket = ids.bucket_number(run_id)
-        raws, found = await self._ask((Q.run_raw, (bucket, run_id)), (Q.run_get, {"b": bucket, "run": run_id, "now": self._clock()}))
-        key = Key(*raws[0][:2]) if raws else await self._find_orphan(run_id)
+        key = await self._where(run_id)
         if key is None:
             return None
-        tips, needs, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}), *besides.ask_kept_of_run(run_id, bucket))
+        # The row and the end of its log are read together: of a run that is driven one of them would be newer.
+        raws, found, tips, needs, *beside = await self._ask(
+            (Q.run_raw, (bucket, run_id)), (Q.run_get, {"b": bucket, "run": run_id, "now": self._clock()}), (Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}),
+            *besides.ask_kept_of_run(run_id, bucket),
+        )
         lease = self._lease(*found[0][6:]) if found else None
         evidence = upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
         evidence = msgspec.structs.replace(evidence, problems=(*evidence.problems, *await self._find_misfit(evidence)))

@@ -139,7 +139,7 @@ class Hearing:
         if self._pool is not None and not self._tasks:
             self._tasks.append(asyncio.ensure_future(self._poll()))
             if self._place.listen is not None:
-                self._tasks.append(asyncio.ensure_future(self._listen(self._place.listen)))
+                self._tasks.append(asyncio.ensure_future(self._listen(self._pool, self._place.listen)))
         curious = bool(about & OTHER)
         self._waiting += 1
         self._curious += curious
@@ -190,9 +190,9 @@ class Hearing:
         active = time.monotonic() - self._moved_at < ACTIVE_FOR
         return (ACTIVE_POLL if active else IDLE_POLL) * (0.9 + 0.2 * random.random())
 
-    async def _listen(self, conninfo: str) -> None:
+    async def _listen(self, pool: Connections, conninfo: str) -> None:
         wait = 0.1
-        while True:
+        while not (conninfo == self._place.conninfo and pool.pooled):  # what a pooler's sessions are told reaches nobody
             if self._crowded():  # others need the connection more: polling finds what is new
                 await asyncio.sleep(HEARTBEAT * (0.5 + random.random()))
                 continue

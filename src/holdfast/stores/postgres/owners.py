@@ -20,7 +20,7 @@ from holdfast.ports import News, Worker
 from holdfast.stores.postgres import limits as bounds
 from holdfast.stores.postgres.connection import Connection, Connections, first_of, many, one_of, translate
 from holdfast.stores.postgres.queries import Q
-from holdfast.stores.postgres.server import Server
+from holdfast.stores.postgres.server import Seen, Server
 
 LONGEST_BESIDE = 1.0  # seconds for which a renewal waits for the loop that drives the other verbs
 
@@ -78,10 +78,14 @@ class Owners(Server):
     async def _renew_over(self, pool: Connections, owner: str, ttl_us: int) -> tuple[Any, ...] | None:
         try:
             async with pool.hold() as db:
+                if pool.pooled or self._place.pooler:  # its connections outlast a server
+                    await self._same_server(pool, db)
                 known = self._mine.get(owner)
                 row = (owner, *(known[name] for name in _WORKER[1:])) if known is not None else await first_of(db, Q.worker_row, (owner,))
                 found = None if row is None else await first_of(db, Q.worker_renew, _worker_values(row, ttl_us, self._clock()))
-                self._note_crowd((await one_of(db, Q.full))[0])
+                full, flushed, _ = await one_of(db, Q.full)
+                self._note_crowd(full)
+                self._note_flushed(flushed)
                 return found
         except (psycopg.Error, OSError, HoldfastError):
             return None  # it is tried over a connection of its own, which tells what is wrong
@@ -89,13 +93,18 @@ class Owners(Server):
     def _renew(self, owner: str, ttl_us: int) -> tuple[Any, ...] | None:
         with self._renewal:
             try:
+                anew = False
                 if self._renewing is None or self._renewing.closed:
                     self._renewing = psycopg.connect(self._place.conninfo, autocommit=True, connect_timeout=5, tcp_user_timeout=5_000, prepare_threshold=None)
+                    anew = True
+                if anew or self._pool is None or self._pool.pooled or self._place.pooler:
+                    flushed = self._flushed
                     at = self._renewing.execute(Q.server).fetchone()
-                    if at is None or at[:2] != self._history:  # a worker that has renewed has held what it remembers against what is here
+                    if at is None or self._is_another(Seen(*at), flushed):  # a worker that has renewed has held what it remembers against what is here
                         raise psycopg.OperationalError("the server is another one: the other connections have to find it first")
-                found, full = self._write_renewal(self._renewing, owner, ttl_us)
+                found, full, flushed = self._write_renewal(self._renewing, owner, ttl_us)
                 self._note_crowd(full)
+                self._note_flushed(flushed)
                 if self._pool is None or self._pool.crowded:
                     self._renewing.close()
                     self._renewing = None
@@ -106,15 +115,16 @@ class Owners(Server):
                 raise translate(e, self.url) from e
         return found
 
-    def _write_renewal(self, db: psycopg.Connection[tuple[Any, ...]], owner: str, ttl_us: int) -> tuple[tuple[Any, ...] | None, float]:
-        """The new expiry and the time, and how full the server is, in one round trip. What this process knows of its own owner is written anew; of
+    def _write_renewal(self, db: psycopg.Connection[tuple[Any, ...]], owner: str, ttl_us: int) -> tuple[tuple[Any, ...] | None, float, int]:
+        """The new expiry and the time, how full the server is and how far it has written, in one round trip. What this process knows of its own owner is written anew; of
         another's, what is there."""
         known = self._mine.get(owner)
         row = (owner, *(known[name] for name in _WORKER[1:])) if known is not None else db.execute(Q.worker_row, (owner,)).fetchone()
         with db.pipeline():
             renewed = None if row is None else db.execute(Q.worker_renew, _worker_values(row, ttl_us, self._clock()))
             full = db.execute(Q.full)
-        return None if renewed is None else renewed.fetchone(), full.fetchone()[0]  # type: ignore[index]  # it gives a row whatever there is
+        crowd, flushed, _ = full.fetchone()  # type: ignore[misc]  # it gives a row whatever there is
+        return None if renewed is None else renewed.fetchone(), crowd, flushed
 
     async def retire(self, owner: str) -> None:
         async def work(db: Connection, sent: int) -> None:

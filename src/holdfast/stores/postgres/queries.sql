@@ -1178,29 +1178,39 @@ SELECT key, value FROM holdfast.meta;
 SELECT key, value FROM holdfast.meta ORDER BY key FOR UPDATE;
 -- name: meta_set
 INSERT INTO holdfast.meta (key, value) VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+-- name: unhurried
+-- For work on the rows of all runs, which takes as long as it takes: what is ended by a limit of the role is taken back, and would be begun again each time.
+SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0;
 -- name: one_maker
 -- Only one makes the schema, whoever comes at the same time; the lock ends with the transaction.
 SELECT pg_advisory_xact_lock(4853);
 -- name: server
 -- Which server this is, and on which history: any role may read both. The control file names the new timeline some time after a promotion
--- only, at the first checkpoint; what is written now names it at once.
+-- only, at the first checkpoint; what is written now names it at once. And since when it is up, where its newest checkpoint begins, where its
+-- log is written, and up to where that log is on its disk. A start begins with a checkpoint behind all that was on the disk before, unless the
+-- server was put back to an older state of itself. Last comes the number of a table: one that was put back from a dump has another.
 SELECT (SELECT system_identifier FROM pg_control_system()),
   CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
     ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::integer END,
-  pg_is_in_recovery(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, holdfast_full.part
+  pg_is_in_recovery(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, holdfast_full.part, pg_backend_pid(),
+  (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+  (SELECT redo_lsn - '0/0' FROM pg_control_checkpoint())::bigint,
+  CASE WHEN pg_is_in_recovery() THEN 0 ELSE (pg_current_wal_insert_lsn() - '0/0')::bigint END,
+  CASE WHEN pg_is_in_recovery() THEN 0 ELSE (pg_current_wal_flush_lsn() - '0/0')::bigint END, coalesce(to_regclass('holdfast.meta')::oid::bigint, 0)
 FROM (SELECT sum(pg_stat_get_db_numbackends(oid))::float8 / current_setting('max_connections')::int AS part FROM pg_database) holdfast_full;
 -- name: full
 -- How much of its connections a server has given away. And who was cut off in the middle of a transaction is ended by whoever lives: the
 -- server's own bound on that does not count from a flush that follows the end of a message, as clients send it.
-SELECT sum(pg_stat_get_db_numbackends(oid))::float8 / current_setting('max_connections')::int,
+SELECT sum(pg_stat_get_db_numbackends(oid))::float8 / current_setting('max_connections')::int, (pg_current_wal_flush_lsn() - '0/0')::bigint,
   (SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name = 'holdfast' AND usename = current_user AND datname = current_database() AND pid <> pg_backend_pid()
       AND (state LIKE 'idle in transaction%' OR (state = 'active' AND wait_event = 'ClientRead')) AND backend_xid IS NOT NULL AND state_change < clock_timestamp() - interval '2 seconds')
 FROM pg_database;
 -- name: news
--- A number that moves when anything is written, and again when others see it, without a look at any table; and the time. A commit is in the log
+-- A number that moves when anything is written, and again when others see it, without a look at any table; the time; up to where the log is on the disk; and the number of a table, as below. A commit is in the log
 -- before it is seen, by the time that a sync takes: whoever looked in between would not look again.
-SELECT hashtextextended(pg_current_wal_insert_lsn()::text || ' ' || pg_current_snapshot()::text, 0), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+SELECT hashtextextended(pg_current_wal_insert_lsn()::text || ' ' || pg_current_snapshot()::text, 0), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+  (pg_current_wal_flush_lsn() - '0/0')::bigint, coalesce(to_regclass('holdfast.meta')::oid::bigint, 0);
 -- name: move_fences
 -- A new incarnation: every fence given out before is refused from now on, every run is at rest.
 UPDATE holdfast.run SET fence = (%(incarnation)s::bigint << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE n.once END, owner = NULL,
@@ -1373,3 +1383,7 @@ SELECT serial, data, gone IS NOT NULL FROM holdfast.chunk WHERE run_id = %s AND 
 -- name: chunks_newest
 SELECT data FROM holdfast.chunk WHERE serial IN (
   SELECT max(serial) FROM holdfast.chunk WHERE run_id = %s AND gone IS NULL GROUP BY turn) ORDER BY serial;
+-- name: indexes_there
+-- Those of partitions are known by the index that they are parts of.
+SELECT c.relname, i.indisvalid AND i.indisready FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE c.relnamespace = to_regnamespace('holdfast') AND NOT c.relispartition;

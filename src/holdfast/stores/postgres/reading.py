@@ -92,6 +92,8 @@ class Reading(Server):
         tip = Tip(*tips[0])
         if known is not None and tip.row < known.row:  # a log that ends before what was committed here has lost its tail (§1.9)
             self._remembered.named[run_id] = tell_rollback(run_id, tip.row, known.row)
+            await self._find_rollback(run_id)
+            return await self.load(run_id)
         whole = codec.decode_whole(run_id, wholes[0][0]) if wholes else None
         since = tuple([log_row(r) for r in rows])
         if await self._lags(run, upto, lease.fence, tip, whole[0].seq if whole is not None else 0, since):
@@ -101,14 +103,15 @@ class Reading(Server):
 
     async def _lags(self, run: Run, upto: int, fence: int, tip: Tip, begin: int, rows: Sequence[Row]) -> bool:
         """Whether a row lags behind its log where its record may be that of ``upto`` events. ``rows`` are those of the log behind the event ``begin``; of what
-        lies before that, and the record does not know, more is read."""
+        lies before that, and the record does not know, more is read. What was committed behind ``tip`` came after the row was read."""
+        rows = [row for row in rows if row.seq <= tip.seq]
         if rows and apply.newest_fence(rows[-1]) > counter(fence):
             return True
         if upto >= run.version or tip.seq != run.version:  # a later release has written what this one does not count
             return False
         after = upto
         while after < begin and (page := await self.rows(run.run_id, after, PAGE)):
-            if any(map(changes_record, page)):
+            if any(row.seq <= tip.seq and changes_record(row) for row in page):
                 return True
             after = page[-1].seq
         return any(row.seq > upto and changes_record(row) for row in rows)

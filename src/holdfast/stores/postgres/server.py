@@ -71,6 +71,26 @@ _KNOWN = frozenset({"schema", "incarnation", "store", "system", "timeline"})  # 
 T = TypeVar("T")
 
 
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """What a server says of itself over a new connection (``Q.server``)."""
+
+    system: int
+    timeline: int
+    recovering: bool
+    now: int
+    full: float
+    session: int
+    begun: int
+    checkpoint: int
+    written: int
+    flushed: int
+    tables: int
+
+    @property
+    def history(self) -> tuple[int, int]:
+        return self.system, self.timeline
+
+
 class Server:
     """What all verbs of a store share: its connections, what is known of its server, and what this process remembers of it."""
 
@@ -96,6 +116,9 @@ class Server:
         self._full = self._counted = 0.0
         self.suspect: HoldfastError | None = None
         self._history: tuple[int, int] = (0, 0)
+        self._begun = 0
+        self._flushed = 0
+        self._tables = 0
         self._finding = asyncio.Lock()
         self._moving = Moving(self._place, self.url)
         self._dead: tuple[str, ...] = ()
@@ -119,7 +142,7 @@ class Server:
         if self._pool is not None:
             return
         self._finding = asyncio.Lock()
-        pool = Connections(self._place, check=self._same_server, clock=self._plans)
+        pool = Connections(self._place, check=lambda db: self._same_server(pool, db), clock=self._plans)
 
         async def work(sent: int) -> None:
             async with pool.hold() as db:
@@ -179,6 +202,7 @@ class Server:
     async def _migrate(self, db: Connection) -> None:
         """Brings an older schema up to date, in one transaction. What is there counts as it is; whoever still writes as before is refused."""
         async with db.transaction():
+            await db.execute(Q.unhurried)
             await db.execute(Q.one_maker)
             meta = dict(await rows_of(db, Q.meta_lock))
             if meta["schema"] == len(MIGRATIONS):
@@ -193,17 +217,46 @@ class Server:
                 await many(db, [*besides.vouch_for_limits(await many(db, besides.LIMITS))])
                 await vouch_for_meta(db)
 
-    async def _same_server(self, db: Connection) -> None:
-        """Looks at a new connection: a server in recovery is left, and one on another history is a new incarnation (§1.9)."""
-        system, timeline, recovering, now, full = await one_of(db, Q.server)
-        self._note_crowd(full)
-        self._heard = (now, ticks())
-        if recovering:
-            raise sql.ReadOnlySqlTransaction(f"{self.url} is a standby")
+    async def _same_server(self, pool: Connections, db: Connection) -> None:
+        """Looks at a new connection: a server in recovery is left, and one on another history, or put back to an older state, is a new incarnation (§1.9)."""
         async with self._finding:  # no connection is used before what is remembered has been held against what is here
-            if self._history not in ((0, 0), (system, timeline)):
-                await self._moving.do(functools.partial(self._new_incarnation, history=(system, timeline)))
-            self._history = (system, timeline)
+            flushed, (heard, _) = self._flushed, self._heard  # before it is asked: what is seen later may be newer than the answer
+            here = Seen(*await one_of(db, Q.server))
+            if here.session != db.pgconn.backend_pid and not self._place.pooler:
+                db.prepares = False
+                await pool.find_pooler()
+            self._note_crowd(here.full)
+            self._heard = (here.now, ticks())
+            if here.recovering:
+                raise sql.ReadOnlySqlTransaction("the server is a standby")
+            if self._history != (0, 0):
+                other, anew = self._history != here.history, here.begun != self._begun
+                older = here.written < flushed or (anew and here.checkpoint < flushed) or self._is_put_back(here.tables)
+                if other or older or (anew and await self._find_lost(db)):
+                    await self._moving.do(functools.partial(self._new_incarnation, history=here.history, heard=None if other else heard))
+                    self._flushed = 0
+            self._history, self._begun, self._tables = here.history, here.begun, here.tables or self._tables
+            self._note_flushed(here.flushed)
+
+    def _is_another(self, here: Seen, flushed: int) -> bool:
+        """Whether a server has to be looked at by ``_same_server`` first: it is another one, another state, or was started anew. ``flushed``: what was known
+        of its log before it was asked."""
+        return here.history != self._history or here.begun != self._begun or here.written < flushed or self._is_put_back(here.tables)
+
+    def _is_put_back(self, tables: int) -> bool:
+        """Whether the tables are others than before: a dump was put in their place, while connections stayed as they were."""
+        return self._tables not in (0, tables)
+
+    def _note_flushed(self, flushed: int) -> None:
+        """Notes up to where the server has written its log to the disk."""
+        self._flushed = max(self._flushed, flushed)
+
+    async def _find_rollback(self, run_id: str) -> None:
+        """A run was read that ends before what was acknowledged here. No connection had to be made anew for that: behind a pooler a server is another one unseen."""
+        pool = self._open()
+        async with pool.hold() as db, self._finding:
+            if run_id in await self._find_lost(db):
+                await self._moving.do(functools.partial(self._new_incarnation, history=self._history, heard=0))
 
     def _note_crowd(self, full: float) -> None:
         """Notes how much of its connections the server has given away."""
@@ -218,11 +271,17 @@ class Server:
                 finally:
                     self._renewal.release()
 
-    async def _new_incarnation(self, db: Connection, history: tuple[int, int]) -> None:
-        """Every fence given out before is void; whoever comes first takes the new one, the others read it. ``history``: the server's."""
+    async def _new_incarnation(self, db: Connection, history: tuple[int, int], heard: int | None = None) -> None:
+        """Every fence given out before is void; whoever comes first takes the new one, the others read it. ``history``: the server's. ``heard``: it is the same
+        as before, and so late it was heard before it was put back; whoever came first has done so after that."""
         async with db.transaction():
+            await db.execute(Q.unhurried)
+            await db.execute(Q.one_maker)  # whoever comes second sees all that the first has written, new rows too
             meta = dict(await rows_of(db, Q.meta_lock))
-            if (meta["system"], meta["timeline"]) != history:
+            first = (meta["system"], meta["timeline"]) != history
+            if heard is not None:
+                first = first or meta["incarnation"] == self.incarnation or meta.get("moved", 0) <= heard
+            if first:
                 sound = [list(row) for row in await rows_of(db, Q.vouch_some, (OWN, "meta", ["store"]))] == [list(vouch.of_meta(meta))]
                 meta["incarnation"] = await self._void(db, meta["incarnation"])
                 await db.execute(Q.meta_set, ("system", history[0]))
@@ -244,17 +303,24 @@ class Server:
     async def _reckon(self, db: Connection) -> None:
         """Holds what was acknowledged here against what this server has. A run that has lost commits is held back from all workers: somebody who
         remembers them may know of acts that are on record no more."""
-        known = dict(self._remembered)
-        if not known:
+        gone = await self._find_lost(db)
+        if not gone:
             return
-        asked = {"b": [ids.bucket_number(r) for r in known], "run": list(known), "n": [t.row for t in known.values()], "hash": [t.hash for t in known.values()]}
-        gone: dict[str, int | None] = dict(await rows_of(db, Q.tails, asked))
-        for run, *_ in await rows_of(db, Q.pruned_get, (list(gone),)):
-            del gone[run]
         for run, left in gone.items():
             recorded = await rows_of(db, Q.effects_recorded, (run,))
             self._remembered.lose(run, left, {effect_id: EffectStatus(status) for effect_id, status in recorded})
         await db.execute(Q.hold_back, {"b": [ids.bucket_number(r) for r in gone], "run": list(gone)})
+
+    async def _find_lost(self, db: Connection) -> dict[str, int | None]:
+        """Runs whose newest commit that was acknowledged here is not there, and with which one they end now."""
+        known = dict(self._remembered)
+        if not known:
+            return {}
+        asked = {"b": [ids.bucket_number(r) for r in known], "run": list(known), "n": [t.row for t in known.values()], "hash": [t.hash for t in known.values()]}
+        gone: dict[str, int | None] = dict(await rows_of(db, Q.tails, asked))
+        for run, *_ in await rows_of(db, Q.pruned_get, (list(gone),)) if gone else ():
+            del gone[run]
+        return gone
 
     def take_tail(self) -> LostTail | None:
         return self._remembered.take()
@@ -412,11 +478,15 @@ class Server:
 
     async def _look_for_news(self) -> int:
         """A number that moves when anything is written; and the time, heard anew."""
-        async with self._open().hold() as db:
-            number, now = await one_of(db, Q.news)
+        pool = self._open()
+        async with pool.hold() as db:
+            number, now, flushed, tables = await one_of(db, Q.news)
+            if tables and self._is_put_back(tables):
+                await self._same_server(pool, db)
             if time.monotonic() - self._counted > COUNT_SECONDS:
                 self._note_crowd((await one_of(db, Q.full))[0])
         self._heard = (now, ticks())
+        self._note_flushed(flushed)
         return int(number)
 
     async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
@@ -459,4 +529,4 @@ async def vouch_anew(db: Connection) -> None:
     await many(db, [(Q.vouch_forget, None), *besides.vouch_for_all(kept), (Q.roll_anew, (list(vouch.COUNTED),))])
 
 
-__all__ = ["CROWDED", "Server", "vouch_anew", "vouch_for_meta"]
+__all__ = ["CROWDED", "Seen", "Server", "vouch_anew", "vouch_for_meta"]

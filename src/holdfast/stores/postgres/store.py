@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psycopg
+
 from holdfast.core import codec, vouch
 from holdfast.core.commit import Commit, Step, Tip
 from holdfast.core.effects import Effect
@@ -24,7 +26,7 @@ from holdfast.core.errors import HoldfastError, RunNotFound
 from holdfast.ports import News, Seat
 from holdfast.stores import apply
 from holdfast.stores.postgres.claims import Claiming
-from holdfast.stores.postgres.connection import Connection, first_of
+from holdfast.stores.postgres.connection import Connection, first_of, place
 from holdfast.stores.postgres.keeping import Keeping
 from holdfast.stores.postgres.people import People
 from holdfast.stores.postgres.queries import Q
@@ -118,4 +120,15 @@ class PostgresStore(Claiming, People, Sending, Keeping):
         return done
 
 
-__all__ = ["PostgresStore"]
+def find_schema(url: str) -> int | None:
+    """The schema of the store in a database, as it stands, without changing it; None if there is no store yet, or it cannot be looked at."""
+    try:
+        with psycopg.connect(place(url).conninfo, autocommit=True, connect_timeout=5, prepare_threshold=None) as db:
+            there = db.execute(Q.is_there).fetchone()
+            meta: dict[str, int] = dict(db.execute(Q.meta).fetchall()) if there is not None and there[1] else {}
+    except (psycopg.Error, OSError):
+        return None  # whoever opens it is told why not
+    return meta.get("schema")
+
+
+__all__ = ["PostgresStore", "find_schema"]

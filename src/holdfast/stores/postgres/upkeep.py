@@ -26,7 +26,7 @@ from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
 from holdfast.stores.evidence import COPIED, as_loaded, copy_of, end_of, end_problems, plain, row_problems, stands
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.commits import Statement, keep_blob
-from holdfast.stores.postgres.connection import Connection, many
+from holdfast.stores.postgres.connection import POOLER_HINT, Connection, many
 from holdfast.stores.postgres.outbox import put_intents
 from holdfast.stores.postgres.queries import Q
 
@@ -84,8 +84,9 @@ def _set(name: str, value: str) -> str:
     return f"ALTER SYSTEM SET {name} = '{value}'; SELECT pg_reload_conf();"
 
 
-def health(found: Sequence[Any], here: int) -> list[Problem]:
-    """What of a server's settings and state endangers what is kept, or slows it. ``here``: this machine's time."""
+def health(found: Sequence[Any], here: int, *, unnamed: bool = False) -> list[Problem]:
+    """What of a server's settings and state endangers what is kept, or slows it. ``here``: this machine's time. ``unnamed``: a pooler stands before
+    it, of which the URL does not tell."""
     synchronous, fsync, pages, asynchronous, there, snapshot, dead, autovacuum, reader = found
     out = []
 
@@ -106,6 +107,9 @@ def health(found: Sequence[Any], here: int) -> list[Problem]:
         warn("snapshot_old", f"{reader} has held a snapshot for {snapshot:.0f} s: dead rows cannot be removed", "end it: SELECT pg_terminate_backend(N), where N is the number of the session")
     if dead or autovacuum != "on":
         warn("vacuum_behind", "autovacuum is off" if autovacuum != "on" else f"{dead} dead rows wait for autovacuum", _set("autovacuum", "on") if autovacuum != "on" else "leave it to autovacuum, or do it now: VACUUM (ANALYZE)")
+    if unnamed:
+        about = "a pooler stands before the server, and the URL does not say which: nothing is prepared, and work is found by polling"
+        warn("pooler_unnamed", about, POOLER_HINT)
     return out
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -65,14 +66,6 @@ class Asked:
         return text in self._often
 
 
-class _Prepared:
-    """The names of the statements that a connection has prepared."""
-
-    def __init__(self) -> None:
-        self.names: dict[_Key, bytes] = {}
-        self.number = 0
-
-
 class Plans:
     """How long a connection keeps the plans of what it has prepared. The server makes them once, with the sizes that its tables have then, and keeps
     them until it hears of new statistics: on a new database those of nearly empty tables, by which it reads all runs of a session to find one. So they
@@ -108,6 +101,7 @@ class Plans:
 
 class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
     """One of psycopg's that can be asked in this way. ``prepares`` is to be false behind a transaction pooler, where the next transaction is in another session.
+    What psycopg itself is asked is never prepared: it names statements by number, and another client's session has others of these numbers.
 
     The loop watches its socket from the first exchange on, and not for each anew: until psycopg itself reads from it, it is closed, or it is lost.
     """
@@ -117,7 +111,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         self.prepares = True
         self.plans = Plans()
         self.asked = Asked()
-        self._statements = _Prepared()
+        self._statements: dict[_Key, bytes] = {}  # what this connection has prepared, and the names of it
         self._adapts: Adapts | None = None
         self._exchange: Exchange | None = None
         self._watched: tuple[asyncio.AbstractEventLoop, int] | None = None
@@ -259,7 +253,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
 
     def forget(self, key: _Key) -> None:
         """A statement that could not be prepared."""
-        self._statements.names.pop(key, None)
+        self._statements.pop(key, None)
 
     def _plan(self, text: str, values: Any, sent: list[_Sent]) -> None:
         """How a statement is sent: prepared where it was sent before. It is prepared with its second use, unless it is likely to be asked again: most of what is
@@ -279,10 +273,9 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
             types, kinds = adapter.types or (), adapter.formats
         key = (query, types)
         known = self._statements
-        name = known.names.get(key)
-        if name is None and self.prepares and len(known.names) < MOST_PREPARED and self.asked.again(text, key):
-            known.number += 1
-            name = known.names[key] = b"holdfast_%d" % known.number
+        name = known.get(key)
+        if name is None and self.prepares and len(known) < MOST_PREPARED and self.asked.again(text, key):
+            name = known[key] = _name(key)
             sent.append(_Sent(functools.partial(self.pgconn.send_prepare, name, query, types), key))
         if name is None:
             sent.append(_Sent(functools.partial(self.pgconn.send_query_params, query, given, types, kinds)))
@@ -381,6 +374,14 @@ class Exchange:
         over = self._over
         self.leave()
         over()
+
+
+@functools.lru_cache(1024)
+def _name(key: _Key) -> bytes:
+    """Under which a statement is prepared. It tells what the statement says: behind a pooler that nobody told of, the session of another client may answer,
+    and what that client has prepared under a name must never be executed for another statement."""
+    query, types = key
+    return b"holdfast_" + hashlib.blake2b(b"%s %r" % (query, types), digest_size=12).hexdigest().encode()
 
 
 @functools.lru_cache(1024)

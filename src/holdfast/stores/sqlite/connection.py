@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import sys
@@ -68,6 +69,11 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
         return StoreError(f"{path}: input or output failed: {text}", hint="check the disk; Holdfast reads the data back to see whether the write succeeded", code="store_io")
     if isinstance(error, apsw.ConnectionClosedError | apsw.CursorClosedError):
         return StoreClosed(f"{path} was closed")
+    if isinstance(error, apsw.SQLError) and ("no such table" in text or "no such column" in text):
+        way_out = "a newer release has changed the schema: end this process and start that release; if none has, restore a backup"
+        return UnsupportedFormat(f"{path} has another schema than this release: {text}", hint=way_out)
+    if isinstance(error, apsw.SQLError) and "already exists" in text:
+        return StoreCorrupt(f"{path}: the number of its schema is not that of its tables: {text}", hint="restore a backup")
     if isinstance(error, apsw.TooBigError):
         return StoreError(f"{path}: a value is too big: {text}", code="too_large")
     return StoreError(f"{path}: {type(error).__name__}: {text}")
@@ -335,6 +341,21 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
         except BaseException:
             abort(db)
             raise
+
+
+@functools.cache
+def indexes() -> dict[str, str]:
+    """The indexes of this release's schema, and the statements that make them."""
+    with contextlib.closing(apsw.Connection(":memory:")) as db:
+        db.create_scalar_function("standing", _standing, 6, deterministic=True)
+        schema(db, ":memory:", 0)
+        return dict(db.execute(Q.indexes_made))
+
+
+def list_lost_indexes(db: apsw.Connection) -> list[str]:
+    """Which of them a store lacks, or has as something else. Without a unique index what must be there once may be there twice."""
+    there = dict(rows(db, Q.indexes_made))
+    return sorted(name for name, made in indexes().items() if there.get(name) != made)
 
 
 def _seal(*parts: Any) -> bytes:

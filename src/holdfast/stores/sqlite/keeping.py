@@ -31,6 +31,8 @@ from holdfast.stores.sqlite.connection import (
     Q,
     Waits,
     connect,
+    indexes,
+    list_lost_indexes,
     map_errors,
     readable,
     reading,
@@ -55,6 +57,9 @@ BESIDE = ("", "-wal", "-shm", "-anchor")
 """What a store's files are called; the database is the first."""
 
 
+REINDEX = "rebuild the indexes: holdfast doctor --rebuild"
+
+
 class Keeping(Reading):
     """The verbs of ``ports.Upkeep`` and ``ports.Copies``, and what the checker asks of a store."""
 
@@ -68,7 +73,9 @@ class Keeping(Reading):
         try:
             with map_errors(self.path), contextlib.closing(connect(self.path, waits=Waits(self.patience))) as db:
                 words = [str(r[0]) for r in db.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})")]
-                found = [_integrity(self.path, w) for w in words if w != "ok"] + _chains(db)
+                found = [_integrity(self.path, w) for w in words if w != "ok"]
+                found += [problem("index_damaged", f"{self.path}: the index {name} is missing, or is another one", REINDEX) for name in list_lost_indexes(db)]
+                found += _chains(db)
                 with reading(db):
                     found += [record_problem(e) for e in besides.damage_of_store(db)]
                 with writing(db):
@@ -268,10 +275,17 @@ class Keeping(Reading):
                 return
 
     async def reindex(self) -> None:
-        """Makes all indexes anew from their tables: what an index does not find is found again."""
+        """Makes all indexes anew from their tables, also those that are gone: what an index does not find is found again.
+
+        Raises:
+            StoreError: what a unique index has once is in its table twice.
+        """
 
         def work(committer: Committer) -> None:
             with committer.writing():
+                for name in list_lost_indexes(committer.db):
+                    committer.db.execute(f'DROP INDEX IF EXISTS "{name}"')
+                    committer.db.execute(indexes()[name])
                 committer.db.execute("REINDEX")
 
         await self._write().run(work)
@@ -357,7 +371,7 @@ def _pour_all(copying: apsw.Backup) -> None:
 def _integrity(path: str, word: str) -> Problem:
     """What SQLite's own check says. An index that differs from its table hides rows, and can be made anew from it."""
     if " index " in word or "entry" in word:
-        return problem("index_damaged", f"{path}: {word}", "rebuild the indexes: holdfast doctor --rebuild")
+        return problem("index_damaged", f"{path}: {word}", REINDEX)
     return Problem(StoreCorrupt.code, "error", f"{path}: {word}", "restore a backup")
 
 

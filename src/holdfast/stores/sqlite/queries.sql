@@ -800,3 +800,5 @@ SELECT data FROM chunk WHERE serial IN (SELECT max(serial) FROM chunk WHERE run 
 SELECT id, fence FROM run WHERE run_id = ?;
 -- name: prune_chunk
 DELETE FROM chunk WHERE run = ?;
+-- name: indexes_made
+SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL;
