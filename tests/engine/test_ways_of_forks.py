@@ -236,3 +236,84 @@ async def test_what_was_asked_about_an_act_that_was_taken_back_is_no_lost_record
     assert [w.kind for w in run.waits] == ["approval"] and desk.standing == {"R3"}
     run = await rt.approve(run.run_id)
     assert (run.status, run.result) == ("completed", "R3")
+
+
+async def test_a_fork_that_tries_again_does_not_do_again_what_it_was_given(house: House) -> None:
+    """§6.6: its source has booked in the handler of a failure, and so has this run, by that: however often the handler is come to."""
+    desk = Desk()
+
+    async def refuse() -> None:
+        raise RuntimeError("no")
+
+    @flow("handled", retry=2)
+    async def handled(ctx: Context) -> None:
+        try:
+            await ctx.step(refuse)
+        finally:
+            await ctx.effect(desk.book, "seat", side_effects="external_action")
+            await ctx.ask("Seen?", str)
+
+    rt = await house.process(handled)
+    run = await rt.invoke("handled")
+    fork = await answer(rt, await rt.fork(run.run_id))
+    assert [w.prompt for w in fork.waits] == ["Seen?"] and desk.booked == 1
+    assert (await answer(rt, fork)).status == "failed" and desk.booked == 1
+
+
+async def test_a_fork_tries_again_what_had_failed(house: House) -> None:
+    """§7.7: also where the code had caught it; what it did then answers no other call."""
+    desk = Desk()
+
+    async def note(text: str) -> str:
+        desk.fail_once()
+        return text
+
+    @flow("noted")
+    async def noted(ctx: Context) -> str:
+        async def write() -> str:
+            return how
+
+        try:
+            how = await ctx.step(note, "as planned")
+        except RuntimeError:
+            how = "otherwise"
+        written = await ctx.step(write)
+        await ctx.ask(f"{written}?", str)
+        return str(written)
+
+    rt = await house.process(noted)
+    run = await rt.invoke("noted")
+    fork = await rt.fork(run.run_id)
+    assert [[w.prompt for w in r.waits] for r in (run, fork)] == [["otherwise?"], ["as planned?"]]
+    assert (await answer(rt, fork)).result == "as planned"
+
+
+@pytest.mark.parametrize("later", ["a_scope", "a_question"])
+async def test_a_replay_goes_by_the_last_way_alone(later: str, house: House) -> None:
+    """§7.6: what stood at a place before the run went another way does not answer what it called there then."""
+    desk = Desk()
+
+    async def double(text: str) -> str:
+        return text + text
+
+    @flow("ways")
+    async def ways(ctx: Context) -> Any:
+        booking = await ctx.effect(desk.book, "seat", undo=desk.cancel)
+        if booking == "R1":
+            got: Any = await ctx.step(desk.note, booking)
+        elif later == "a_scope":
+            got = await ctx.map(double, [booking])
+        else:
+            got = (await ctx.approve("Sure?")).action
+        await ctx.approve("Go?")
+        return got
+
+    rt = await house.process(ways)
+    run = await rt.resume((await rt.cancel((await rt.invoke("ways")).run_id)).run_id)
+    while run.waits:
+        run = await rt.approve(run.run_id)
+    assert run.status == "completed"
+    again = await rt.replay(run.run_id)
+    while again.waits:
+        again = await rt.approve(again.run_id)
+    assert (again.status, again.result, desk.booked) == ("completed", run.result, 2), f"{again.error}"

@@ -67,10 +67,10 @@ class Echo(msgspec.Struct):
 
     def answers(self, place: tuple[int, str, str], record: StepRecord, call: Call) -> bool:
         """Whether a record of the source answers a call at its place. In an exact fork the arguments are the same; calls beneath it are looked at each by itself."""
-        if not self.exact:
-            return True
         if place in self.outdated:
             return outdated.is_same(record, call)
+        if not self.exact:
+            return True
         return record.digest == call.digest and call.telling and not (call.opens and record.kind == "step" and place in self.scopes)
 
     @property

@@ -244,7 +244,7 @@ class Performance:
                 case fx.Mismatch():
                     raise EffectConflict(
                         f"the key of {self.name} ({self.options.key or self.path}) is recorded with other arguments",
-                        hint="use another key, or the same arguments",
+                        hint="use another key, or the same arguments" if self.options.key else "fork the run: a fork has keys of its own, so check first what came of the attempt with the other arguments",
                     )
                 case fx.InProgress(effect):
                     now = self.services.clock.now()
@@ -315,8 +315,8 @@ class Performance:
             aside: list[Effect] = [] if self.apart == self.key else await self.journal.asking(self.store.effects(key=self.apart))
             if aside:
                 self.key, self.records = await self._on_record(self.apart)
-            elif not self.records and self.policy is not ReplayPolicy.REEXECUTE:
-                # A fork has keys of its own; what its forebears did here with the same arguments is not done again.
+            elif self.policy is not ReplayPolicy.REEXECUTE and all(e.status is EffectStatus.REUSED for e in self.records):
+                # A fork has keys of its own; what its forebears did here with the same arguments is not done again, however often it is asked for.
                 here = (self.attempt.step, self.attempt.key, self.path)
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
                 self._number(self.records)

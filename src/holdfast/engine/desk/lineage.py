@@ -60,10 +60,11 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
         if serving:
             rows = await store.rows(source)
             progress = Progress(source, await services.threads.origin(source, rows))
-            records, ended = read_records(rows, progress)
+            read = read_records(rows, progress)
             found.reached = max(found.reached, progress.checkpoint.step)
-            found.records = records | found.records
-            found.ended = ended | found.ended
+            found.outdated |= read.outdated.difference(found.records)
+            found.records = read.records | found.records
+            found.ended = read.ended | found.ended
             serving = forebear.origin == REPLAY
         if run.inherits:
             for place, given in consents(await store.rows(source)).items():
@@ -82,24 +83,42 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
     return found
 
 
-def read_records(rows: list[Row], progress: Progress) -> tuple[dict[tuple[int, str, str], StepRecord], dict[int, Ended]]:
-    """The recorded calls of a run by (step, task, path), but for what is asked or gone through again, and how its barriers went.
-    ``progress``: at its beginning."""
-    out: dict[tuple[int, str, str], StepRecord] = {}
+class Read(NamedTuple):
+    """The recorded calls of a run by (step, task, path), but for what is asked or gone through again; which of them answer only the very same call; and how
+    its barriers went."""
+
+    records: dict[Place, StepRecord]
+    outdated: set[Place]
+    ended: dict[int, Ended]
+
+
+def read_records(rows: list[Row], progress: Progress) -> Read:
+    """What a replay goes by. ``progress``: at the run's beginning."""
+    out, stale = dict[Place, StepRecord](), set[Place]()
     ended: dict[int, Ended] = {}
     for row in rows:
         record = open_row(row, progress.hash)
         for result in record.results:
-            if isinstance(result, StepRecord) and result.kind not in _OPENED and result.task != compensation.TASK and not _of_people(result):
-                out[progress.checkpoint.step_of(result.task), result.task, result.path] = result
+            if not isinstance(result, StepRecord) or result.kind in _OPENED or result.task == compensation.TASK:
+                continue
+            place = progress.checkpoint.step_of(result.task), result.task, result.path
+            out.pop(place, None)  # what stood here before is of a way that the run did not go
+            if not _of_people(result):
+                out[place] = result
         if record.delta is not None and (how := cps.note_end(record.delta)) is not None:
             ended[record.delta.step] = how
+        before = _list_outdated(progress)
         progress.step(record)
+        stale = {p for p in stale | before if p[0] != progress.checkpoint.step_of(p[1])}
         if any(map(_is_tried_again, record.events)) or any(isinstance(r, StepRecord) and r.kind == LEFT_AT_ONCE for r in record.results):
             # What was forgotten, as a failure or an answer to nobody, is come to anew: nothing of it is served.
             for place in [p for p in out if p[0] == progress.checkpoint.step_of(p[1]) and p[1:] not in progress.records]:
                 del out[place]
-    return out, ended
+    return Read(out, stale | _list_outdated(progress), ended)
+
+
+def _list_outdated(progress: Progress) -> set[Place]:
+    return {(progress.checkpoint.step_of(task), task, path) for task, path in progress.outdated}
 
 
 def _is_tried_again(event: ev.Event) -> bool:
@@ -215,8 +234,8 @@ def _outdate(found: Unfinished, step: int, task: str, path: str) -> None:
 
 
 def _is_met_anew(record: StepRecord) -> bool:
-    """Whether a fork may be told something else here than its source was: it asks people anew, and tries again what failed outside."""
-    return (record.kind == "effect" and record.error is not None) or (_of_people(record) and not outdated.is_beside(record))
+    """Whether a fork may be told something else here than its source was: it asks people anew, and tries again what failed, also where the code had caught that."""
+    return record.error is not None or (_of_people(record) and not outdated.is_beside(record))
 
 
 async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:

@@ -249,8 +249,7 @@ def connect(path: str, *, waits: Waits | None = None, create: bool = False, read
             db.pragma("cache_size", -16384)
             db.pragma("journal_size_limit", LOG_LIMIT)
             db.pragma("trusted_schema", "OFF")
-            db.create_scalar_function("standing", _standing, 6, deterministic=True)
-            db.create_scalar_function("weigh", _weigh, 2, deterministic=True)
+            _teach(db)
         except BaseException:
             shut(db)
             raise
@@ -347,7 +346,7 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
 def indexes() -> dict[str, str]:
     """The indexes of this release's schema, and the statements that make them."""
     with contextlib.closing(apsw.Connection(":memory:")) as db:
-        db.create_scalar_function("standing", _standing, 6, deterministic=True)
+        _teach(db)
         schema(db, ":memory:", 0)
         return dict(db.execute(Q.indexes_made))
 
@@ -356,6 +355,12 @@ def list_lost_indexes(db: apsw.Connection) -> list[str]:
     """Which of them a store lacks, or has as something else. Without a unique index what must be there once may be there twice."""
     there = dict(rows(db, Q.indexes_made))
     return sorted(name for name, made in indexes().items() if there.get(name) != made)
+
+
+def _teach(db: apsw.Connection) -> None:
+    """Gives a connection the functions that statements and migrations use."""
+    db.create_scalar_function("standing", _standing, 6, deterministic=True)
+    db.create_scalar_function("weigh", _weigh, 2, deterministic=True)
 
 
 def _seal(*parts: Any) -> bytes:
