@@ -191,3 +191,42 @@ async def test_several_questions_at_once_are_asked_one_after_another() -> None:
             await rt.decide(run.run_id, "continue")
             run = await rt.resume(run.run_id)
         assert (run.status, run.state.said) == ("completed", ["continue", "continue"])
+
+
+@pytest.mark.parametrize("target", ["node", "draft"])
+@pytest.mark.parametrize("beside", ["another_question", "a_failure"])
+async def test_feedback_sends_one_of_several_steps_back(beside: str, target: str) -> None:
+    """§5.5: the steps go on at once, each with its answer; one of them is done again with what the person said, or sends another node back."""
+    fails, world = [True], World()
+    graph = Graph("beside", Trail)
+
+    @graph.node(start=True)
+    async def draft(state: Trail, ctx: Context) -> dict[str, Any]:
+        return {"said": [f"draft {ctx.feedback or ''}".strip()]}
+
+    @graph.node(after="draft")
+    async def judge(state: Trail, ctx: Context) -> dict[str, Any]:
+        if ctx.feedback is not None or len(state.said) > 1:
+            return {"said": [f"judged {ctx.feedback or ''}".strip()]}
+        return {"said": [(await ctx.handoff("too long", verdict="rejected", redo=target)).action]}
+
+    @graph.node(after="draft")
+    async def other(state: Trail, ctx: Context) -> None:
+        if beside == "another_question" and len(state.said) == 1:
+            await ctx.approve("Go?")
+        while beside == "a_failure" and fails[0]:
+            if ctx.run.waits:
+                raise ValueError("boom")
+            await asyncio.sleep(0)
+
+    async with world.runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        for wait in run.waits:
+            sent_back = {"action": "retry_feedback", "feedback": "shorter"} if wait.kind == "handoff" else {"action": "approve"}
+            await rt.decide(run.run_id, wait_id=wait.wait_id, actor="ada", **sent_back)
+        fails[0] = False
+        run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+        assert run.status == "completed", run
+        again = ["draft shorter", "judged"] if target == "draft" else ["judged shorter"]
+        assert run.state.said == ["draft", *again]
+        await sound(rt, run)

@@ -116,7 +116,10 @@ async def execute(
                 finished = await _attempt(services, journal, program, node, task, values, place, attempt)
             else:
                 begun, ahead = ahead, None
-                finished = await _go_on(program, node, task, values, attempt, begun)
+                try:
+                    finished = await _go_on(program, node, task, values, attempt, begun)
+                except Redo as r:
+                    finished = _send_back(task, begun.hand, r, attempt) or await _attempt(services, journal, program, node, task, values, place, attempt)
             tip = journal.tip
             if tip is not None and tip.since + tip.whole > ROOM and not place.path:
                 journal.weights.hold(program.channels, journal.progress.checkpoint.values, [finished.writes])
@@ -188,13 +191,19 @@ async def _attempt(
             at = given.attempt()
             return Finished(await gates.after(at, node, snapshot, finished.result, finished.writes), finished.writes)
         except Redo as r:
-            at = given.asked[0]
-            if r.target is None:
-                at.send_back(r.feedback)
-                given.again()
-                continue
-            told = canon.pack(r.feedback, "feedback")[1]
-            return Finished(TaskResult(task.key, goto=(r.target,), feedback=told, attempt=attempt, ledger=tuple(at.ledger)), NOTHING)
+            if (sent := _send_back(task, given, r, attempt)) is not None:
+                return sent
+            given.again()
+
+
+def _send_back(task: Task, given: Hand, redo: Redo, attempt: int) -> Finished | None:
+    """The end of a step where a person wants another node done again; None where it is this very one, which begins again with their words."""
+    at = given.asked[0]
+    if redo.target is None:
+        at.send_back(redo.feedback)
+        return None
+    told = canon.pack(redo.feedback, "feedback")[1]
+    return Finished(TaskResult(task.key, goto=(redo.target,), feedback=told, attempt=attempt, ledger=tuple(at.ledger)), NOTHING)
 
 
 def _begin(node: Node, snapshot: State, given: Hand) -> Coroutine[Any, Any, Any]:
