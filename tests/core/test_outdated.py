@@ -234,3 +234,16 @@ def test_a_scope_that_ended_well_went_on_after_what_failed_in_it() -> None:
 )
 def test_what_is_no_call_at_its_place(path: str, kind: str, beside: bool) -> None:
     assert outdated.is_beside(record(path, kind)) is beside
+
+
+def test_an_act_that_was_given_up_is_asked_about_anew_also_after_an_undo() -> None:
+    """§6.11, §7.1: what it failed with is gone by the undo of an effect before it, and so is the answer that failed it."""
+    p = _progress()
+    p.record(StepRecord("pay", "0", "book", kind="effect"))
+    given = Decision(f"{RUN}.1.pay.1?1", "abandon", "ada", asked="effect:pay")
+    p.record(decisions.answer(given))
+    p.record(StepRecord("pay", "1", "pay", error=ERROR, kind="effect"))
+    place = "1.pay.0#1"
+    p.records[comp.TASK, place] = StepRecord(comp.TASK, place, "refund", kind="effect")
+    p.forgive()
+    assert p.records == {}

@@ -257,12 +257,12 @@ class Progress:
         """
         self.attempts.clear()
         self.takeovers = self.late = self.cuts = 0
+        before = {place: record for place, record in self.records.items() if place[0] != compensation.TASK}
         self._take_back()
         for place, record in list(self.records.items()):
             if (given := _read_answer(record)) is not None and times_out_for_good(self._question(place, given), given):
                 del self.records[place]
         self._drop_all_left({task for task, _ in self.records})
-        before = dict(self.records)
         for task in {task for task, _ in before}:
             self._forget(task, "", self.failed.get(task), self._tell_failure)
         for (task, path), record in before.items():
