@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Graph, State
+from holdfast.core import canon
 from holdfast.core.errors import MaybeSent, PermanentError, TokenRefused, UsageError
+from holdfast.outbox import repeated
 from holdfast.outbox.links import secret_of
 from holdfast.outbox.transports import Row
 from tests.outbox.conftest import Open
@@ -205,3 +207,14 @@ def test_the_secret_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         secret_of("postgresql://host/db")
     monkeypatch.setenv("HOLDFAST_SECRET", "0123456789abcdef")
     assert secret_of("postgresql://host/db") == b"0123456789abcdef"
+
+
+class Odd:
+    """What no store can hold, and that describes itself with a character that PostgreSQL refuses."""
+
+    def __repr__(self) -> str:
+        return "odd\0one"
+
+
+def test_what_cannot_be_kept_is_described() -> None:
+    assert canon.decode(repeated.pack(Odd())) == "odd\ufffdone"

@@ -34,7 +34,7 @@ def pack(answer: Any) -> bytes:
     try:
         return canon.pack(answer, "answer")[1]
     except HoldfastError:
-        text = repr(answer)[:2000].replace("\\0", "\\ufffd").encode("utf-8", "replace").decode()
+        text = repr(answer)[:2000].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
         return canon.pack(text, "answer")[1]
 
 
