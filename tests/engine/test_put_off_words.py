@@ -26,5 +26,5 @@ def test_a_name_and_numbers(name: str, limit: Limit, count: int, full_at: int, s
 def test_nothing_else_makes_one_or_hands_back_with_words() -> None:
     """The text has one source and one use."""
     assert inspect.getsource(limits).count("= Later(") == 1
-    assert re.findall(r"RunHandedBack\(([^()]*)\)", inspect.getsource(driver)).count("self._services.owner, later.why") == 1
-    assert all(words in ("self._services.owner", "self._services.owner, later.why") for words in re.findall(r"RunHandedBack\(([^()]*)\)", inspect.getsource(driver)))
+    assert re.findall(r"RunHandedBack\(([^()]*)\)", inspect.getsource(driver)).count("self._services.owner, soonest.why") == 1
+    assert all(words in ("self._services.owner", "self._services.owner, soonest.why") for words in re.findall(r"RunHandedBack\(([^()]*)\)", inspect.getsource(driver)))

@@ -27,7 +27,7 @@ from holdfast import logs
 from holdfast.authoring import State, Tool, microseconds
 from holdfast.core import bounds, canon, ids
 from holdfast.core.bounds import asked, check_arguments, function, lasting, mapping, people, text, variables, verb, word, words
-from holdfast.core.checkpoint import IntentWrite, LedgerWrite, Task
+from holdfast.core.checkpoint import IntentWrite, LedgerWrite, Task, TaskResult
 from holdfast.core.effects import EffectClass, ReplayPolicy
 from holdfast.core.errors import NotAwaited, UsageError
 from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node, Program
@@ -722,6 +722,14 @@ class Hand:
         """Its code is called once more, in an attempt made anew."""
         self.asked.clear()
         self.ended = False
+
+    def send_back(self, target: str | None, feedback: str) -> TaskResult | None:
+        """A person wants ``target`` done again: the result with which the step ends by that. None where it is this very step, which begins again with their words."""
+        at = self.asked[0]
+        if target is None:
+            at.send_back(feedback)
+            return None
+        return TaskResult(self.task.key, goto=(target,), feedback=canon.pack(feedback, "feedback")[1], attempt=self._number, ledger=tuple(at.ledger))
 
     @property
     def what(self) -> str:

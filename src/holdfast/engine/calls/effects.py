@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
@@ -210,7 +210,7 @@ class Performance:
         self.records: list[Effect] = []
         self.act = self.about = self.found = ""
         self.called = Called(name if name != LAMBDA else describe_function(fn, name), item)
-        self.last = 0  # the highest number of an attempt that was seen here, of this run or of its forebears
+        self.seen: list[Effect] = []  # all attempts here that were found, of this run or of its forebears
         self.doubted: Effect | None = None  # this run's own record of a forebear's act that is asked about
         self.given_up = False  # its node, or the branch that it is in, was cancelled
 
@@ -294,15 +294,11 @@ class Performance:
     async def _on_record(self, key: str) -> tuple[str, list[Effect]]:
         """The records under a key; under the one that stands in its place, where its effect was taken back."""
         records = await self.journal.asking(self.store.effects(key=key))
-        self._number(records)
+        self.seen += records
         while (later := fx.successor(key, records)) is not None:
             key, records = later, await self.journal.asking(self.store.effects(key=later))
-            self._number(records)
+            self.seen += records
         return key, records and await self.journal.asking(self._hold_open(records))
-
-    def _number(self, records: Iterable[Effect]) -> None:
-        """Takes note of attempts that were made: the next one has a number that none of them has."""
-        self.last = max([self.last, *[int(e.effect_id.rpartition("#")[2]) for e in records]])
 
     def _stand_apart(self) -> None:
         """Goes by a key that no other request has at this place."""
@@ -319,7 +315,7 @@ class Performance:
                 # A fork has keys of its own; what its forebears did here with the same arguments is not done again, however often it is asked for.
                 here = (self.attempt.step, self.attempt.key, self.path)
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
-                self._number(self.records)
+                self.seen += self.records
         run = self.journal.run
         if not self.records and (run.decisions or run.waits) and self.policy is not ReplayPolicy.REEXECUTE and await self.journal.asking(self._lacks_what_was_asked_about()):
             await self.journal.asking(self._miss())
@@ -479,7 +475,7 @@ class Performance:
             )
             if all(e.effect_id != own.effect_id for e in await self.journal.asking(self.store.effects(self.journal.run.run_id))):
                 self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, own, own.detail)], effects=[own]))
-            self._number([own])
+            self.seen.append(own)
         if effect.status is EffectStatus.ATTEMPTED and effect.run_id == self.journal.run.run_id:
             unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=ask.reason, closed=ask.closed)
             self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, effect, ask.reason)], effects=[unknown]))
@@ -838,7 +834,8 @@ class Performance:
     def _attempt(self, same: Effect | None) -> Effect:
         attempt, run = self.attempt, self.journal.run
         if same is None:
-            effect_id = f"{ids.step_id(run.run_id, attempt.step, attempt.key, self.path)}#{self.last + 1}"
+            last = max([0, *[int(e.effect_id.rpartition("#")[2]) for e in self.seen]])  # a number that none of them has
+            effect_id = f"{ids.step_id(run.run_id, attempt.step, attempt.key, self.path)}#{last + 1}"
         else:
             effect_id = same.effect_id
         return Effect(
@@ -1003,7 +1000,7 @@ class Performance:
         of = self._of_source()
         draft = Draft(results=[replace(echoed, attempt=self.attempt.number)])
         if of is not None:
-            self._number(await self.journal.asking(self.store.effects(key=self.key)))
+            self.seen += await self.journal.asking(self.store.effects(key=self.key))
             row = self._attempt(None)
             row = replace(row, key=of.key, status=EffectStatus.REUSED, source_effect_id=of.effect_id, settled_at=row.attempted_at)
             draft.effects.append(row)

@@ -261,11 +261,10 @@ class Driver:
 
     async def _put_off(self, later: tuple[Later, ...]) -> bool:
         """Rests until a limit has room: nothing is held meanwhile, and whoever makes room makes the run due (§10.11)."""
-        soonest = min(later, key=lambda each: each.at)
         async with self._lock:
             if self._end is not None:
                 return False
-            self._over = True
+            self._over, soonest = True, min(later, key=lambda each: each.at)
             await self.journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner, soonest.why)]), due=soonest.at)
         await look_again(self._services, self.journal.run.run_id, [each.name for each in later])
         return True

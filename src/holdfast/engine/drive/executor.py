@@ -119,7 +119,8 @@ async def execute(
                 try:
                     finished = await _go_on(program, node, task, values, attempt, begun)
                 except Redo as r:
-                    finished = _send_back(task, begun.hand, r, attempt) or await _attempt(services, journal, program, node, task, values, place, attempt)
+                    sent = begun.hand.send_back(r.target, r.feedback)
+                    finished = Finished(sent, NOTHING) if sent is not None else await _attempt(services, journal, program, node, task, values, place, attempt)
             tip = journal.tip
             if tip is not None and tip.since + tip.whole > ROOM and not place.path:
                 journal.weights.hold(program.channels, journal.progress.checkpoint.values, [finished.writes])
@@ -191,19 +192,9 @@ async def _attempt(
             at = given.attempt()
             return Finished(await gates.after(at, node, snapshot, finished.result, finished.writes), finished.writes)
         except Redo as r:
-            if (sent := _send_back(task, given, r, attempt)) is not None:
-                return sent
+            if (sent := given.send_back(r.target, r.feedback)) is not None:
+                return Finished(sent, NOTHING)
             given.again()
-
-
-def _send_back(task: Task, given: Hand, redo: Redo, attempt: int) -> Finished | None:
-    """The end of a step where a person wants another node done again; None where it is this very one, which begins again with their words."""
-    at = given.asked[0]
-    if redo.target is None:
-        at.send_back(redo.feedback)
-        return None
-    told = canon.pack(redo.feedback, "feedback")[1]
-    return Finished(TaskResult(task.key, goto=(redo.target,), feedback=told, attempt=attempt, ledger=tuple(at.ledger)), NOTHING)
 
 
 def _begin(node: Node, snapshot: State, given: Hand) -> Coroutine[Any, Any, Any]:
