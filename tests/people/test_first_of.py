@@ -347,3 +347,25 @@ async def test_an_event_tells_which_signal_was_kept(house: House) -> None:
     run = await rest_then(rt, two, "a", "b")
     told = [e.payload for e in await rt.events(run.run_id) if e.type == "wait.closed"]
     assert [t["returned"]["name"] for t in told] == ["b"] and told[0]["returned"]["payload"] == "B"
+
+
+async def test_a_failure_that_comes_at_once_leaves_the_earlier_answer_of_another_branch(house: House) -> None:
+    """Both were answered while nobody drove the run: the branch whose answer came first wins with what it gives, though the other fails before it begins."""
+
+    async def refuse(ctx: Context) -> str:
+        raise ValueError((await ctx.approve("One?")).action)
+
+    async def accept(ctx: Context) -> str:
+        return (await ctx.approve("Two?")).action
+
+    @flow("both")
+    async def both(ctx: Context) -> Any:
+        return await ctx.first_of(refuse(ctx), accept(ctx))
+
+    rt = await house.process(both)
+    run = await rt.invoke("both")
+    first, second = sorted(run.waits, key=lambda w: w.prompt, reverse=True)
+    for wait in (first, second):
+        await rt.decide(run.run_id, "approve", wait_id=wait.wait_id, actor="ada")
+    run = await rt.resume(run.run_id)
+    assert (run.status, list(run.result)) == ("completed", [1, "approve"])

@@ -51,14 +51,15 @@ async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, 
         _drop(given)
 
 
-def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: int, common: Branch) -> list[asyncio.Task[Any]]:
+def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: int, common: Branch, *, race: bool = False) -> list[asyncio.Task[Any]]:
+    """``race``: each is begun, also after another has failed, for what is on record of it may be older than that failure."""
     room, above = asyncio.Semaphore(max(1, limit)), attempt.places.scope()
     failed = False
 
     async def branch(number: int, awaitable: Awaitable[Any]) -> Any:
         nonlocal failed
         async with room:
-            if failed:
+            if failed and not race:
                 return None
             enter(common)
             current.set(Scope(attempt.places.mark, f"{path}/{number}/", above.within, above.item))
@@ -123,7 +124,7 @@ async def first_of(attempt: Attempt, calls: Iterable[Awaitable[Any]]) -> tuple[i
                 index, value = await attempt.give(record)
                 return int(index), value
             common = make_branch(attempt)
-            return await _race(attempt, path, _branches(attempt, path, given, len(given), common), common)
+            return await _race(attempt, path, _branches(attempt, path, given, len(given), common, race=True), common)
     finally:
         _drop(given)
 
