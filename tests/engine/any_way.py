@@ -16,6 +16,7 @@ import re
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,8 @@ async def play_all(seeds: range, until: float) -> tuple[int, list[str]]:
             house = House("memory", Path(folder))
             try:
                 told = await play(seed, house)
+            except Exception as e:
+                told = "".join(traceback.format_exception(e))
             finally:
                 await house.close()
         done += 1

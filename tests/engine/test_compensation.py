@@ -839,3 +839,45 @@ async def test_what_a_person_said_about_a_tool(house: House, said: Any, undone: 
     run = await rt.cancel(run.run_id)
     assert (run.status, seen) == ("canceled", undone)
     assert [e.status.value for e in await rt.effects(run.run_id)] == (["recorded", "recorded"] if undone else ["unknown"])
+
+
+class Beside(State):
+    n: int = 0
+
+
+@pytest.mark.parametrize("how", ["swept", "resumed"])
+@pytest.mark.parametrize("on_timeout", ["fail", "halt"])
+async def test_a_deadline_that_passes_while_it_takes_back_does_not_end_it(how: str, on_timeout: str, house: House) -> None:
+    """§6.11: the end is decided, and a person is asked about an undo. Another question is answered by silence; what is to be taken back still is."""
+    shop = Shop()
+    graph = Graph("beside", Beside)
+
+    @graph.node(start=True)
+    async def books(state: Beside, ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=lambda receipt: shop.log.append(f"undid {receipt}"))
+
+    @graph.node(start=True)
+    async def asks(state: Beside, ctx: Context) -> None:
+        await ctx.ask("Which seat?", str, timeout=60, on_timeout=on_timeout)
+
+    @graph.node(start=True)
+    async def fails(state: Beside, ctx: Context) -> None:
+        await ctx.approve("Go?")
+        raise RuntimeError("sold out")
+
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    house.kill(rt)
+    rt = await house.process(graph)
+    [go] = [w for w in run.waits if w.kind == "approval"]
+    await rt.decide(run.run_id, "approve", wait_id=go.wait_id, actor="ada")
+    run = await rt.resume(run.run_id)
+    assert sorted(w.kind for w in run.waits) == ["effect", "input"]
+    house.clock.forward(61)
+    await (rt.worker(until_idle=True) if how == "swept" else rt.resume(run.run_id))
+    run = await rt.get(run.run_id)
+    assert (run.status, [w.kind for w in run.waits]) == ("waiting_for_human", ["effect"])
+    await rt.decide(run.run_id, "record_result", payload="by hand", actor="ada")
+    run = await rt.resume(run.run_id)
+    flight, undo = await rt.effects(run.run_id)
+    assert (run.status, run.stop_reason, flight.undone, undo.status) == ("failed", "step_failed", undo.effect_id, "recorded")

@@ -300,6 +300,9 @@ class Desk:
             first = loaded.inbox[0]
             waiting, now = [(i.key, i.command) for i in loaded.inbox], self._store.now()
             found = decisions.take(loaded.run, waiting, now)
+            if found.ends:
+                told = compensation.tell_only(Journal.load(self._store, loaded, 0).progress, decisions.take(loaded.run, waiting[:1], now).facts)
+                found = found if told is None else decisions.Taken(tuple(told), (first.key,), {}, ends=False)
             if found.ends and (left := await self._leave(loaded, decisions.take(loaded.run, waiting[:1], now).facts, first)) is not None:
                 if left:
                     taken[first.key] = None

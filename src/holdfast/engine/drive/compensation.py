@@ -8,6 +8,7 @@ and the rest goes on; one that only a person can settle is waited for, for the o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from holdfast.core import canon, decisions, ids, reviews
@@ -77,6 +78,18 @@ def _settle_by_word(effects: list[Effect], journal: Journal, now: int) -> Draft:
 def find_begun(progress: Progress) -> StepRecord | None:
     """How the run is to end, if it has begun to take back."""
     return progress.records.get(core.PLACE)
+
+
+def tell_only(progress: Progress, facts: Iterable[ev.Fact]) -> list[ev.Fact] | None:
+    """What is written of an answer that would end a run which takes back already, and ends by that: that it was given. None where it may end the run as it
+    stands: it is about what is taken back, or no answer."""
+    told: list[ev.Fact] = []
+    for fact in facts:
+        if isinstance(fact, ev.WaitDecided | ev.WaitTimedOut):
+            if decisions.place(fact.decision.wait_id)[0] == core.TASK:
+                return None
+            told.append(fact)
+    return None if find_begun(progress) is None else told or None
 
 
 async def leave_end(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal: Journal, item: InboxItem | None = None) -> Draft | None:

@@ -149,8 +149,8 @@ class Driver:
     def _become(self, item: InboxItem, run: Run) -> Draft | None:
         """What a command becomes of this run; None if it ends the run and waits for the boundary."""
         found = decisions.take(run, [(item.key, item.command)], self._services.clock.now())
-        facts = found.facts
-        if found.ends:
+        facts = compensation.tell_only(self.journal.progress, found.facts) if found.ends else found.facts
+        if facts is None:
             self._end = lambda: self._ending(item)
             return None
         draft = Draft(facts=list(facts), took=[item.key])
