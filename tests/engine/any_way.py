@@ -1,6 +1,6 @@
 """Whatever way a step goes, no record answers for a call with other arguments, and nothing that stands is done again (§4.12, §6.3, §6.6, §6.11, §7.6).
 
-``python -m tests.engine.any_way [--seeds N] [--first N] [--budget MINUTES]``, some 50 ms a seed.
+``python -m tests.engine.any_way [--seeds N] [--first N] [--budget MINUTES]``, some 200 ms a seed.
 
 A flow is drawn whose calls are given what earlier calls gave. It fails, is tried again, cancelled, resumed and forked at random; its process dies in the
 middle of an act, and questions are answered late. Each result says what was asked for, so the flow sees at once when it is given that of another call; what it
@@ -23,6 +23,7 @@ from typing import Any
 
 from holdfast import Context, Retry, Runtime, flow
 from holdfast.core import canon
+from holdfast.core.commit import Commit, Tip
 from holdfast.core.effects import OPEN
 from holdfast.core.errors import EffectsUndone, HoldfastError
 from holdfast.stores import MemoryStore
@@ -128,6 +129,29 @@ class Clock(outside.Clock):
 
     async def sleep(self, seconds: float) -> None:
         await super().sleep(min(seconds, 0.001))
+
+
+class Fragile:
+    """One process's way to the store, by which it may die at a commit: before that took effect, or after."""
+
+    def __init__(self, store: MemoryStore, world: Outside) -> None:
+        self._store, self._world = store, world
+        self._left = world.rng.randint(1, 40) if world.fails and world.rng.random() < 0.5 else 0
+        self._gone = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, commit: Commit) -> Tip:
+        if self._gone:
+            raise outside.Crash
+        self._left -= 1
+        if self._left != 0 or not self._world.fails:
+            return await self._store.commit(commit)
+        self._gone = self._world.dead = True
+        if self._world.rng.random() < 0.5:
+            await self._store.commit(commit)
+        raise outside.Crash
 
 
 class Way:
@@ -252,9 +276,12 @@ async def answer(rt: Runtime, run: Any, rng: random.Random, world: Outside) -> N
     wait = rng.choice(people)
     given: dict[str, Any] = {"input": {"payload": wait.prompt}, "approval": {"payload": wait.show}}.get(wait.kind, {})
     action = next(a for a in ("answer", "reexecute", "approve", "record_result") if a in wait.available_actions)
-    if action == "record_result":  # another process does not know how to undo it
-        [receipt] = [e.result for e in await rt.effects(run.run_id) if e.effect_id == wait.effect_id]
-        await world.cancel(canon.decode(receipt))
+    if action == "record_result" and wait.effect_id is not None:  # that it was taken back: by hand, if it was not
+        there = {e.effect_id: e for e in await rt.effects(wait.effect_id.partition(".")[0])}
+        about = there[wait.effect_id]
+        act = there.get(about.source_effect_id or "", about)
+        if act.result is not None:
+            await world.cancel(canon.decode(act.result))
     await rt.decide(run.run_id, action, wait_id=wait.wait_id, actor="ada", **given)
 
 
@@ -276,8 +303,14 @@ async def play(seed: int, house: House) -> str:
     world = Outside(rng)
     skills = make(rng, world)
     house.clock = Clock()
-    house.memory = MemoryStore(now=house.clock.now)
-    rt = await house.process(*skills)
+    memory = MemoryStore(now=house.clock.now)
+
+    async def begin() -> Runtime:
+        world.dead = False
+        house.memory = Fragile(memory, world)  # type: ignore[assignment]
+        return await house.process(*skills)
+
+    rt = await begin()
     story: list[str] = [str(skills[0].plan)]
     while True:
         try:
@@ -285,16 +318,14 @@ async def play(seed: int, house: House) -> str:
             break
         except outside.Crash:
             house.kill(rt)
-            world.dead = False
-            rt = await house.process(*skills)
+            rt = await begin()
     for turn in range(MOST):
         story.append(f"{run.run_id[-4:]} {run.status} {run.stop_reason or ''}")
         if world.wrong:
             return "\n".join([*story, *world.wrong])
         if world.dead:  # in a branch of which nobody waited for the end
             house.kill(rt)
-            world.dead = False
-            rt = await house.process(*skills)
+            rt = await begin()
         if turn > MOST // 2:
             world.fails = 0.0
         if run.status == "completed":
@@ -308,8 +339,7 @@ async def play(seed: int, house: House) -> str:
             return "\n".join([*story, str(run.error.message)])
         if rng.random() < 0.2:
             house.kill(rt)
-            world.dead = False
-            rt = await house.process(*skills)
+            rt = await begin()
         try:
             if rng.random() < 0.15:
                 house.clock.forward(11)
@@ -330,8 +360,7 @@ async def play(seed: int, house: House) -> str:
                 run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
         except outside.Crash:
             house.kill(rt)
-            world.dead = False
-            rt = await house.process(*skills)
+            rt = await begin()
             run = await rt.get(run.run_id)
         except EffectsUndone:
             run = await rt.fork(run.run_id, actor="ada")
@@ -364,7 +393,7 @@ async def play_all(seeds: range, until: float) -> tuple[int, list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.any_way", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=2000, help="how many to play (2000: some two minutes)")
+    parser.add_argument("--seeds", type=int, default=2000, help="how many to play (2000: some six minutes)")
     parser.add_argument("--first", type=int, default=1000, help="the first of them (1000; those before are in the default run)")
     parser.add_argument("--budget", type=float, default=10.0, metavar="MINUTES", help="after which no more is begun (10)")
     options = parser.parse_args(arguments)
