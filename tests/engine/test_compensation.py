@@ -10,11 +10,13 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, append, flow
+from holdfast.core import commands as cmd
 from holdfast.core import events as ev
-from holdfast.core.commit import Commit, Tip
+from holdfast.core.commit import Commit, InboxItem, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectsUndone, StoreError, StoreUnavailable
 from holdfast.core.policy import allow, deny, require_human
+from holdfast.handle import Run
 from holdfast.stores import MemoryStore
 from tests.engine.outside import Crash, House
 
@@ -845,11 +847,8 @@ class Beside(State):
     n: int = 0
 
 
-@pytest.mark.parametrize("how", ["swept", "resumed"])
-@pytest.mark.parametrize("on_timeout", ["fail", "halt"])
-async def test_a_deadline_that_passes_while_it_takes_back_does_not_end_it(how: str, on_timeout: str, house: House) -> None:
-    """§6.11: the end is decided, and a person is asked about an undo. Another question is answered by silence; what is to be taken back still is."""
-    shop = Shop()
+def beside(shop: Shop, on_timeout: str = "halt") -> Graph[Beside]:
+    """Books what only its own process can undo, asks, and fails once somebody has said so."""
     graph = Graph("beside", Beside)
 
     @graph.node(start=True)
@@ -865,6 +864,11 @@ async def test_a_deadline_that_passes_while_it_takes_back_does_not_end_it(how: s
         await ctx.approve("Go?")
         raise RuntimeError("sold out")
 
+    return graph
+
+
+async def asked_about_an_undo(house: House, graph: Graph[Beside]) -> tuple[Runtime, Run[Any]]:
+    """Its run, which failed in another process than the one that booked."""
     rt = await house.process(graph)
     run = await rt.invoke(graph)
     house.kill(rt)
@@ -873,11 +877,37 @@ async def test_a_deadline_that_passes_while_it_takes_back_does_not_end_it(how: s
     await rt.decide(run.run_id, "approve", wait_id=go.wait_id, actor="ada")
     run = await rt.resume(run.run_id)
     assert sorted(w.kind for w in run.waits) == ["effect", "input"]
+    return rt, run
+
+
+@pytest.mark.parametrize("how", ["swept", "resumed"])
+@pytest.mark.parametrize("on_timeout", ["fail", "halt"])
+async def test_a_deadline_that_passes_while_it_takes_back_does_not_end_it(how: str, on_timeout: str, house: House) -> None:
+    """§6.11: the end is decided, and a person is asked about an undo. Another question is answered by silence; what is to be taken back still is."""
+    rt, run = await asked_about_an_undo(house, beside(Shop(), on_timeout))
     house.clock.forward(61)
     await (rt.worker(until_idle=True) if how == "swept" else rt.resume(run.run_id))
     run = await rt.get(run.run_id)
     assert (run.status, [w.kind for w in run.waits]) == ("waiting_for_human", ["effect"])
+    assert [p for p in await rt.check() if p.severity == "error"] == []
     await rt.decide(run.run_id, "record_result", payload="by hand", actor="ada")
     run = await rt.resume(run.run_id)
     flight, undo = await rt.effects(run.run_id)
     assert (run.status, run.stop_reason, flight.undone, undo.status) == ("failed", "step_failed", undo.effect_id, "recorded")
+
+
+@pytest.mark.parametrize("way", ["said", "left_for_a_worker"])
+@pytest.mark.parametrize("word", ["deny", "cancel"])
+async def test_a_person_ends_it_while_it_takes_back(word: str, way: str, house: House) -> None:
+    """§6.11, §10.12: a run never hangs in what it takes back. It ends as it stands, whoever comes to the word first."""
+    rt, run = await asked_about_an_undo(house, beside(Shop()))
+    [seat] = [w for w in run.waits if w.kind == "input"]
+    if way == "left_for_a_worker":  # whoever said it has died before anybody took it
+        command = cmd.Decide(seat.wait_id, "deny", "ada") if word == "deny" else cmd.Cancel(actor="ada")
+        await rt.store.put(InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=house.clock.now()))
+        await rt.worker(until_idle=True)
+    else:
+        await (rt.decide(run.run_id, "deny", wait_id=seat.wait_id, actor="ada") if word == "deny" else rt.cancel(run.run_id, actor="ada"))
+    run = await rt.get(run.run_id)
+    assert (run.status, run.stop_reason, run.waits) == ("canceled", "denied" if word == "deny" else "canceled", ())
+    assert [p for p in await rt.check() if p.severity == "error"] == []

@@ -189,3 +189,23 @@ async def use_up(store: SqliteStore, claim: Claim, key: str) -> None:
     journal = Journal.load(store, loaded, claim.fence)
     await journal.leave(Draft(facts=[ev.NoteAdded(f"{key} changed nothing")], took=[key]))
     assert decisions.answers(journal.run) == ()
+
+
+async def test_deadlines_that_pass_at_once_are_each_told_once() -> None:
+    """§5.10: the first that is taken brings the others with it, and none of them is injected anew."""
+    clock, graph = Clock(), silent("default", "deliver")
+
+    @graph.node(start=True)
+    async def works(state: Told, ctx: Context) -> None:
+        for count in (2, 0):  # until both are asked, and until both have timed out
+            while True:
+                if len(ctx.run.waits) == count:
+                    break
+                await asyncio.sleep(0)
+            clock.forward(2)
+
+    async with Runtime(MemoryStore(now=clock.now), skills=[graph], clock=clock) as rt:
+        run = await rt.invoke("silent", {})
+        assert run.status == "completed"
+        told = [e.event_type for e in await rt.events(run.run_id)]
+        assert told.count("wait.timed_out") == 2 and "note.added" not in told

@@ -25,6 +25,7 @@ from holdfast.core.outcomes import REJECTED, Terminal, resolve_terminal_outcome
 from holdfast.core.policy import REVIEWS, Kind, Request
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
+from holdfast.core.status import WAITING
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, RETRY, Decision, WaitKind
 from holdfast.core.wording import target_of
 from holdfast.engine.base.failures import record
@@ -81,15 +82,18 @@ def find_begun(progress: Progress) -> StepRecord | None:
 
 
 def tell_only(progress: Progress, facts: Iterable[ev.Fact]) -> list[ev.Fact] | None:
-    """What is written of an answer that would end a run which takes back already, and ends by that: that it was given. None where it may end the run as it
-    stands: it is about what is taken back, or no answer."""
-    told: list[ev.Fact] = []
-    for fact in facts:
-        if isinstance(fact, ev.WaitDecided | ev.WaitTimedOut):
-            if decisions.place(fact.decision.wait_id)[0] == core.TASK:
-                return None
-            told.append(fact)
-    return None if find_begun(progress) is None else told or None
+    """What is written of a deadline that would end a run which takes back already, and ends by that: that it has passed. None where it is no deadline, or that of a
+    question about what is taken back: then the run ends as it stands."""
+    if find_begun(progress) is None:
+        return None
+    passed: list[ev.Fact] = [f for f in facts if isinstance(f, ev.WaitTimedOut) and decisions.place(f.decision.wait_id)[0] != core.TASK]
+    return passed or None
+
+
+def rests(journal: Journal) -> bool:
+    """Whether taking back has begun, and rests: whoever ends the run now ends it as it stands. A run that is about to go on rests no more."""
+    goes_on = any(isinstance(f, ev.RunResumed) for f in journal.held.facts)
+    return find_begun(journal.progress) is not None and journal.run.status in WAITING and not goes_on
 
 
 async def leave_end(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal: Journal, item: InboxItem | None = None) -> Draft | None:

@@ -167,7 +167,7 @@ class Driver:
         run = self.journal.run
         now = self._services.clock.now() if run.waits else 0
         for wait in run.waits:
-            if wait.deadline is None or wait.deadline > now or self._end is not None:
+            if wait.deadline is None or wait.deadline > now or self._end is not None or wait not in self.journal.run.waits:
                 continue
             command = cmd.FireTimeout(wait.wait_id, wait.deadline)
             for key in (command.key, f"{command.key}!"):  # whatever was taken under the first did not end the wait: nothing else ever would
@@ -216,7 +216,7 @@ class Driver:
         if self._end is None:
             return await self._hand_back()
         await self._threads_end()
-        back = await compensation.take_back(self._services, self.journal, self._program, self._end())
+        back = None if compensation.rests(self.journal) else await compensation.take_back(self._services, self.journal, self._program, self._end())
         async with self._lock:
             self._over = True
             await self._rest_for_good(*(back or (self._end(), Source.CANCEL)))
