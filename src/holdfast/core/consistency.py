@@ -28,7 +28,7 @@ from holdfast.core.status import LIVE, TERMINAL, WAITING, Condition, Status
 from holdfast.core.toolcalls import place_of
 from holdfast.core.views import condition
 from holdfast.core.vouch import KINDS
-from holdfast.core.waits import HALT, HALTING, Decision
+from holdfast.core.waits import HALT, HALTING, Decision, find_halt
 
 PER_CODE = 20
 _OPENED = (ev.SideEffectAttempted, ev.SideEffectUnknown)
@@ -341,7 +341,7 @@ class Diagnosis:
         """A denial halts unless the wait delivers it to the node (§5.5)."""
         if decision.action == HALT or self.folded is None:
             return decision.action == HALT
-        return any(w.wait_id == decision.wait_id and w.on_deny == "halt" for w in self.folded.waits)
+        return any(w.wait_id == decision.wait_id and find_halt(w, decision) is not None for w in self.folded.waits)
 
     def _checkpoint(self, record: codec.Record, shut: bool) -> None:
         vouched = voucher(record.events)

@@ -26,7 +26,7 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold, fold_all
 from holdfast.core.status import LIVE, Condition
 from holdfast.core.views import condition
-from holdfast.core.waits import DENY, HALTING, Decision, find_halt
+from holdfast.core.waits import HALTING, Decision, find_halt
 from holdfast.engine.keep.check import PAGE, Checker, find_needs, keeper, merge
 from holdfast.engine.keep.remaking import LOST, Remaking
 from holdfast.engine.look.snapshot import missing
@@ -89,7 +89,7 @@ class _Folded(msgspec.Struct, frozen=True):
     tip: Tip
     checkpoint: Checkpoint
     fence: int
-    halt: tuple[Run, Decision] | None
+    halt: tuple[Run, Decision, str] | None
     effects: tuple[Effect, ...] = ()
 
 
@@ -170,7 +170,7 @@ class Repairer:
         assert evidence.tip is not None
         progress, remaking, after = Progress(evidence.run_id), Remaking(lost), 0
         run: Run | None = None
-        halt: tuple[Run, Decision] | None = None
+        halt: tuple[Run, Decision, str] | None = None
         fence = self._store.incarnation << COUNTER_BITS
         while after < evidence.tip.seq and (page := await self._keeper.log(evidence.run_id, after, PAGE)):
             if not progress.checkpoint.seq and (origin := await Threads(self._store).origin(evidence.run_id, page)) is not None:
@@ -206,12 +206,13 @@ def _above(stated: int, logged: int) -> int:
     return stated if logged <= stated < logged + FAR else logged + APART
 
 
-def _halting(run: Run | None, fact: ev.Fact | ev.Unknown, halt: tuple[Run, Decision] | None) -> tuple[Run, Decision] | None:
-    """Follows a decision that ends the run until the end comes; keeps the run as it was before it."""
+def _halting(run: Run | None, fact: ev.Fact | ev.Unknown, halt: tuple[Run, Decision, str] | None) -> tuple[Run, Decision, str] | None:
+    """Follows a decision that ends the run until the end comes; keeps the run as it was before it, and the stop reason."""
     match fact:
         case ev.WaitDecided(decision=d) if run is not None and d.action in HALTING and d.resume:
             wait = next((w for w in run.waits if w.wait_id == d.wait_id), None)
-            return (run, d) if wait is not None and find_halt(wait, d) is not None else halt
+            reason = None if wait is None else find_halt(wait, d)
+            return halt if reason is None else (run, d, reason)
         case ev.RunCanceled() | ev.RunCompleted() | ev.RunFailed():
             return None
     return halt
@@ -236,8 +237,8 @@ def _commits(told: _Folded, evidence: Evidence, codes: list[str], actor: str, no
 def _halt(told: _Folded, fence: int) -> Commit:
     """The commit that the live writer makes of a halt: the same facts, the same checkpoint, at the decision's time (T-23)."""
     assert told.halt is not None
-    before, decision = told.halt
-    facts = list(decisions.mark_run_halted(before, "denied" if decision.action == DENY else "halted"))
+    before, decision, reason = told.halt
+    facts = list(decisions.mark_run_halted(before, reason))
     data = codec.encode_delta(Delta(step=told.checkpoint.step, source=Source.CANCEL))
     digest = canon.chain(told.checkpoint.hash, data)
     facts.append(ev.CheckpointSaved(hash=digest, source=Source.CANCEL.value))
