@@ -1,4 +1,4 @@
-"""Whatever way a step goes, no record answers for a call with other arguments, and nothing that stands is done again (§4.12, §6.3, §6.6, §6.11, §7.6).
+"""Whatever way a step goes, no record answers for a call with other arguments, and what a run ends with stands (§4.12, §6.3, §6.6, §6.11, §7.6).
 
 ``python -m tests.engine.any_way [--seeds N] [--first N] [--budget MINUTES]``, some 200 ms a seed.
 
@@ -23,12 +23,14 @@ from typing import Any
 
 from holdfast import Context, Retry, Runtime, flow
 from holdfast.core import canon
-from holdfast.core.commit import Commit, Tip
+from holdfast.core.commit import Commit
 from holdfast.core.effects import OPEN
 from holdfast.core.errors import EffectsUndone, HoldfastError
 from holdfast.stores import MemoryStore
+from holdfast.testing.crash import SimulatedCrash
 from tests.engine import outside
 from tests.engine.outside import House
+from tests.engine.support import Dying, When
 
 MOST = 60
 
@@ -131,27 +133,18 @@ class Clock(outside.Clock):
         await super().sleep(min(seconds, 0.001))
 
 
-class Fragile:
-    """One process's way to the store, by which it may die at a commit: before that took effect, or after."""
+def die_at_a_commit(world: Outside) -> When:
+    """Names the commit at which a process dies, if it dies at one; nothing of the process acts after it."""
+    left = world.rng.randint(1, 40) if world.rng.random() < 0.5 else 0
 
-    def __init__(self, store: MemoryStore, world: Outside) -> None:
-        self._store, self._world = store, world
-        self._left = world.rng.randint(1, 40) if world.fails and world.rng.random() < 0.5 else 0
-        self._gone = False
+    def when(commit: Commit) -> bool:
+        nonlocal left
+        left -= 1
+        if left == 0 and world.fails:
+            world.dead = True
+        return left == 0 and world.fails > 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def commit(self, commit: Commit) -> Tip:
-        if self._gone:
-            raise outside.Crash
-        self._left -= 1
-        if self._left != 0 or not self._world.fails:
-            return await self._store.commit(commit)
-        self._gone = self._world.dead = True
-        if self._world.rng.random() < 0.5:
-            await self._store.commit(commit)
-        raise outside.Crash
+    return when
 
 
 class Way:
@@ -307,7 +300,7 @@ async def play(seed: int, house: House) -> str:
 
     async def begin() -> Runtime:
         world.dead = False
-        house.memory = Fragile(memory, world)  # type: ignore[assignment]
+        house.memory = Dying(memory, die_at_a_commit(world), after=rng.random() < 0.5)  # type: ignore[assignment]
         return await house.process(*skills)
 
     rt = await begin()
@@ -316,7 +309,7 @@ async def play(seed: int, house: House) -> str:
         try:
             run = await rt.invoke("any", key="once")
             break
-        except outside.Crash:
+        except SimulatedCrash:
             house.kill(rt)
             rt = await begin()
     for turn in range(MOST):
@@ -358,7 +351,7 @@ async def play(seed: int, house: House) -> str:
                 if run.waits and rng.random() < 0.3:
                     await answer(rt, run, rng, world)
                 run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
-        except outside.Crash:
+        except SimulatedCrash:
             house.kill(rt)
             rt = await begin()
             run = await rt.get(run.run_id)

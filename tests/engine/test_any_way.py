@@ -1,4 +1,4 @@
-"""Whatever way a step goes, no record answers for a call with other arguments, and nothing that stands is done again (§4.12, §6.3, §6.6, §6.11, §7.6)."""
+"""Whatever way a step goes, no record answers for a call with other arguments, and what a run ends with stands (§4.12, §6.3, §6.6, §6.11, §7.6)."""
 
 from __future__ import annotations
 

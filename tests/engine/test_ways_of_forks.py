@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,12 @@ async def test_a_fork_that_asks_a_third_child_is_given_what_that_one_says(house:
     assert (fork.status, fork.result) == ("completed", "<third>")
 
 
+async def at_second(desk: Desk, given: Any) -> Any:
+    """Fails the first time."""
+    desk.fail_once()
+    return given
+
+
 def changed(desk: Desk, skill: dict[str, str]) -> Any:
     """First it books a seat in a scope; once it is changed it makes a note in that place."""
 
@@ -132,14 +139,10 @@ async def test_a_fork_of_a_fork_does_not_go_by_what_a_failure_had_led_to(house: 
     """Its first source met a failure and went another way; in the fork after it the effect succeeded."""
     desk = Desk()
 
-    async def pay(amount: int) -> int:
-        desk.fail_once()
-        return amount
-
     @flow("paid")
     async def paid(ctx: Context) -> Any:
         try:
-            amount = await ctx.effect(pay, 7, side_effects="external_action", idempotent=True)
+            amount = await ctx.effect(functools.partial(at_second, desk), 7, side_effects="external_action", idempotent=True)
         except RuntimeError:
             ctx.now()
             return await ctx.ask("What now?", str)
@@ -264,17 +267,13 @@ async def test_a_fork_tries_again_what_had_failed(house: House) -> None:
     """§7.7: also where the code had caught it; what it did then answers no other call."""
     desk = Desk()
 
-    async def note(text: str) -> str:
-        desk.fail_once()
-        return text
-
     @flow("noted")
     async def noted(ctx: Context) -> str:
         async def write() -> str:
             return how
 
         try:
-            how = await ctx.step(note, "as planned")
+            how = await ctx.step(functools.partial(at_second, desk), "as planned")
         except RuntimeError:
             how = "otherwise"
         written = await ctx.step(write)
@@ -317,3 +316,29 @@ async def test_a_replay_goes_by_the_last_way_alone(later: str, house: House) -> 
     while again.waits:
         again = await rt.approve(again.run_id)
     assert (again.status, again.result, desk.booked) == ("completed", run.result, 2), f"{again.error}"
+
+
+async def test_an_attempt_in_doubt_whose_arguments_change_is_for_a_fork(house: House) -> None:
+    """§6.3: nothing is done under its key with other arguments. The error names the way out, and that goes."""
+    desk, dies, what = Desk(), [True], ["window"]
+
+    async def book(seat: str) -> str:
+        if dies:
+            dies.clear()
+            raise Crash
+        return f"{seat} {await desk.book(seat)}"
+
+    @flow("seated")
+    async def seated(ctx: Context) -> str:
+        return str(await ctx.effect(book, what[0], side_effects="external_action"))
+
+    rt = await house.process(seated)
+    with pytest.raises(Crash):
+        await rt.invoke("seated", key="once")
+    house.kill(rt)
+    what[0] = "aisle"
+    rt = await house.process(seated)
+    run = await rt.invoke("seated", key="once")
+    assert (run.status, run.stop_reason, desk.booked) == ("failed", "effect_conflict", 0) and f"holdfast fork {run.run_id}" in run.error.hint
+    fork = await rt.fork(run.run_id)
+    assert (fork.status, fork.result) == ("completed", "aisle R1"), f"{fork.waits} {fork.error}"

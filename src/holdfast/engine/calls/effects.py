@@ -244,7 +244,7 @@ class Performance:
                 case fx.Mismatch():
                     raise EffectConflict(
                         f"the key of {self.name} ({self.options.key or self.path}) is recorded with other arguments",
-                        hint="use another key, or the same arguments" if self.options.key else "fork the run: a fork has keys of its own, so check first what came of the attempt with the other arguments",
+                        hint="use another key, or the same arguments" if self.options.key else f"first check what came of the attempt with the other arguments; then: holdfast fork {self.journal.run.run_id}, whose effects have keys of their own",
                     )
                 case fx.InProgress(effect):
                     now = self.services.clock.now()
