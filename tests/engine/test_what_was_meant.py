@@ -264,3 +264,39 @@ async def test_a_runtime_after_its_end_or_before_its_beginning(verb: str, tmp_pa
         run = await rt.invoke(one, {})
     with pytest.raises(StoreClosed, match=r"is not open; .*async with Runtime\(…\) as rt"):
         await getattr(rt, verb)(run.run_id)
+
+
+async def test_a_lambda_that_makes_ctx_calls_is_an_item_as_an_async_function_is() -> None:
+    """A lambda cannot be async, and the signature of ``ctx.map`` allows one whose result is to be awaited."""
+    done: list[int] = []
+
+    async def double(number: int) -> int:
+        done.append(number)
+        return 2 * number
+
+    @flow("lambdas")
+    async def lambdas(ctx: Context) -> list[int]:
+        both = await ctx.map(lambda n: ctx.step(double, n), [1, 2]) + await ctx.map(lambda n: ctx.effect(double, n, idempotent=True), [3, 4], concurrency=1)
+        plain = await ctx.map(lambda n: n if ctx.attempt else 0, [5])
+        await ctx.approve("On?")
+        return both + plain
+
+    async with Runtime("memory:", skills=[lambdas]) as rt:
+        asked = await rt.invoke(lambdas, {})
+        assert asked.waits, asked.error
+        ended = await rt.approve(asked.run_id)
+    assert (ended.result, done) == ([2, 4, 6, 8, 5], [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("verb", ["step", "map"])
+async def test_a_plain_function_that_makes_ctx_calls(verb: str) -> None:
+    @flow("threaded")
+    async def threaded(ctx: Context) -> Any:
+        def plain(number: int) -> Any:
+            return ctx.step(work, number)
+
+        return await (ctx.step(plain, 1) if verb == "step" else ctx.map(plain, [1]))
+
+    async with Runtime("memory:", skills=[threaded]) as rt:
+        with pytest.raises(RunFailed, match=r"ctx\.step waits, and a plain function called it: threaded has passed .*; make that function async, and await ctx\.step in it"):
+            await rt.run(threaded)

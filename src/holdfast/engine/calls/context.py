@@ -21,6 +21,7 @@ import traceback
 import uuid as _uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cached_property
+from types import FunctionType
 from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from holdfast import logs
@@ -133,7 +134,12 @@ class Context:
             else:
                 return
         name = self._attempt.node.name
-        raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=f"make it async: async def {name}(…)")
+        if self._attempt.plain:
+            raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=f"make it async: async def {name}(…)")
+        raise UsageError(
+            f"ctx.{what} waits, and a plain function called it: {name} has passed that function to another ctx call, which runs it in a thread",
+            hint=f"make that function async, and await ctx.{what} in it",
+        )
 
     def _make(self, verb: str, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Hands a call to the node, which is to await it. A coroutine counts as true, so the code may have taken one that it has thrown away for an
@@ -303,10 +309,11 @@ class Context:
     @check_arguments(fn=function)
     def map(self, fn: Callable[[I], Any], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[Any]]:
         """Calls ``step(fn, item)`` for every item, at most ``concurrency`` at the same time; the results are in the order of the items. An
-        async ``fn`` may make ctx calls itself. They are recorded under its item, and a recorded item does not run again. If an item raises
-        an error, those that have begun finish, no further one begins, and the error is raised."""
+        async ``fn`` may make ctx calls itself, and so may a lambda. They are recorded under its item, and a recorded item does not run again. If an item
+        raises an error, those that have begun finish, no further one begins, and the error is raised."""
         self._waits("map")
-        calls = [steps.item(self._attempt, fn, item) for item in items]
+        function = _await_calls_of(fn) if _makes_calls(fn) else None
+        calls = [steps.item(self._attempt, fn, item, function) for item in items]
         return self._make("map", scopes.gather(self._attempt, calls, concurrency, "map"))
 
     def first_of(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
@@ -791,6 +798,21 @@ def current() -> Context | None:
     """The context of the node that is running this code, also in a thread that the node started for it; None outside of a node."""
     found = face.get()
     return None if found is None else found()
+
+
+def _makes_calls(fn: Callable[..., Any]) -> bool:
+    """Whether a plain function makes ctx calls, for whoever calls it to await: a lambda that refers to a context, for a lambda cannot be async."""
+    return type(fn) is FunctionType and fn.__name__ == "<lambda>" and Context in map(type, inspect.getclosurevars(fn).nonlocals.values())
+
+
+def _await_calls_of(fn: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+    """The async function that such a lambda stands for."""
+
+    async def awaiting(item: Any) -> Any:
+        made = fn(item)
+        return await made if inspect.isawaitable(made) else made
+
+    return awaiting
 
 
 def whose(context: contextvars.Context) -> Face | None:

@@ -53,17 +53,18 @@ async def _patiently(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, 
         return await call(fn, args, patience, name)
 
 
-async def item(attempt: Attempt, fn: Callable[[Any], Any], value: Any) -> Any:
-    """``fn(value)`` as one item of a map: a recorded step, in which ``fn`` may make recorded calls of its own."""
+async def item(attempt: Attempt, fn: Callable[[Any], Any], value: Any, awaiting: Callable[[Any], Awaitable[Any]] | None = None) -> Any:
+    """``fn(value)`` as one item of a map: a recorded step, in which ``fn`` may make recorded calls of its own. ``awaiting``: what is called for a plain ``fn``
+    that makes such calls."""
     name, args, short = name_of(fn), (value,), brief(value, attempt.journal.run.secrets)
     with attempt.places.open(name) as path:
 
         async def act() -> Any:
-            if not asynchronous(fn):
+            if awaiting is None and not asynchronous(fn):
                 return await _patiently(attempt, fn, args, Patience.of(None), name)
             token = current.set(Scope(attempt.places.mark, f"{path}/", attempt.places.scope().within + 1, short))
             try:
-                return await call(fn, args, 0, name)  # its own calls have their timeouts, and the node has one
+                return await call(awaiting or fn, args, 0, name)  # its own calls have their timeouts, and the node has one
             finally:
                 current.reset(token)
 
