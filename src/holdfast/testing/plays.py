@@ -6,14 +6,15 @@ record as completed is seen if it begins again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from holdfast.authoring import Graph, Skill, State, flow
 from holdfast.core.channels import append, merge
 from holdfast.core.graph import Goto, Send
 from holdfast.engine.calls.context import Context
-from holdfast.testing.world import World
+from holdfast.handle import Run
+from holdfast.testing.world import Host, World, approve_all
 
 
 class Stage:
@@ -216,10 +217,23 @@ async def _journey(ctx: Context, name: str) -> list[Any]:
 
 
 class Play(NamedTuple):
-    """A program and what must come of it, undisturbed or not."""
+    """A program, and what must come of it, undisturbed or not, by the name that a run is given. ``acts``: what must have been done outside by then."""
 
     skill: Skill
     expected: Callable[[str], Any]
+    acts: Callable[[str], Sequence[str]] = lambda name: ()
+
+
+class Cast(NamedTuple):
+    """The programs of a simulation. ``others`` are those that these start; ``answer`` is what people do about a run that asks."""
+
+    plays: Mapping[str, Play]
+    others: Sequence[Skill] = ()
+    answer: Callable[[Host, Run[Any]], Coroutine[Any, Any, None]] = approve_all
+
+    @property
+    def skills(self) -> list[Skill]:
+        return [*(play.skill for play in self.plays.values()), *self.others]
 
 
 def _trail(*words: str, **more: Any) -> Callable[[str], Any]:
@@ -235,4 +249,4 @@ PLAYS: Mapping[str, Play] = {
     "journey": Play(_journey, lambda name: [f"pack {name}", ["walk a", "ride b"], "approve", ["look x"]]),
 }
 
-__all__ = ["PLAYS", "STAGE", "Play", "Stage"]
+__all__ = ["PLAYS", "STAGE", "Cast", "Play", "Stage"]

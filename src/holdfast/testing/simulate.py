@@ -24,25 +24,26 @@ import msgspec
 from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.core.status import TERMINAL, Status
 from holdfast.handle import Run
-from holdfast.ports import Store
+from holdfast.ports import RunFilter, Store
 from holdfast.testing.clock import Livelock, VirtualClock
 from holdfast.testing.crash import Fault, SimulatedCrash
 from holdfast.testing.invariants import Violation
-from holdfast.testing.plays import PLAYS, STAGE, Play
+from holdfast.testing.plays import PLAYS, STAGE, Cast, Play
 from holdfast.testing.transcript import shorten
-from holdfast.testing.world import MOST_EVENTS, Host, World, approve_all
+from holdfast.testing.world import MOST_EVENTS, Host, World
 
 LEASE = 3.0
 CHAOS = 15.0
 PATIENCE = 600.0
 MOST_TURNS = 100_000
+MOST_RUNS = 500
 SAID = {
     Fault.BEFORE: "{verb}: its process dies before it is done",
     Fault.AFTER: "{verb}: its process dies once it is done",
     Fault.LOST: "{verb}: the store fails, and it is not done",
     Fault.APPLIED: "{verb}: the store fails, though it is done",
 }
-SKILLS = [p.skill for p in PLAYS.values()]
+PLAYED = Cast(PLAYS)
 
 
 class Odds(msgspec.Struct, frozen=True):
@@ -95,10 +96,11 @@ class Story(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """One seed's life."""
+    """One seed's life. ``cast``: the programs of which its runs are drawn."""
 
-    def __init__(self, seed: int, store: Callable[[VirtualClock], Store] | None = None) -> None:
+    def __init__(self, seed: int, store: Callable[[VirtualClock], Store] | None = None, cast: Cast = PLAYED) -> None:
         self.seed = seed
+        self.cast = cast
         clock = VirtualClock()
         self.world = World(None if store is None else store(clock), lease=LEASE, seed=seed, clock=clock)
         self.draw = self.world.rng
@@ -137,7 +139,7 @@ class Simulation:
         await self.world.clock.sleep(0 if fate < 0.9 else self.draw.random() * 0.05)
 
     async def host(self) -> Host:
-        return await self.world.host(*SKILLS, plan=self.plan, pause=self.pause, proven=self.draw.random() < 0.5)
+        return await self.world.host(*self.cast.skills, plan=self.plan, pause=self.pause, proven=self.draw.random() < 0.5)
 
     # -- those who work -----------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class Simulation:
     # -- those who ask ------------------------------------------------------------------------------
 
     async def ask_for_runs(self) -> None:
-        names = list(PLAYS)
+        names = list(self.cast.plays)
         for number in range(self.odds.runs):
             await self.world.clock.sleep(self.draw.random() * 3)
             play = self.draw.choice(names)
@@ -198,12 +200,12 @@ class Simulation:
 
     async def _submit(self, number: int, play: str, session: str, urgency: int) -> None:
         """Asks until it is answered, under one request key."""
-        name = f"n{number}"
+        name = f"run-{number}"
         while True:
             client = await self.client()
             try:
                 run = await client.do(
-                    client.rt.submit(PLAYS[play].skill, {"name": name}, key=f"request-{number}", session_key=session, priority=urgency)
+                    client.rt.submit(self.cast.plays[play].skill, {"name": name}, key=f"request-{number}", session_key=session, priority=urgency)
                 )
             except (SimulatedCrash, StoreError):
                 await self.world.clock.sleep(0.5)
@@ -213,7 +215,7 @@ class Simulation:
             self.answered.setdefault(number, set()).add(run.run_id)
             if run.run_id not in self.submitted:
                 self.say("submitted", f"submitted {play} as {run.run_id} in {session}", client.name)
-            self.submitted[run.run_id] = (PLAYS[play], name)
+            self.submitted[run.run_id] = (self.cast.plays[play], name)
             return
 
     async def client(self) -> Host:
@@ -229,7 +231,7 @@ class Simulation:
             await self.world.clock.sleep(0.2 + self.draw.random() * 1.5)
             client = await self.client()
             try:
-                for run_id in list(self.submitted):
+                for run_id in await self._find_runs(client):
                     found = await client.rt.store.get(run_id)
                     if found is not None and (found[0].version > MOST_EVENTS or (found[0].terminal and found[0].status is not Status.FAILED)):
                         continue  # nobody is needed any more, or nobody can help
@@ -239,15 +241,21 @@ class Simulation:
                         if self.draw.random() < 0.3:
                             answers.append(self._answer(client, run))
                         await asyncio.gather(*answers)
-                    await self._interfere(client, run)
+                    if run_id in self.submitted:
+                        await self._interfere(client, run)
             except (SimulatedCrash, StoreError):
                 continue
             finally:
                 client.kill()
 
+    async def _find_runs(self, client: Host) -> list[str]:
+        """The runs that were submitted, and then their children."""
+        found = await client.rt.store.runs(RunFilter(limit=MOST_RUNS))
+        return [*self.submitted, *[run.run_id for run, _ in found if run.parent_run_id is not None]]
+
     async def _answer(self, client: Host, run: Run[Any]) -> None:
         try:
-            await client.do(approve_all(client, run))
+            await client.do(self.cast.answer(client, run))
         except StoreError:
             raise
         except HoldfastError as e:
@@ -317,7 +325,7 @@ class Simulation:
             if len(ids) > 1:
                 broken.append(Violation("submitted_twice", "", f"request-{number} became {' and '.join(sorted(ids))}"))
         for run_id, (play, name) in self.submitted.items():
-            reader = await self.world.host(*SKILLS)
+            reader = await self.world.host(*self.cast.skills)
             run = await reader.rt.get(run_id)
             if run.status not in TERMINAL:
                 broken.append(Violation("never_ended", run_id, f"it is {run.condition}, owned by {run.lease.owner}"))
@@ -325,8 +333,10 @@ class Simulation:
                 broken.append(Violation("canceled_unasked", run_id, f"stop reason {run.stop_reason}"))
             elif run.status is Status.FAILED:
                 broken.append(Violation("failed", run_id, f"stop reason {run.stop_reason}: {run.error}"))
-            elif run.status is Status.COMPLETED and (wrong := _differs(play.expected(name), run)):
-                broken.append(Violation("wrong_end", run_id, wrong))
+            elif run.status is Status.COMPLETED:
+                if wrong := _differs(play.expected(name), run):
+                    broken.append(Violation("wrong_end", run_id, wrong))
+                broken += [Violation("not_done", run_id, f"{act} was not done") for act in play.acts(name) if not self.world.outside.acts[act]]
             reader.kill()
         return broken
 
@@ -338,10 +348,10 @@ def _differs(expected: Any, run: Run[Any]) -> str:
     return "" if values == expected else f"the values are {values!r}, not {expected!r}"
 
 
-def simulate(seed: int, *, tell: bool = False, store: Callable[[VirtualClock], Store] | None = None) -> Story:
+def simulate(seed: int, *, tell: bool = False, store: Callable[[VirtualClock], Store] | None = None, cast: Cast = PLAYED) -> Story:
     """Plays one seed and judges it. A broken one tells its story; ``tell``: a whole one too. ``store`` makes the store of its world, over the
-    world's clock; by default it is one in memory."""
-    simulation = Simulation(seed, store)
+    world's clock; by default it is one in memory. ``cast``: the programs of which its runs are drawn."""
+    simulation = Simulation(seed, store, cast)
 
     async def whole() -> Story:
         try:
