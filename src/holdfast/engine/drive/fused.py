@@ -1,16 +1,17 @@
-"""Drives a run along the fused line (``core/fused``, which says what a plain step is and what is spared).
+"""Drives plain steps along the fused path (``core/fused`` defines a plain step and says which work it saves).
 
-Theory of operation. A run comes here at the beginning of a super-step. As long as the step at hand is plain it is done here: the
-node's first part is run in the driver's own task, its writes are packed, the line decides, the store writes. That a step is not
-plain is found out when it shows, and then nothing of it is lost or done twice: its call goes on in the general way from where it
-stands (``Ahead``), by the same clock and in the same task. So it is if it raises, was cancelled, asks for its context, returns
-something else than writes that replace or go through built-in reducers, writes much, or is the run's last where somebody is asked about that; and if anybody has looked at
-the run meanwhile, for a signal, a cancel or an answer, which ends the line. A node that only waits stays on it: ``bounded`` keeps its time here as there.
-The run leaves the line at each boundary at which something else is to be done than the next plain step.
+Theory of operation. The driver calls ``Fused.along`` at the start of a super-step. While the next step is plain, everything happens here: the first part of
+the node runs in the driver's own task, its writes are packed, the ``Line`` decides, and the store writes. Whether a step is plain often shows only while it
+runs. Then nothing is lost or repeated: the call continues on the general path from where it stands (``Ahead``), in the same task and with the same timeout.
+This happens if the node raises, is canceled, asks for its context, returns anything but writes to replacing channels or built-in reducers, or writes a lot;
+if it is the last node of a run whose end needs a further question; and if another task has looked at the run, for a signal, a cancel or an answer, which
+ends the line. A node that only waits stays on the fused path; its timeout is kept here too. The run leaves the fused path at the first boundary where
+anything but a plain step comes next.
 
-Runs that are driven beside each other *ride* along it, where the store writes their steps together. The driver's task waits for one wake-up, and the store tells the ride of each step that
-has become durable. The ride does the next step at once, in the name of that task and in its context, and hands it to the store, without a future, a wake-up and a turn of the loop for each. The task is woken
-when something else is to be done: where a node waits, or is none of the line's, the task goes on with it from where it stands.
+Runs that execute at the same time *ride* if the store writes their steps together. Then the driver's task waits for a single wake-up, and the store calls the
+run's ``_Ride`` for each step that has become durable. The ride runs the next step at once, under the identity and the context of the driver's task, and hands
+the step to the store. This saves a future, a wake-up and a turn of the event loop for each step. The task is woken when something else comes next: a node that
+waits, or a step that is not plain. The task then continues from that point.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ from holdfast.engine.drive.beginner import pack_looked_at
 from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead
 
 Came = Step | Commit | First | None
-"""What a boundary leaves to be done: a step or an end to write, a call to go on with, or nothing for the line."""
+"""What to do next at a boundary: write a step, write the run's end, continue a call, or (None) leave the fused path."""
 
 
 class Driving(Protocol):
-    """What the line needs of the driver whose run it is. ``scope``: the task whose step a command may end now."""
+    """The part of the driver that this module uses. ``scope``: the task whose current step a command may end."""
 
     scope: asyncio.Task[Any] | None
 
     @property
     def stops(self) -> bool:
-        """Whether the run goes no further at this boundary, or its step was cut."""
+        """Whether the run must stop at this boundary, or its step was cut off."""
 
     async def ends(self, write: Callable[[], Awaitable[None]]) -> bool:
-        """Ends the run by ``write``, unless it was asked for something meanwhile."""
+        """Ends the run by ``write``, unless a command has arrived meanwhile; returns whether the run has ended."""
 
 
 class Fused:
-    """One run's way along the line. ``ran`` is the number of steps of the last time; ``over``: the run has come to its end on it."""
+    """Executes plain steps of one run. ``ran``: how many steps the last call of ``along`` executed; ``over``: whether the run has ended here."""
 
     def __init__(self, services: Services, journal: Journal, program: Program, driving: Driving) -> None:
         self._services = services
@@ -68,12 +69,12 @@ class Fused:
         self._program = program
         self._driving = driving
         self._store = services.stepping if program.plain else None
-        self._odd: set[str] = set()  # nodes that have turned out not to be plain
+        self._odd: set[str] = set()  # nodes that were found not to be plain
         self.ran = 0
         self.over = False
 
     async def along(self, room: int) -> Ahead | None:
-        """Does plain steps, ``room`` at most; gives the one that turned out to be none and is begun, if there is one.
+        """Executes at most ``room`` plain steps; returns the step that has begun and was found not to be plain, if there is one.
 
         Raises:
             LeaseLost, VersionConflict, StoreError: of a commit.
@@ -121,7 +122,7 @@ class Fused:
                 try:
                     value: Any = await await_in_time(came, hand.time(), hand.what)
                 except GeneratorExit:
-                    raise  # this is closed from outside its task; what a node raises itself is a failure by now
+                    raise  # the coroutine was closed from outside; an error of the node itself has been turned into a failure by now
                 except BaseException as e:
                     return hand.over(_end(e))
                 if driving.stops or hand.asked:
@@ -134,8 +135,8 @@ class Fused:
 
 
 class _Wake(asyncio.Future[None]):
-    """What a driver's task waits for while its run rides. It learns in which context that task runs, which a task of Python 3.11 does not tell, and ``waits`` says
-    at once that nobody waits any more."""
+    """The future that a driver's task awaits while its run rides. It captures the context in which the task runs, because a task of Python 3.11 does not
+    expose it. When the future is canceled, it clears ``waits`` of the ride at once."""
 
     context: contextvars.Context | None = None
     ride: _Ride
@@ -150,10 +151,10 @@ class _Wake(asyncio.Future[None]):
 
 
 class _Ride:
-    """One time along the line: what is the same of all its steps, and where it stands between two of them. ``ran``: how many of them are durable;
-    ``last``: the call of which the run's end was decided, in case that is not to be written.
+    """The state of one call of ``Fused.along``: what all its steps have in common, and the position between two steps. ``ran``: how many steps are durable;
+    ``last``: the call after which the run's end was decided; it is needed if that end is not written after all.
 
-    It is the seat (``ports.Seat``) that the store tells of each step that it has written with others.
+    It is the ``ports.Seat`` that the store notifies of each step that it has written together with those of other runs.
     """
 
     __slots__ = (
@@ -173,7 +174,7 @@ class _Ride:
         self._driving = driving
         self._odd = odd
         self._room = room
-        self._ends = ends  # whether nobody is asked about the run's end
+        self._ends = ends  # whether the run may end without a further question
         self._me = me
         self._loop = loop
         self._clock = loop.time
@@ -184,9 +185,9 @@ class _Ride:
         self._view = program.state._view
         self._crowd = services.crowd
         self._context: contextvars.Context | None = None
-        self._stays = False  # whether its task does itself what comes next
+        self._stays = False  # whether the driver's task itself runs the next step
         self._came: Came = None
-        self._cancelled = 0  # how often its task had been cancelled when the call in hand came back
+        self._cancelled = 0  # how often the task had been canceled when the current call returned
         self.hand = _Hand(services, journal, program, loop)
         self.line = line
         self.ran = 0
@@ -195,13 +196,13 @@ class _Ride:
     # -- at a boundary ------------------------------------------------------------------------------
 
     def on(self) -> Came:
-        """Goes on after a step, unless something else is to be done than the next one."""
+        """Runs the next step; returns None if the run must stop, or if something other than a plain step comes next."""
         if self._driving.stops or not self._journal.goes_along(self.line) or not self._alive():
             return None
         return self.call()
 
     def call(self) -> Came:
-        """Calls the next node, up to where it ends or waits first; None where what comes next is none of the line's."""
+        """Calls the next node and runs it until it ends or first waits; returns None if the next task is not a plain step."""
         line = self.line
         task = line.task
         if task is None or self.ran >= self._room:
@@ -221,7 +222,7 @@ class _Ride:
             finally:
                 if struck:
                     settle()
-                here = machine.forks()  # the first call after the node: what it left to be called with it, as a trace function, is its own still
+                here = machine.forks()  # this must be the first call after the node: a trace function that the node has installed runs here and still counts as the node's
         except StopIteration as end:
             value = end.value
         except BaseException as e:
@@ -236,14 +237,14 @@ class _Ride:
         return self._take(task, node, value, began, cancelling)
 
     def go_on_with(self, first: First, value: Any) -> Came:
-        """What becomes durable of a node that had to wait."""
+        """Takes the result of a node that had to wait."""
         first.cancelling = self._me.cancelling()
         if machine.forks() != self._forks:
             return self._leave(first.began, first.cancelling, value)
         return self._take(self.hand.task, self.hand.node, value, first.began, first.cancelling)
 
     def _take(self, task: Task, node: Node, value: Any, began: float, cancelling: int) -> Step | Commit | First:
-        """What is to be written of a node that has returned, or its call, if it is not plain after all."""
+        """Decides what to write for a node that has returned; returns its call if the step is not plain after all."""
         hand, line, packed = self.hand, self.line, None
         writes: Mapping[str, Any] = NOTHING
         if hand.asked or not self._journal.goes_along(line):
@@ -268,7 +269,7 @@ class _Ride:
         return made
 
     def _leave(self, began: float, cancelling: int, value: Any) -> First:
-        """The call that is in hand, for the general way: it has returned, and its node is not plain after all."""
+        """Returns the current call for the general path: its node has returned and was found not to be plain."""
         machine.end_child(self._forks, self.hand.what)
         self._odd.add(self.hand.what)
         return First(began, cancelling, self._forks, value=value)
@@ -276,7 +277,7 @@ class _Ride:
     # -- writing ------------------------------------------------------------------------------------
 
     def writes(self, step: Step) -> bool:
-        """Has a step written at once, where the store does that for a run alone.
+        """Writes a step at once, if the store does that for a run that executes alone; returns whether it did.
 
         Raises:
             LeaseLost, VersionConflict, StoreError: of the commit; and the journal is dead.
@@ -296,11 +297,11 @@ class _Ride:
         return True
 
     def joins(self, step: Step) -> bool:
-        """Hands a step to the store, if that writes those of others too."""
+        """Hands a step to the store, if the store writes steps of several runs together; returns whether it did."""
         crowd = self._crowd
         if crowd is None or not crowd.gathers:
             return False
-        self._journal.stepping = self.waits = True  # the store may send it at once, and leaves out those for which nobody waits
+        self._journal.stepping = self.waits = True  # set before ``join``: the store may write at once, and skips steps whose ride does not wait
         try:
             crowd.join(step, self)
         except BaseException as e:
@@ -310,7 +311,7 @@ class _Ride:
         return True
 
     async def off(self) -> Came:
-        """Waits until something else is to be done than a step that is written with those of others.
+        """Waits until the task itself must do what comes next, instead of the store's notifications.
 
         Raises:
             LeaseLost, VersionConflict, StoreError: of a commit.
@@ -329,12 +330,12 @@ class _Ride:
             self._strike_later()
         finally:
             self.waits, self._context = False, None
-            del self._wake, wake.ride, wake  # each has the other, and would be left to the garbage collector
+            del self._wake, wake.ride, wake  # they refer to each other; without this the garbage collector would have to free them
         return self.on() if self._stays else self._came
 
     def _strike_later(self) -> None:
-        """A cancel has struck the task between two of its steps: it strikes where the task waits next, as one that finds it there. What the node at hand did not
-        cause itself is none of its own."""
+        """Postpones a cancel that reached the task between two steps: it takes effect where the task waits next. The current node counts only the cancels that
+        it caused itself."""
         me, came = self._me, self._came
         others = me.cancelling() - self._cancelled
         if type(came) is First and others > 0:
@@ -343,7 +344,7 @@ class _Ride:
         me.cancel()
 
     def tell(self, tip: Tip) -> Step | None:
-        """The step is durable. The next one follows at once, if nothing else is to be done."""
+        """Notes that a step is durable, and returns the next step if one follows at once."""
         self.ran += 1
         try:
             context = self._context or self._find_context()
@@ -366,13 +367,13 @@ class _Ride:
         return None
 
     def refuse(self, error: BaseException) -> None:
-        """The step was not written, or what became of it is not known."""
+        """Notes that a step was not written, or that its outcome is unknown."""
         if self.waits:
             self.waits = False
             self._wake.set_exception(error)
 
     def _find_context(self) -> contextvars.Context | None:
-        """The context of its task; None where somebody runs the work of that task in another one, so that the task does itself what comes next."""
+        """Returns the context of the driver's task; None if the task's work runs in another context, so that the task itself must run the next step."""
         found = self._wake.context
         if found is None or found.get(face) is not self.hand:
             self._stays = True
@@ -392,7 +393,7 @@ class _Ride:
 
 
 class _Hand(Hand):
-    """The step in hand on the line, where none is under way for those who ask the run to stop; with an attempt the step is none of the line's."""
+    """The current step of the fused path. It registers with the run's safe points only once an attempt is made for it, and then the step leaves the fused path."""
 
     __slots__ = ()
 
@@ -402,14 +403,14 @@ class _Hand(Hand):
         return Context(self.ask())
 
     def over(self, calling: Any) -> Ahead:
-        """Hands the step over to the general way, with what is left of its node's call."""
+        """Hands the step over to the general path, with the rest of its node's call."""
         if not self.asked:
             self.journal.safe_points.begin(self.key)
         return Ahead(calling, self)
 
 
 async def _end(error: BaseException | None, value: Any = None) -> Any:
-    """A call that has ended, in time."""
+    """A coroutine that ends at once, with this value or error."""
     try:
         if error is not None:
             raise error
