@@ -1,4 +1,4 @@
-"""Begins the tasks of a super-step, each by a call (§4.3): most nodes of a fan-out end before they wait, and need no more."""
+"""Begins the tasks of a super-step, each by a plain call (§4.3): most nodes of a fan-out end before they first wait, and then need no asyncio task."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead, Finished, exec
 
 
 class Beginner:
-    """Begins tasks of one super-step: the first part of each, up to where it first waits, is run at once. What ends there is given as it ends, and has cost
-    no coroutine of the engine's. Anything else is given as what is left to do, which goes on in the general way from where it stands (as on the line, ``fused``).
-    """
+    """Begins the tasks of one super-step. It runs the first part of each task at once, up to where the task first waits. If the task ends there, ``begin`` returns
+    its result, and the engine has created no coroutine for it. Otherwise ``begin`` returns a coroutine that continues the task on the general path (as in ``fused``)."""
 
     __slots__ = ("_forks", "_journal", "_lists", "_loop", "_may", "_name", "_node", "_own", "_program", "_quick", "_services", "_state", "_tip", "_values")
-    # What is the same of all tasks of one node, while nothing of the run becomes durable:
+    # These are the same for all tasks of one node until the run's next commit:
     _own: bool
-    """Whether this begins them."""
+    """Whether this class begins tasks of the node; otherwise ``execute`` does."""
     _node: Node
     _state: State
     _quick: Mapping[str, canon.Shape]
@@ -51,7 +50,7 @@ class Beginner:
         self._values: Mapping[str, Any] = NOTHING
 
     def _look(self, name: str) -> None:
-        """Looks at a node, and at how the run stands, before a task of it is begun."""
+        """Caches what the tasks of this node have in common, before the first of them begins."""
         journal, program = self._journal, self._program
         self._tip = tip = journal.tip
         light = name in program.light and not journal.run.budgets
@@ -64,7 +63,7 @@ class Beginner:
         self._name = name
 
     def begin(self, key: str, task: Task, me: asyncio.Task[Any]) -> Finished | Coroutine[Any, Any, Finished]:
-        """``me``: the task of the loop that this is called in, and in which what is left must be gone on with."""
+        """Begins a task; returns its result, or a coroutine for the rest of it. ``me``: the current asyncio task, in which that coroutine must run."""
         journal, program, forks = self._journal, self._program, self._forks
         if task.node != self._name or journal.tip is not self._tip:
             self._look(task.node)
@@ -74,7 +73,7 @@ class Beginner:
         hand = Hand(self._services, journal, program, self._loop)
         hand.take(node, task, snapshot)
         began, cancelling = self._loop.time(), me.cancelling()
-        face.set(hand)  # in a copy of the context variables, which is thrown away
+        face.set(hand)  # the caller runs this in a copied context and discards the copy
         value: Any = None
         try:
             try:
@@ -85,7 +84,7 @@ class Beginner:
             finally:
                 if struck:
                     settle()
-                here = machine.forks()  # the first call after the node (``fused``)
+                here = machine.forks()  # must be the first call after the node (see ``fused``)
         except StopIteration as end:
             value = end.value
         except BaseException as e:
@@ -109,8 +108,8 @@ class Beginner:
 
 
 def pack_looked_at(program: Program, node: Node, value: dict[str, Any], may: frozenset[str]) -> tuple[Mapping[str, Any], bytes] | None:
-    """What a light node wrote that is more than plain values, as its annotations have it, with its bytes; None if the general way is to say what is wrong
-    with it. ``may``: what it is known to be free to write."""
+    """Validates and packs writes of a light node that are more than plain values; returns them as its annotations define them, with their bytes. Returns None if
+    the general path is to report what is wrong with them. ``may``: the channels that the node is known to be free to write."""
     try:
         if value.keys() <= may:
             check_writes(program, node, value)

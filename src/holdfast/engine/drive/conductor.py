@@ -1,11 +1,11 @@
-"""Creates runs and drives what this process can, to their rest: what stands between the façade's verbs and one ``Driver``.
+"""Creates runs, and executes them in this process until they rest: the layer between the runtime's verbs and one ``Driver``.
 
-A run that somebody else drives, or whose lane is not free yet, is waited for; one that waits for a person is returned as it
-rests. Which run may be taken is the store's to say (§10.1); everything here may be asked again.
+A run that another process executes, or whose lane is not free yet, is waited for. A run that waits for a person is returned as it is. The store decides which
+run may be claimed (§10.1). Every function here may be called again after a crash.
 
-A claimed run that is not driven to a rest is let go of (§10.4, §10.13). A run whose driving stops (its caller was cancelled, its code is not
-here, its log is damaged) must not stay with an owner that lives and does nothing: nobody else could go on with it. So it is given back, and
-the log says so; what another try cannot mend is set aside for a person as ``interrupted``, and no worker claims it again.
+A run must not stay claimed by a process that lives and does nothing with it, because nobody else could continue it (§10.4, §10.13). So if executing a claimed
+run stops early (its caller was canceled, its code is not here, its log is damaged), the run is handed back, and the log says so. If another try cannot help,
+the run is marked ``interrupted`` for a person, and no worker claims it again.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ from holdfast.ports import Claim, RunFilter, Store, offers_release, offers_upkee
 
 LOOK_SECONDS = 5.0
 PATIENCE = 20
-MOST_LEFT = 500  # so many runs that nobody drives are given back by one look
-NEXT = 3  # so many of those before a run are tried at a time, for others may be first with one of them
+MOST_LEFT = 500  # how many runs one call of ``_give_back`` reads
+NEXT = 3  # how many of the runs ahead in the lane are tried at a time; another process may claim one first
 
 
 class Conductor:
-    """Births and drives for one runtime. ``own`` makes the process known as an owner of leases before it takes its first."""
+    """Creates and executes runs for one runtime. ``own`` registers the process as an owner of leases before its first claim."""
 
     def __init__(self, services: Services, reader: Reader, desk: Desk, own: Callable[[], Awaitable[None]]) -> None:
         self._services = services
@@ -94,31 +94,31 @@ class Conductor:
         self._reader = reader
         self._desk = desk
         self._own = own
-        self._waited: Counter[str] = Counter()  # runs that rest for a limit and are waited for here
+        self._waited: Counter[str] = Counter()  # runs that rest for a limit and for which a caller here waits
 
     # -- creating -----------------------------------------------------------------------------------
 
     async def submit(self, born: Birth) -> Run[Any]:
-        """Makes a new run durable, for a worker to drive; the one already there if its request key is known (§3.5)."""
+        """Stores a new run for a worker to execute; returns the existing run if its request key is known (§3.5)."""
         try:
             return await self._enqueue(born, "submitted", self._services.max_queued)
         except QueueFull as e:
             raise QueueFull(e.message, retry_after=tell_when_to_come_back(await self._services.bounds(), born.fact.queue, born.fact.tenant_id)) from None
 
     async def invoke(self, program: Program, born: Birth, *, shared: bool, step_limit: int | None, detach: bool = False) -> Run[Any]:
-        """Creates, claims and starts a run in one commit and drives it; ``shared``: its thread was named, so that others may be on it.
+        """Creates, claims and starts a run in one commit, and executes it. ``shared``: its thread was named by the caller, so other runs may be on it.
 
-        With ``detach`` it comes back at the first rest of any kind, timers and children included (§4.18).
+        With ``detach`` it returns at the first rest of any kind, timers and children included (§4.18).
         """
         await self._own()
-        if shared and born.on_busy is not OnBusy.QUEUE:  # busy is a lane that this process cannot drive to its rest
+        if shared and born.on_busy is not OnBusy.QUEUE:  # a lane counts as busy only if this process cannot execute it until it rests
             await self._way_cleared(records.fold_all(None, [ev.Event(1, self._store.now(), born.fact)]))
         if (await self._services.bounds()).touches(born.fact.queue, born.fact.tenant_id):
             return await self._queue(born, "a limit", step_limit, detach)
         carried_values = None
         if shared and program.carried:
-            # What it begins with is read before the lane is its own: its first commit is held against it, or a turn that ends meanwhile
-            # would be lost.
+            # The thread's values are read before the run holds its lane. So its first commit is compared with the thread's end; otherwise a turn
+            # that ends meanwhile would be lost.
             carried_values = await self._services.threads.ahead(program, born.fact.tenant_id, born.fact.thread_id)
             if carried_values is None:
                 return await self._queue(born, "its thread's turn", step_limit, detach)
@@ -133,7 +133,7 @@ class Conductor:
             self._services.driving.discard(born.run_id)
             journal.close()
             if not isinstance(e, Conflict):
-                await asyncio.shield(let_go(self._services, born.run_id, journal.fence, e))  # its first commit may have come through
+                await asyncio.shield(let_go(self._services, born.run_id, journal.fence, e))  # its first commit may have been applied
                 raise
             if e.code == "claim_taken" and born.claims:
                 return await self._settle(await self._existing(born), step_limit, detach)
@@ -141,14 +141,14 @@ class Conductor:
                 raise
             journal.dead = None
             return await self._queue(born, "lane busy" if e.code == "lane_busy" else "its thread's turn", step_limit, detach)
-        del draft  # nobody needs it while the run goes on
+        del draft  # frees the input while the run executes
         record = await self._drive(born.run_id, driver)
         if record.terminal:
             return self._reader.show_left(record, Lease(journal.fence), journal.progress.checkpoint.values, self._store.now())
         return await self.drive_on(born.run_id, step_limit=step_limit, detach=detach)
 
     async def _enqueue(self, born: Birth, reason: str, max_queued: int | None = None) -> Run[Any]:
-        """The first commit of a run that waits its turn, or whatever it wants where its lane is busy (§5.13)."""
+        """Writes the first commit of a run that must wait its turn, or handles a busy lane as its ``on_busy`` says (§5.13)."""
         journal = born.journal
         before = await lanes.ahead(self._store, born)
         try:
@@ -168,7 +168,7 @@ class Conductor:
         return await self._reader.show_born(journal, born.at)
 
     async def _existing(self, born: Birth) -> Run[Any]:
-        """The run that already has this request key, if it asked for the same."""
+        """Returns the run that already has this request key, if it was given the same input."""
         claim = born.claims[0]
         taken = await self._store.find_claim(claim.kind, claim.scope, claim.key)
         if taken is None:
@@ -180,18 +180,18 @@ class Conductor:
         return run
 
     async def _queue(self, born: Birth, reason: str, step_limit: int | None, detach: bool) -> Run[Any]:
-        """Puts a new run into its lane and drives it when its turn has come."""
+        """Puts a new run into its lane, and executes it when its turn comes."""
         run = await self._enqueue(born, reason)
         return await self._settle(run, step_limit, detach)
 
     async def _settle(self, run: Run[Any], step_limit: int | None, detach: bool) -> Run[Any]:
-        """Drives a run to its rest, be it new or the one that already had the request key."""
+        """Executes a run until it rests, whether it is new or was found under its request key."""
         driven = await self.drive_on(run.run_id, step_limit=step_limit, detach=detach)
         driven.deduplicated = run.deduplicated
         return driven
 
     async def go_on(self, tenant_id: str, thread_id: str) -> Run[Any]:
-        """Goes on with a thread's newest run as far as it can, and gives it as it rests; nothing new begins (§4.16).
+        """Continues a thread's newest run as far as possible, and returns it as it rests; no new run begins (§4.16).
 
         Raises:
             ThreadNotFound: there is no run in that thread.
@@ -208,12 +208,12 @@ class Conductor:
     async def _drive(
         self, run_id: str, driver: Driver, claim: Claim | None = None, inbox: tuple[InboxItem, ...] = (), named: bool = False, due: int | None = None
     ) -> records.Run:
-        """``due``: the next deadline of its waits."""
+        """Executes a claimed run until it rests, and sends its intents. ``due``: the next deadline of its waits."""
         self._services.driving.add(run_id)
         journal = driver.journal
         journal.sendings = self._services.sendings
         if claim is not None and journal.progress.sends:
-            journal.post()  # what it has enqueued before may not have been sent
+            journal.post()  # intents of an earlier execution may not have been sent
         try:
             with self._services.drivers.on(run_id, driver, due):
                 record = await drive_to_rest(self._services, driver, claim, inbox, named=named)
@@ -230,12 +230,12 @@ class Conductor:
         await self._services.holds()
         got: list[Claim] = []
         async with self._services.claiming:
-            if not (taken := run_id in self._services.driving):  # taken here a moment ago: taken once more, it would be torn from whoever drives it
+            if not (taken := run_id in self._services.driving):  # another task here has just claimed it; a second claim would take the run from that task
                 self._services.driving.take(run_id)
                 try:
                     got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id, limits=self._services.limits)
                 except StoreError:
-                    leave_over(self._services)  # it may be claimed all the same
+                    leave_over(self._services)  # the claim may have been applied in spite of the error
                     raise
                 finally:
                     if not got:
@@ -248,7 +248,7 @@ class Conductor:
         self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False, judged: list[ev.Fact] | None = None,
         forced: bool = False,
     ) -> Journal:
-        """Drives a claimed run to its next rest; gives its journal."""
+        """Loads a claimed run and executes it until it next rests; returns its journal."""
         try:
             loaded = await self._reader.load(claim.run_id)
             driver = load_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit, forced=forced)
@@ -264,8 +264,8 @@ class Conductor:
     async def drive_on(
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None
     ) -> Run[Any]:
-        """Drives what this process can and returns at human and signal waits, with ``detach`` at timers and children too (§4.18), and where
-        the lane does not let it go on. What was ``judged`` beforehand rides in the first commit."""
+        """Executes what this process can. Returns at human and signal waits, with ``detach`` also at timers and children (§4.18), and if the lane blocks the
+        run. The facts in ``judged`` are written with the first commit."""
         left = await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, named=named, detach=detach, judged=judged)
         return left if isinstance(left, Run) else await self._reader.get(run_id)
 
@@ -273,8 +273,8 @@ class Conductor:
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None,
         forced: bool = False, known: tuple[records.Run, Lease, int] | None = None, stop: asyncio.Event | None = None,
     ) -> Blocked | Run[Any] | None:
-        """``drive_on``; gives the run if it was driven to its end, or to a wait for an answer, or what of its lane stands in the way. ``known``: the run as
-        it was found a moment ago, and when, and found to be one that this process can go on with. ``stop``: set once nobody waits for it any more."""
+        """Does the work of ``drive_on``. Returns the run if it has ended or waits for an answer, or the part of its lane that blocks it. ``known``: the run, its
+        lease and the time at which the caller read them and found that this process can continue it. ``stop``: set once nobody waits for the run any more."""
         below = Children(self._services.drivers, self._drive_on)
         try:
             return await self._go_on_with(run_id, below, upgrade, step_limit, named, detach, judged, forced, known, stop)
@@ -306,7 +306,7 @@ class Conductor:
             if run.status in WAITING and not run.decisions and not lease.live(now):
                 timers = bool(kinds) and kinds <= {WaitKind.TIMER, WaitKind.CHILD}
                 if lease.due is None or (not timers and lease.due > now):
-                    stands = left is not None and left.dead is None and left.run.version == run.version  # as it was left here a moment ago
+                    stands = left is not None and left.dead is None and left.run.version == run.version  # unchanged since this process left it
                     return self._reader.show_left(run, lease, left.progress.checkpoint.values, now) if left is not None and stands else None
                 if lease.due > now:
                     await self._until((lease.due - now) / 1_000_000)
@@ -330,7 +330,7 @@ class Conductor:
                 return blocked
 
     async def _room(self, run_id: str, left: int) -> None:
-        """Waits until a run that rests for a limit may be tried again, as for a timer; whoever makes room makes it due earlier."""
+        """Waits until a run that rests for a limit may be tried again; a slot that becomes free makes the run due earlier."""
         self._waited[run_id] += 1
         try:
             await self._until(left / 1_000_000)
@@ -338,7 +338,7 @@ class Conductor:
             self._waited[run_id] -= 1
 
     async def _wait_for_limit(self, run: records.Run) -> Blocked | None:
-        """Waits a moment where a limit will soon let the run go, or what this process drives itself is in the way; else says what is (§10.11)."""
+        """Waits a moment if a limit will soon let the run continue, or if a run of this process holds the slot; otherwise returns what blocks it (§10.11)."""
         held = await obstacles.find_limit(self._services, run)
         if held is None:
             await asyncio.sleep(0)
@@ -353,8 +353,8 @@ class Conductor:
         return None
 
     async def _way_cleared(self, run: records.Run, lease: Lease | None = None) -> Blocked | None:
-        """Drives whatever of its lane goes before a run and nobody alive drives; gives what it cannot drive, None once nothing is in the way.
-        By its ``lease`` a run may be seen to have its lane already."""
+        """Executes the runs that come before a run in its lane and that no living process executes. Returns what still blocks the lane and cannot be executed here, or
+        None if the lane is free. ``lease``: may show that the run holds its lane already."""
         if lease is not None and obstacles.has_lane(run, lease):
             return None
         patience = PATIENCE
@@ -372,20 +372,20 @@ class Conductor:
                 if what is not May.DRIVE:
                     return obstacles.tell(what, head, held)
                 if (claim := await self._claim(head.run_id)) is not None:
-                    with contextlib.suppress(*DAMAGED):  # it is set aside for a person now, which the next look tells
+                    with contextlib.suppress(*DAMAGED):  # the run is interrupted now, which the next look shows
                         await self._drive_claim(claim)
                     break
-            else:  # others were first with each of them
+            else:  # other processes claimed all of them first
                 patience -= 1
                 await self._store.wait_for_change(POLL_SECONDS)
         return obstacles.tell(May.LIVE, *ahead[0])
 
     async def _fitting(self, run: records.Run, upgrade: bool) -> Program:
-        """The program that may go on with this run, asked before anything is claimed or written (§3.2).
+        """Returns the program that may continue this run; called before anything is claimed or written (§3.2).
 
         Raises:
-            SkillUnknown, FingerprintMismatch: this process cannot go on with it.
-            NodeMissing: the program has changed and lacks a node the run is to go on with; what people answered stays.
+            SkillUnknown, FingerprintMismatch: this process cannot continue it.
+            NodeMissing: the program has changed and lacks a node that the run needs next; recorded answers are kept.
         """
         program = self._skills.for_run(run, upgrade=upgrade)
         self._services.here(run)
@@ -395,11 +395,11 @@ class Conductor:
         return program
 
     async def _ask_policy(self, run: records.Run, program: Program, actor: str, force: bool) -> list[ev.Fact]:
-        """Asks the policy in force about every gated step still to come (§7.5); force waives that alone (§7.4). Gives what is to be on record.
+        """Asks the current policy about every gated step still to come (§7.5); force waives only that (§7.4). Returns the facts to record.
 
         Raises:
-            Denied: it refuses one of them; that is on record too, if the run rests.
-            RestrictedOption: the policy, or this place, does not let itself be forced.
+            Denied: the policy refuses a step; the refusal is recorded too, if the run rests.
+            RestrictedOption: the policy, or the environment, does not permit force.
         """
         policy = self._services.policy
         if force:
@@ -413,7 +413,7 @@ class Conductor:
         loaded = await self._reader.load(run.run_id)
         progress = Progress(run.run_id, loaded.whole).walk(loaded.rows)
         if compensation.find_begun(progress) is not None:
-            return []  # no step is still to come: it takes back, and each time asks for itself
+            return []  # no step is still to come: the run undoes effects, and each undo asks the policy itself
         checkpoint = progress.checkpoint
         pending = {t.node for t in checkpoint.pending}
         todo = [n for n in program.nodes.values() if policies.asks(policy, n) and n.name not in run.waived and (n.name in pending or n.name not in checkpoint.seen)]
@@ -425,11 +425,11 @@ class Conductor:
         return facts
 
     def _idle_here(self, run_id: str, lease: Lease) -> bool:
-        """Whether this process holds a run that nobody in it drives: its driver ended with an error of the store."""
+        """Whether this process holds a run that nothing in it executes, because its driver ended with an error of the store."""
         return lease.owner == self._services.owner and run_id not in self._services.driving
 
     async def _children(self, run: records.Run, due: int | None, below: Children) -> bool:
-        """Drives the children that a run waits for, those whose code is here, until they rest or the run has news; True if it has (§4.18)."""
+        """Executes the children that a run waits for and whose code is here, until they rest or the run has news; returns whether it has (§4.18)."""
         names = [wait.name for wait in run.waits if wait.kind is WaitKind.CHILD]
         while True:
             for name in names:
@@ -444,13 +444,13 @@ class Conductor:
                 return True
             if not driven:
                 return False
-            names = below.at_rest  # somebody may have answered one of them
+            names = below.at_rest  # a person may have answered one of them
 
     async def _until(self, seconds: float | None, beside: Collection[asyncio.Task[Any]] = ()) -> None:
-        """Until a timer is due; sooner if something changed or one of the tasks ``beside`` has ended, and never so long that a missed hint would matter."""
+        """Waits until a timer is due, something changes, or one of the tasks ``beside`` ends; it looks again soon enough that a missed hint does not matter."""
 
         async def wait_for_change() -> None:
-            await self._store.wait_for_change(0)  # a task's first look only sets what counts as news
+            await self._store.wait_for_change(0)  # the first wait of a task only marks what counts as news from here on
             await self._store.wait_for_change(LOOK_SECONDS)
 
         waiting = {asyncio.ensure_future(wait_for_change())}
@@ -464,7 +464,7 @@ class Conductor:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def reborn(self, run_id: str, wish: Wish, drive: bool) -> Run[Any]:
-        """Makes a replay or a fork (§7.6, §7.7), or finds the one already made under the same key."""
+        """Creates a replay or a fork (§7.6, §7.7), or returns the one that already exists under the same key."""
         await self._reader.find(run_id)
         source = await self._reader.load(run_id)
         if source.run.skill_id in self._skills.ids:
@@ -487,7 +487,7 @@ class Conductor:
         return await (self.if_able(made) if drive and not early else self._reader.get(made))
 
     async def if_able(self, run_id: str, *, named: bool = True) -> Run[Any]:
-        """Drives a run on if this process has its skill, in a shape that may go on with it; otherwise a worker will (§10.11)."""
+        """Continues a run if this process has its skill in a compatible shape; otherwise a worker will (§10.11)."""
         run, lease = await self._reader.find(run_id)
         left = await self._drive_on(run_id, named=named, known=(run, lease, self._store.now())) if run.status not in TERMINAL and await self._able(run) else None
         return left if isinstance(left, Run) else await self._reader.get(run_id)
@@ -500,23 +500,23 @@ class Conductor:
         return True
 
     async def end_if_asked(self, run_id: str) -> Run[Any]:
-        """A run that was asked to end; driven to it where something is to be taken back first and nobody else drives it (§6.11)."""
+        """Returns a run that was asked to end. Executes it to its end if effects must be undone first and no other process executes it (§6.11)."""
         run = await self._reader.get(run_id)
         if run.status not in LIVE or run.lease.live(self._store.now()):
             return run
         try:
             self._skills.for_run(run.record)
         except (SkillUnknown, FingerprintMismatch):
-            return run  # it was asked, which is what the caller wanted; whoever has its code ends it
+            return run  # the request is recorded, which is what the caller wanted; a process that has the code ends the run
         return await self.drive_on(run_id)
 
     async def resume(
         self, run_id: str, *, payload: Any = ..., actor: str, acknowledge: str | None, force: bool, wait: bool, upgrade: bool, step_limit: int | None
     ) -> Run[Any]:
-        """Goes on with a run where it stood (§7.1), after it was given the answer it waits for, if there is a payload (§5.11)."""
+        """Continues a run where it stopped (§7.1); a payload first answers the question that it waits for (§5.11)."""
         if payload is not ...:
             asks = await self._desk.asking(run_id)
-            await self._fitting(asks, upgrade)  # before anything is on record: an answer is given where it can be acted upon
+            await self._fitting(asks, upgrade)  # checked before anything is recorded: an answer is accepted only if this process can act on it
             run_id = await self._desk.answer(asks, payload, actor=actor)
         before, lease = await self._reader.find(run_id)
         while True:
@@ -526,21 +526,21 @@ class Conductor:
             if run.waits and await self._desk.time_out(run):
                 run, lease = await self._reader.find(run_id)
             if run.status in TERMINAL and (before.status in WAITING or payload is not ...):
-                return await self._reader.get(run_id)  # what was due, or the answer, has ended it
+                return await self._reader.get(run_id)  # a deadline, or the answer, has ended the run
             now = self._store.now()
-            # Whoever has claimed a run that waits for an answer is about to read one that lies in its inbox.
+            # A process that has claimed a waiting run is about to read the answer in the run's inbox.
             executed = run.status in LIVE or (run.status in WAITING and not run.decisions)
             if not (executed and lease.live(now)) or self._idle_here(run_id, lease):
                 break
             before, lease = await self._refuse_live(run, lease, wait)
         program = await self._fitting(run, upgrade)
-        if (blocked := await self._way_cleared(run, lease)) is not None:  # before anything is written
+        if (blocked := await self._way_cleared(run, lease)) is not None:  # checked before anything is written
             raise _lane_blocked(run_id, blocked)
         if run.status not in LIVE and run.status is not Status.PENDING and not await self._desk.due_by_a_signal(run):
             try:
                 decisions.refuse_resume(run, acknowledge)
             except AcknowledgeRequired:
-                await self._refuse_without(run)  # nobody is sent to acknowledge what cannot be resumed at all
+                await self._refuse_without(run)  # a caller is not told to acknowledge a run that cannot be resumed at all
                 raise
         doubts: list[StepRecord] = []
         if run.status in TERMINAL:
@@ -562,10 +562,10 @@ class Conductor:
         return left or await self._reader.get(run_id)
 
     async def _refuse_without(self, run: records.Run) -> list[StepRecord]:
-        """Refuses to go on with a run after what its completed steps did was taken back; gives what is in doubt of the others.
+        """Refuses to continue a run if effects of its completed steps were undone; returns records of the other effects whose outcome is in doubt.
 
         Raises:
-            EffectsUndone: naming it, and the way out.
+            EffectsUndone: names the effects, and what to do instead.
         """
         effects = await self._store.effects(run.run_id)
         if undone.missing(effects, run.run_id):
@@ -574,7 +574,7 @@ class Conductor:
         return undone.note_doubts(effects, run.run_id)
 
     async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> tuple[records.Run, Lease]:
-        """A live owner keeps its run; an owner nobody can see is waited for until its lease is over (§7.1). Gives the run as it is then."""
+        """Refuses a run whose owner is alive; waits for the lease of an owner that cannot be seen to run out (§7.1). Returns the run and its lease as they are then."""
         until = views.iso(lease.expires_at)
         if lease.owner_alive is Alive.YES or not wait:
             raise RunIsLive(f"{run.run_id} is being executed by {lease.owner}, whose lease lasts until {until}", hint="wait for it, or cancel it")
@@ -585,7 +585,7 @@ class Conductor:
 
 
 class Children:
-    """The children that one driving of a run drives beside it. Where the run goes on without one of them, that is let go of at its next safe boundary."""
+    """The children that a run executes beside itself in this process. A child that the run no longer needs is released at the child's next safe boundary."""
 
     def __init__(self, drivers: Drivers, drive: Callable[..., Coroutine[Any, Any, Any]]) -> None:
         self._drivers = drivers
@@ -595,7 +595,7 @@ class Children:
         self._stop = asyncio.Event()
 
     def drive(self, child: records.Run) -> None:
-        """Drives a child until it rests, unless it is driven, or rests where it was left."""
+        """Starts to execute a child, unless it is being executed, or has not changed since it last came to rest."""
         task = self._tasks.get(child.run_id)
         if task is None or (task.done() and self._begun[child.run_id] != child.version):
             self._begun[child.run_id] = child.version
@@ -610,7 +610,7 @@ class Children:
         return [run_id for run_id, task in self._tasks.items() if task.done()]
 
     def pass_on_errors(self) -> None:
-        """Raises what has ended the driving of a child."""
+        """Raises the error that ended the execution of a child, if there is one."""
         for task in self._tasks.values():
             if task.done():
                 task.result()
@@ -620,15 +620,15 @@ class Children:
             task.cancel()
 
     async def rest(self) -> None:
-        """Lets go of those that are still driven, and waits until they are."""
+        """Releases the children that are still executed, and waits until they are released."""
         if not self._tasks:
             return
         self._stop.set()
         for run_id, task in self._tasks.items():
             if not task.done() and not self._drivers.drain_one(run_id):
-                task.cancel()  # nobody is inside one of its steps
+                task.cancel()  # none of its steps is executing
         for came in await asyncio.gather(*self._tasks.values(), return_exceptions=True):
-            if isinstance(came, Exception) and not isinstance(came, HoldfastError):  # what is wrong with a child's run is told by whoever looks at it
+            if isinstance(came, Exception) and not isinstance(came, HoldfastError):  # an error of the child's run is shown with that run
                 raise came
 
 
@@ -644,52 +644,52 @@ def _lane_blocked(run_id: str, blocked: Blocked) -> Rejected:
     )
 
 
-# What is wrong with one run; any other error of the store concerns all of them.
+# These concern one run; any other error of the store concerns all runs.
 DAMAGED = (EventUnreadable, ChainBroken, UnsupportedFormat, UnknownStatus, RecordDamaged, KeyUnavailable, PayloadAltered, PlaintextRefused)
 MISFITS = frozenset({"snapshot_field_drift", "log_rolled_back"})
-"""The row of a run does not fit its log, so that nothing may be appended there, not even that it is handed back."""
-MISFIT_US = 3_600_000_000  # nobody but a person heals it: workers leave it alone for so long
+"""The row of a run does not fit its log, so nothing may be appended, not even that the run is handed back."""
+MISFIT_US = 3_600_000_000  # only a person can repair it: workers leave the run alone for this time
 DAMAGED_CODES = frozenset({"checkpoint_head_missing", "checkpoint_hash_mismatch", "blob_unreadable"})
-# What somebody else, or this process a moment later, may well go on with.
+# After these, another process, or this one a moment later, may well continue the run.
 PASSING = (asyncio.CancelledError, KeyboardInterrupt, SkillUnknown, FingerprintMismatch)
 
 
 async def drive_to_rest(services: Services, driver: Driver, claim: Claim | None, inbox: tuple[Any, ...], *, named: bool = False) -> records.Run:
-    """Drives to the next rest; lets go of the run before it passes on what cut the driving short.
+    """Executes a run until it next rests. If something cuts that short, releases the run before the error is passed on.
 
     Raises:
-        BaseException: what ended the driving.
+        BaseException: what ended the execution.
     """
     pool.current.set(services.pool)
     try:
         run = await driver.drive(claim, inbox, named=named)
         for child in driver.journal.stopped:
-            await Desk(services, Reader(services)).settle(child)  # at rest it ends at once, as if it had been asked itself (§10.12)
+            await Desk(services, Reader(services)).settle(child)  # a child at rest ends at once, as if it had been canceled itself (§10.12)
         if run.interrupted_at is not None:
-            await Desk(services, Reader(services)).settle(run.run_id)  # what it was told before it was set aside for a person
+            await Desk(services, Reader(services)).settle(run.run_id)  # commands that arrived before it was interrupted
         return run
     except (Exception, asyncio.CancelledError, KeyboardInterrupt) as e:
         left = [r for r in driver.journal.held.results if isinstance(r, StepRecord) and r.kind == LEFT_AT_ONCE]
         driver.journal.close()
         if driver.journal.tip is not None:
             await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e, cut=driver.fresh, left=left))
-        with contextlib.suppress(HoldfastError):  # told of by whoever comes next
+        with contextlib.suppress(HoldfastError):  # the next process reports it
             await surface(services)
         if may_be_held_still(e):
-            leave_over(services)  # said once more, for by now nobody drives it
+            leave_over(services)  # repeated, because by now nothing here executes the run
         raise
 
 
 async def let_go(services: Services, run_id: str, fence: int, error: BaseException, *, due: int | None = None, cut: bool = False, left: Sequence[Result] = ()) -> None:
-    """Gives back the run whose driving ``error`` stopped, if it is still ours: due again at once, or at ``due``. ``left`` tells what its steps did on
-    their way out. ``cut``: it had only just begun; where it was cancelled, that counts as an owner that died of it, for a step can cancel whatever is in its loop.
+    """Hands back a run whose execution was stopped by ``error``, if this process still holds it: due again at once, or at ``due``. ``left``: records of what its steps did
+    while they were stopping. ``cut``: the run had only just begun; if it was canceled then, that counts as an owner that died of it, because a step can cancel any task.
 
-    After an error of the store, or of the lease, nothing more is written now (§1.12): a worker of this process takes the run up again under a new
-    fence, which also says what became of the effects in flight, or it is given back later. The error itself is the caller's to raise or report.
+    After an error of the store or of the lease nothing more is written (§1.12). Then a worker of this process claims the run again under a new fence, and records the
+    outcome of the effects in flight, or the run is handed back later. The caller raises or reports ``error`` itself.
     """
     store, later = services.store, services.store.now() + MISFIT_US
     if isinstance(error, StoreCorrupt) and error.code in MISFITS and offers_release(store):
-        with contextlib.suppress(StoreError):  # where the store cannot do even this, the run is held until this owner ends
+        with contextlib.suppress(StoreError):  # if the store cannot do even this, the run stays held until this owner ends
             await store.release(run_id, services.owner, fence, later)
         return
     damaged = isinstance(error, DAMAGED) or (isinstance(error, StoreCorrupt) and error.code in DAMAGED_CODES)
@@ -701,29 +701,29 @@ async def let_go(services: Services, run_id: str, fence: int, error: BaseExcepti
     fact: ev.Fact = ev.RunHandedBack(services.owner, cut=cut and isinstance(error, asyncio.CancelledError)) if again else ev.RunInterrupted(why[:1000])
     try:
         await hand_back(services, run_id, fence, fact, due=due, left=left)
-    except HoldfastError:  # a store that cannot say even this
+    except HoldfastError:  # the store could not even write this commit
         leave_over(services)
 
 
 def leave_over(services: Services) -> None:
-    """This process may hold runs that nobody in it drives: they are seen to once the store answers."""
+    """Notes that this process may hold runs that nothing in it executes; they are handed back once the store answers."""
     services.leftovers.see_to(functools.partial(_give_back, services))
 
 
 async def _give_back(services: Services) -> None:
-    """Gives back every run that this owner holds and nobody here drives.
+    """Hands back every run that this owner holds and that nothing here executes.
 
     Raises:
-        HoldfastError: one of them could not be given back; the others are.
+        HoldfastError: one of them could not be handed back; the others were.
     """
-    async with services.claiming:  # what is claimed meanwhile is being driven by then
+    async with services.claiming:  # a run that is claimed meanwhile is in ``driving`` once the lock is free
         held = await services.store.runs(RunFilter(owner=services.owner, limit=MOST_LEFT))
         left = [(run, lease) for run, lease in held if run.run_id not in services.driving and not run.terminal]
     failed: HoldfastError | None = None
     for run, lease in left:
         try:
             await hand_back(services, run.run_id, lease.fence, ev.RunHandedBack(services.owner))
-        except HoldfastError as e:  # what is wrong with this run need not be wrong with the others
+        except HoldfastError as e:  # the other runs may be in order
             failed = e
     if failed is not None:
         raise failed
@@ -732,7 +732,7 @@ async def _give_back(services: Services) -> None:
 
 
 async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, *, due: int | None = None, left: Sequence[Result] = ()) -> bool:
-    """One commit with ``fact`` and what is ``left`` to tell that gives the lease back; False if the run is not ours (any more)."""
+    """Writes ``fact`` and the records ``left`` in one commit that releases the lease; returns False if this process does not hold the run (any more)."""
     store = services.store
     for _ in range(3):
         held = await _find_held(store, run_id)
@@ -747,12 +747,12 @@ async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, 
         except LeaseLost:
             return False
         except VersionConflict:
-            continue  # a commit that was under way when its caller left has come through
+            continue  # a commit that was in flight when its caller left has been applied
     return False
 
 
 async def _find_held(store: Store, run_id: str) -> tuple[records.Run, Lease, Tip] | None:
-    """The run, its lease and where its log ends; also where its log or what is beside it is damaged."""
+    """Returns the run, its lease and the end of its log, even if its log or its other records are damaged."""
     try:
         loaded = await store.load(run_id)
     except StoreCorrupt:
