@@ -1,7 +1,7 @@
-"""The desk: decisions, cancels and signals for runs, whoever drives them and whether anybody does (§5.4, §10.12).
+"""Takes commands for runs: decisions, cancels and signals, whether or not a process executes the run (§5.4, §10.12).
 
-A command is put into the run's inbox under a key that only one can have. If the run rests, whoever came turns it into
-events at once, in one commit that takes the next fence and gives it back; if it turns out live, its owner does.
+A command is put into the run's inbox under a unique key. If the run rests, the process that has put the command turns it into events at once, in one commit that
+takes the next fence and releases it. If the run is being executed, its owner does that.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PATIENCE = 100
 
 
 class Desk:
-    """Takes commands for runs. Those that this process drives are nudged at once; other owners see their inbox's mark."""
+    """Takes commands for runs. Runs that this process executes are notified at once; other owners see the mark of their inbox."""
 
     def __init__(self, services: Services, reader: Reader) -> None:
         self._services = services
@@ -76,13 +76,13 @@ class Desk:
         force: bool = False,
         via: str | None = None,
     ) -> None:
-        """Records a decision about a wait (§5.4). It needs no code: a worker or ``resume`` goes on with the run.
+        """Records a decision about a wait (§5.4). This needs no code of the run: a worker or ``resume`` continues the run.
 
         Raises:
-            AmbiguousWait: several are open and ``wait_id`` names none.
-            DecisionConflict: it was decided otherwise before.
-            NotDecidable, ActionUnavailable, Denied: the state machine or the resolver says no.
-            AttemptMayLive: the effect may happen twice; ``force`` accepts that, where the environment lets it.
+            AmbiguousWait: several waits are open, and ``wait_id`` is not given.
+            DecisionConflict: the wait was decided otherwise before.
+            NotDecidable, ActionUnavailable, Denied: the state machine or the resolver refuses.
+            AttemptMayLive: the effect may be carried out twice; ``force`` accepts that, if the environment permits force.
         """
         loaded = await self._reader.load(run_id)
         run = loaded.run
@@ -103,7 +103,7 @@ class Desk:
             await self._elsewhere(run, wait.effect_id, command)
 
     async def _find_out(self, run: records.Run) -> bool:
-        """Answers this run's questions about acts that another run of its lineage has settled meanwhile; False if there is none."""
+        """Answers this run's questions about acts that another run of its lineage has settled meanwhile; returns False if there are none."""
         told = False
         for wait in run.waits:
             if wait.effect_id is None or wait.kind is not WaitKind.EFFECT:
@@ -120,9 +120,9 @@ class Desk:
         return told
 
     async def _elsewhere(self, run: records.Run, act: str, command: cmd.Decide) -> None:
-        """What a person found out about an act answers the same question in the other runs of the lineage (§5.8, §6.5).
+        """Gives what a person found out about an act to the other runs of the lineage that ask the same question (§5.8, §6.5).
 
-        Doing it again is for one run alone: the others are answered with what it gives.
+        Only one run carries out the act again (``reexecute``): the others are answered with its result.
         """
         if command.action not in (RECORD_RESULT, ABANDON):
             return
@@ -137,7 +137,7 @@ class Desk:
         return any(i.key == command.key for i in await self._store.inbox(run.run_id, taken=True))
 
     def _same(self, command: cmd.Decide, item: InboxItem) -> None:
-        """Another decision than the one on record is a conflict; the same one comes back as it is (§5.6)."""
+        """Returns the recorded decision if the new one is equal (§5.6); raises a conflict if it differs."""
         there = item.command
         if isinstance(there, cmd.Decide) and _saying(there) == _saying(command):
             return
@@ -146,7 +146,7 @@ class Desk:
     async def decide_each(
         self, chosen: Iterable[tuple[str, str]], action: str, *, actor: str, feedback: str | None, note: str | None, payload: Any
     ) -> list[Decided]:
-        """One decision about many waits, each in its own commit; what is refused says why, and stops no other."""
+        """Decides many waits in the same way, each in its own commit. A refused one says why, and does not stop the others."""
         out = []
         for run_id, wait_id in chosen:
             code = None
@@ -158,7 +158,7 @@ class Desk:
         return out
 
     async def _may(self, run: records.Run, wait: Any, command: cmd.Decide) -> None:
-        """Refuses a decision before anything is written: by who asks, by what the wait offers, by what may still be acting (§5.5, §5.7, §6.5)."""
+        """Refuses a decision before anything is written, if the actor, the wait's actions, or an attempt that may still act does not permit it (§5.5, §5.7, §6.5)."""
         await self._authorise(run, wait, command)
         decisions.decide(run, command, self._store.now())
         if command.force:
@@ -169,11 +169,11 @@ class Desk:
             await refuse_to_repeat(self._services, wait.effect_id)
 
     async def allow(self, run: records.Run, wait: Any, action: str, actor: str, force: bool) -> None:
-        """Refuses what an actor may not say about a wait that is answered by another way than a decision (§5.7, §6.5).
+        """Checks whether an actor may answer a wait by another way than a decision (§5.7, §6.5).
 
         Raises:
-            Denied: the resolver refused it, which is on record.
-            RestrictedOption: it is forced, where the environment allows no force.
+            Denied: the resolver refused; the refusal is recorded.
+            RestrictedOption: it is forced, and the environment does not permit force.
         """
         await self._authorise(run, wait, cmd.Decide(wait.wait_id, action, actor))
         if force:
@@ -193,14 +193,14 @@ class Desk:
         raise Denied(f"{command.actor} may not {command.action} {wait.wait_id}: {reason}")
 
     async def _put(self, run_id: str, command: cmd.AnyCommand, known: Loaded | None = None) -> InboxItem:
-        """Into the inbox, and at once out of it if the run rests. Gives the item that is there under its key, which may be another's.
+        """Puts a command into the inbox, and takes it out at once if the run rests. Returns the item that has this key, which may come from another caller.
         ``known``: the run as it was read a moment ago.
 
         Raises:
-            Rejected, UsageError: it is on record as having come too late.
+            Rejected, UsageError: the log says that the command came too late.
         """
         item = await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=self._store.now()))
-        # Also where it was there already: whoever put it may not have come to that.
+        # This is done even if the item was there already: the process that put it may have died before this point.
         if known is not None and not known.lease.live(self._store.now()) and item.taken_seq is None and item.command == command:
             known = replace(known, inbox=(*(i for i in known.inbox if i.key != item.key), item))
             settled = await self.settle(run_id, known)
@@ -211,22 +211,22 @@ class Desk:
         return item
 
     async def _outcome(self, item: InboxItem, settled: Mapping[str, HoldfastError | None]) -> HoldfastError | None:
-        """Why a command was refused, if it has been taken already, by whomever."""
+        """Returns why a command was refused, if it has been taken already, by any process."""
         if item.key in settled:
             return settled[item.key]
-        there = await self._store.put(item)  # it is there already, and comes back as it is now
+        there = await self._store.put(item)  # the item is there already; ``put`` returns its present state
         if there.taken_seq is None:
-            return None  # its owner will take it
+            return None  # the run's owner will take it
         return next((decisions.refusal([e.fact for e in open_row(r).events], item.key) for r in await self._store.rows(item.run_id, there.taken_seq - 1, 1)), None)
 
     async def at_rest(self, loaded: Loaded, draft: Draft, *, actor: str, source: cps.Source | None = None, due: int | None = None) -> bool:
-        """One commit on a run as it was loaded, and as what is written was decided on; False if somebody drives it, or came first."""
+        """Writes one commit to a run, decided on the run as it was loaded; returns False if a process executes the run, or another has written first."""
         if loaded.lease.live(self._store.now()):
             return False
         fence = loaded.lease.fence + 1
         if due is None and source is None and any(d.resume for d in loaded.run.decisions):
-            due = AT_ONCE  # an answer on record has queued a resume, which nothing written meanwhile may unqueue
-        if due is not None and source is None and not draft.results:  # how far the run has come does not matter: whoever goes on with it walks its log
+            due = AT_ONCE  # a recorded answer has made the run due; no later write may undo that
+        if due is not None and source is None and not draft.results:  # the checkpoint is not needed: the process that continues the run reads its log
             journal = Journal(self._store, loaded.run, loaded.tip, fence, Progress(loaded.run.run_id))
         else:
             journal = Journal.load(self._store, loaded, fence)
@@ -242,7 +242,7 @@ class Desk:
         return True
 
     async def is_woken(self, run: records.Run, journal: Journal, draft: Draft | None = None) -> bool:
-        """Whether a signal has come that lets a node of this waiting run go on (§5.11). Where its code is not here, whoever has it looks."""
+        """Whether a signal has arrived that lets a node of this waiting run continue (§5.11). If its code is not here, a process that has the code checks."""
         progress = journal.progress
         fresh = [f for f in (draft.facts if draft is not None else ()) if isinstance(f, ev.SignalReceived)]
         if run.status not in WAITING or not (fresh or progress.news or progress.older):
@@ -258,7 +258,7 @@ class Desk:
                 return self._wakes(program, journal, fresh)
         except StoreError:
             raise
-        except HoldfastError:  # another's code, or a reducer's refusal, which its driver meets and says
+        except HoldfastError:  # the code is elsewhere, or a reducer refuses; the run's driver will find and report the same
             return True
         return False
 
@@ -267,25 +267,24 @@ class Desk:
         return superstep.wakes(program, journal.progress.checkpoint, signals, journal.progress.results)
 
     async def due_by_a_signal(self, run: records.Run) -> bool:
-        """Whether a waiting run is to go on for a signal alone, its open questions as they are."""
+        """Whether a waiting run is to continue because of a signal alone, while its questions stay open."""
         if run.status not in WAITING or run.decisions or not run.unasked:
             return False
         loaded = await self._reader.load(run.run_id)
         return await self.is_woken(loaded.run, Journal.load(self._store, loaded, 0))
 
     async def bring_up(self, run: records.Run) -> bool:
-        """Takes over what other runs of the lineage know of the acts that this one asks about, and what lies in its inbox; False if
-        there was nothing."""
+        """Applies what other runs of the lineage know about the acts that this run asks about, and the contents of its inbox; returns False if there was nothing."""
         if not (await self._find_out(run) | bool(await self._store.inbox(run.run_id))):
             return False
         await self.settle(run.run_id)
         return True
 
     async def settle(self, run_id: str, known: Loaded | None = None) -> dict[str, HoldfastError | None]:
-        """Turns what waits in the inbox of a run at rest into events; a live run's owner does it itself. Gives the keys it took, and
-        what was refused of them. ``known``: the run as it was read a moment ago."""
+        """Turns the inbox items of a run at rest into events; the owner of a live run does that itself. Returns the keys that were taken, and which of them were refused
+        and why. ``known``: the run as it was read a moment ago."""
         taken: dict[str, HoldfastError | None] = {}
-        if known is None and (await self._reader.find(run_id))[1].live(self._store.now()):  # its log need not be read to tell
+        if known is None and (await self._reader.find(run_id))[1].live(self._store.now()):  # the lease alone tells; the log is not needed
             self._services.drivers.nudge(run_id)
             return taken
         for again in range(PATIENCE):
@@ -293,7 +292,7 @@ class Desk:
             if not loaded.inbox:
                 break
             live = loaded.run.status in LIVE
-            held = live and loaded.run.interrupted_at is not None and loaded.lease.owner is None  # it is told, and goes on when a person says so
+            held = live and loaded.run.interrupted_at is not None and loaded.lease.owner is None  # the command is recorded, and the run continues when a person resumes it
             if loaded.lease.live(self._store.now()) or (live and not held):
                 self._services.drivers.nudge(run_id)
                 break
@@ -318,11 +317,11 @@ class Desk:
                 if found.ends:
                     await self._children(loaded.run)
                 if len(found.keys) == len(loaded.inbox):
-                    break  # what has come since is settled by whoever put it
+                    break  # a command that has arrived since is settled by the process that put it
         return taken
 
     async def time_out(self, run: records.Run) -> bool:
-        """Injects the timeouts that are due into a run at rest, by the way of decisions (§5.10); False if none is."""
+        """Injects the timeouts that are due into a run at rest, as decisions (§5.10); returns False if none is due."""
         now = self._store.now()
         over = [(w.wait_id, w.deadline) for w in run.waits if run.status in WAITING and w.deadline is not None and w.deadline <= now]
         for wait_id, deadline in over:
@@ -330,9 +329,9 @@ class Desk:
         return bool(over)
 
     async def _leave(self, loaded: Loaded, facts: Iterable[ev.Fact], item: InboxItem | None = None, actor: str = ev.SYSTEM, lost: Draft | None = None) -> bool | None:
-        """Leaves an end that takes something back to whoever drives the run next, for that takes its code (§6.11).
+        """Leaves an end that must undo effects to the process that executes the run next, because undoing needs its code (§6.11).
 
-        None if there is nothing to take back; False if somebody came first.
+        Returns None if there is nothing to undo; False if another process has written first.
         """
         run = loaded.run
         draft = await compensation.leave_end(self._store, run, tuple(facts), Journal.load(self._store, loaded, 0), item)
@@ -342,17 +341,17 @@ class Desk:
         return await self.at_rest(loaded, draft.join(lost or Draft()), actor=by, due=AT_ONCE)
 
     async def note(self, run_id: str, text: str, actor: str) -> None:
-        """Puts an operator's doing on record, if the run rests."""
+        """Records an action of an operator, if the run rests."""
         await self.at_rest(await self._reader.load(run_id), Draft(facts=[ev.NoteAdded(text)]), actor=actor)
 
     async def _children(self, parent: records.Run) -> None:
-        """Settles what an ended parent has put into its children's inboxes, those at rest; owners of live ones see it (§10.12)."""
+        """Settles what a parent that has ended put into the inboxes of its children, if they rest; owners of live children see it themselves (§10.12)."""
         for wait in parent.waits:
             if wait.kind is WaitKind.CHILD and wait.cascade and await self._store.get(wait.name) is not None:
                 await self.settle(wait.name)
 
     async def cancel(self, run_id: str, *, actor: str = "operator", reason: str = "") -> None:
-        """Asks a run to end. At rest, or when its owner is gone, it ends at once; a live one at its next safe boundary (§10.12).
+        """Asks a run to end. If it rests, or its owner is gone, it ends at once; a live run ends at its next safe boundary (§10.12).
 
         Raises:
             AlreadyTerminal: it has ended already.
@@ -365,11 +364,11 @@ class Desk:
             if lease.live(self._store.now()):
                 await self._put(run_id, command)
                 return
-            if loaded.inbox and run.status not in LIVE:  # what came first is taken first
+            if loaded.inbox and run.status not in LIVE:  # earlier commands are taken first
                 await self.settle(run_id)
                 continue
             lost = Draft()
-            if run.status in LIVE:  # its owner is gone, and has not been able to say so
+            if run.status in LIVE:  # its owner is gone without having released the run
                 if not any(isinstance(f, ev.RunCanceled) for f in facts):
                     facts += decisions.mark_run_canceled(run)
                 if lease.owner is not None:
@@ -387,17 +386,17 @@ class Desk:
         raise Conflict(f"other processes keep changing {run_id}", hint="try again")
 
     async def signal(self, target: str, name: str, payload: Any = None, *, key: str | None, actor: str, tenant_id: str | None = None) -> str:
-        """Sends a signal to a run, or to a thread's newest live run; the same key is delivered once (§5.11). Gives the run's id.
+        """Sends a signal to a run, or to a thread's newest live run; a signal with the same key is delivered once (§5.11). Returns the run's id.
 
         Raises:
-            AlreadyTerminal: nobody will ask for it any more. What was delivered under this key before the run ended is no other signal.
+            AlreadyTerminal: the run has ended, so nothing will ask for the signal. A signal that was delivered under this key before that is found again.
         """
         now = self._store.now()
         said = door.signal(name, payload, key=key, actor=actor, fresh=f"{now}-{self._services.entropy() % 10**9}")
         run = await recipients.recipient(self._store, target, said, keyed=key is not None, tenant_id=tenant_id)
         command = replace(said, payload=door.payload(self._fitting(run, name, payload)))
         try:
-            decisions.decide(run, command, now)  # refuses before anything is written
+            decisions.decide(run, command, now)  # raises before anything is written
         except AlreadyTerminal:
             if key is None or (received := await recipients.find_received(self._store, run.run_id, command)) is None:
                 raise
@@ -409,7 +408,7 @@ class Desk:
         return run.run_id
 
     def _fitting(self, run: records.Run, name: str, payload: Any) -> Any:
-        """A signal into a channel of that name, as its annotation has it, if this process has the skill (§3.7).
+        """Checks a signal for a channel of that name against the channel's annotation, if this process has the skill (§3.7).
 
         Raises:
             InvalidInput: it does not fit.
@@ -421,14 +420,14 @@ class Desk:
         return superstep.check_values(program, {name: payload}, "payload", program.writes)[name]
 
     async def answer(self, run: records.Run, payload: Any, *, actor: str = "operator") -> str:
-        """Answers the one open wait of a run (§5.11). Gives the run's id.
+        """Answers the one open wait of a run (§5.11). Returns the run's id.
 
-        A signal gets the payload, a question has it as its answer. What is to be approved is approved, by None and True as it stands, by
-        anything else with these arguments; and denied by False.
+        A wait for a signal gets the payload, and a question gets it as its answer. An approval is given by None and True as it was asked, by any other payload with that
+        payload as its arguments, and it is denied by False.
 
         Raises:
-            AmbiguousWait: several are open; names them.
-            NotDecidable: nothing waits for an answer, or it takes another kind of one.
+            AmbiguousWait: several waits are open; the error names them.
+            NotDecidable: nothing waits for an answer, or only for another kind of answer.
         """
         waits = [w for w in run.waits if w.human or w.kind is WaitKind.SIGNAL]
         if len(waits) > 1:
@@ -442,7 +441,7 @@ class Desk:
         return run.run_id
 
     async def asking(self, target: str) -> records.Run:
-        """The run of that id, or a thread's newest live one; what is queued behind it has nothing to ask yet.
+        """Returns the run with that id, or a thread's newest live run; a run that is queued behind it has nothing to ask yet.
 
         Raises:
             NotDecidable: the runs of that thread have ended.
@@ -455,7 +454,7 @@ class Desk:
         return (await self._reader.find(target))[0]
 
     async def issue(self, wait_id: str, *, actor: str, ttl_us: int) -> str:
-        """A link that answers one wait once (§5.9). The secret is given here and kept nowhere.
+        """Creates a link that answers one wait once (§5.9). The secret is returned here and stored nowhere.
 
         Raises:
             NotDecidable: the wait is not open.
@@ -471,10 +470,10 @@ class Desk:
     async def redeem(
         self, secret: str, action: str, *, feedback: str | None = None, note: str | None = None, payload: Any = ..., tenant_id: str | None = None
     ) -> str:
-        """Decides by a link. A refused attempt does not use it up; the resolver is asked as for anyone (§5.9). Gives the run's id.
+        """Decides a wait by a link. A refused attempt does not use the link up; the resolver is asked as for any actor (§5.9). Returns the run's id.
 
         Raises:
-            TokenRefused: unknown, used, expired, or its wait is answered or closed.
+            TokenRefused: the link is unknown, used or expired, or its wait is answered or closed.
             DecisionConflict: the wait was decided otherwise at the same moment.
         """
         now = self._store.now()
@@ -492,10 +491,10 @@ class Desk:
 
 
 def _only_wait(run: records.Run, action: str) -> str:
-    """The one open wait an answer can mean.
+    """Returns the one open wait that an answer can mean.
 
     Raises:
-        AmbiguousWait: several are open; lists them (§5.11).
+        AmbiguousWait: several are open; the error lists them (§5.11).
         NotDecidable: none is open.
         DecisionConflict: none is open any more, and the last one was decided otherwise a moment ago (§5.6).
     """

@@ -1,9 +1,9 @@
-"""How a run ends: what the reducer of §5.16 is told and what its word does, and what is taken back before it ends (§6.11).
+"""Ends a run: asks the rule of §5.16 for its outcome, applies that outcome, and undoes effects before the run ends (§6.11).
 
-Theory of operation. How the run is to end is written down with the first attempt to take something back; from then on whoever
-drives it goes on with that, and no node runs. Each undo is an effect of its own at a place of its own: on record before
-it acts and after, under a key made of the undone effect's, asked about if nobody knows its outcome. One that fails is on record as failed
-and the rest goes on; one that only a person can settle is waited for, for the order is kept.
+Theory of operation. The way in which the run is to end is recorded together with the first undo. From then on every process that executes the run continues with
+that record, and no node runs. Each undo is an effect of its own at a place of its own: its attempt is recorded before the act and its outcome after it, its key is
+derived from the undone effect's key, and a person is asked if nobody knows the outcome. A failed undo is recorded as failed, and the remaining effects are still
+undone. If only a person can settle an undo, the run waits for that person, so that the order of the undos is kept.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from holdfast.ports import Store
 
 
 class Standing(NamedTuple):
-    """What a run did that can be taken back and has not been, the last one first. ``found``: what a person has said of it that is not on
-    its record yet, for nobody has gone on with the run since."""
+    """Effects of a run that can be undone and have not been, the newest first. ``found``: what people have answered about them that is not in the effects' records
+    yet, because the run has not continued since."""
 
     stack: tuple[Effect, ...]
     found: Draft
@@ -61,7 +61,7 @@ async def _find_standing(store: Store, journal: Journal) -> Standing:
 
 
 def _settle_by_word(effects: list[Effect], journal: Journal, now: int) -> Draft:
-    """What people have said of attempts of this run before anybody went on with it, as their calls would write it down."""
+    """Returns what people have answered about attempts of this run before it continued, in the form in which the calls themselves would record it."""
     draft, known = Draft(), {e.effect_id: e for e in effects}
     given = {d.wait_id: d for d in journal.run.decisions}
     for answer in [r for r in journal.progress.records.values() if r.kind == "wait"]:
@@ -77,13 +77,13 @@ def _settle_by_word(effects: list[Effect], journal: Journal, now: int) -> Draft:
 
 
 def find_begun(progress: Progress) -> StepRecord | None:
-    """How the run is to end, if it has begun to take back."""
+    """Returns the record of how the run is to end, if it has begun to undo effects."""
     return progress.records.get(core.PLACE)
 
 
 def tell_only(progress: Progress, facts: Iterable[ev.Fact]) -> list[ev.Fact] | None:
-    """What is written of a deadline that would end a run which takes back already, and ends by that: that it has passed. None where it is no deadline, or that of a
-    question about what is taken back: then the run ends as it stands."""
+    """Returns the facts to write for a deadline that would end a run which already undoes its effects in order to end: only that the deadline has passed. Returns None if
+    the facts are no such deadline, or the deadline of a question about an undo: then the run ends as it stands."""
     if find_begun(progress) is None:
         return None
     passed: list[ev.Fact] = [f for f in facts if isinstance(f, ev.WaitTimedOut) and decisions.place(f.decision.wait_id)[0] != core.TASK]
@@ -91,15 +91,15 @@ def tell_only(progress: Progress, facts: Iterable[ev.Fact]) -> list[ev.Fact] | N
 
 
 def rests(journal: Journal) -> bool:
-    """Whether taking back has begun, and rests: whoever ends the run now ends it as it stands. A run that is about to go on rests no more."""
+    """Whether the run has begun to undo effects and waits in between; if it is ended then, it ends as it stands. A run that is about to continue does not wait any more."""
     goes_on = any(isinstance(f, ev.RunResumed) for f in journal.held.facts)
     return find_begun(journal.progress) is not None and journal.run.status in WAITING and not goes_on
 
 
 async def leave_end(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal: Journal, item: InboxItem | None = None) -> Draft | None:
-    """What is written in place of an end that nobody is there to carry out: whoever drives the run next takes back and ends it.
+    """Returns what is written instead of an end that no process is there to carry out: the process that executes the run next undoes its effects and ends it.
 
-    None if there is nothing to take back, or taking back has begun and rests: then the run ends as it stands.
+    Returns None if there is nothing to undo, or if undoing has begun and waits: then the run ends as it stands.
     """
     record = core.ending(facts)
     if record is None or find_begun(journal.progress) is not None or not (await _find_standing(store, journal)).stack:
@@ -109,10 +109,10 @@ async def leave_end(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal:
 
 
 def refuse_to_go_on(run: Run, effects: list[Effect], head: Checkpoint) -> None:
-    """Refuses to resume a run after what its completed steps did was taken back.
+    """Refuses to resume a run after effects of its completed steps were undone.
 
     Raises:
-        EffectsUndone: naming it, and the way out.
+        EffectsUndone: names the effects, and what to do instead.
     """
     gone = core.find_taken_back(effects, run.run_id, head)
     if gone:
@@ -123,7 +123,7 @@ def refuse_to_go_on(run: Run, effects: list[Effect], head: Checkpoint) -> None:
 
 
 async def take_back(services: Services, journal: Journal, program: Program, end: Draft) -> tuple[Draft, Source] | None:
-    """Takes back what can be, before the run ends by ``end``; gives what it rests with then, None if nothing was to be done.
+    """Undoes what can be undone, before the run ends by ``end``; returns the draft and the source of its last commit, or None if there was nothing to do.
 
     Raises:
         LeaseLost, StoreError: the run is left as the last commit made it.
@@ -139,7 +139,7 @@ async def take_back(services: Services, journal: Journal, program: Program, end:
             return None
         journal.hold(Draft(facts=core.before(end.facts), results=[record]).join(Draft(results=end.results, took=end.took)))
     if standing.found:
-        await journal.save(standing.found)  # each undo is judged by what is on record
+        await journal.save(standing.found)  # each undo depends on what is recorded
     for effect in standing.stack:
         try:
             await _Undoing(services, journal, program, effect).run()
@@ -151,14 +151,14 @@ async def take_back(services: Services, journal: Journal, program: Program, end:
 
 
 async def _nothing(state: Any) -> None:
-    """The call of the node in whose name effects are taken back: it is never made."""
+    """The function of the node in whose name effects are undone; it is never called."""
 
 
 NODE = Node(name=core.TASK, call=_nothing)
 
 
 class _Undoing:
-    """One effect being taken back."""
+    """Undoes one effect."""
 
     def __init__(self, services: Services, journal: Journal, program: Program, effect: Effect) -> None:
         self._services = services
@@ -170,7 +170,7 @@ class _Undoing:
         self._name = effect.undo.rpartition(":")[2].rpartition(".")[2]
 
     async def run(self) -> None:
-        """Once in this ending of the run; a failure is on record and no reason to leave the rest.
+        """Undoes the effect, once for this end of the run. A failure is recorded and does not stop the other undos.
 
         Raises:
             Suspend: a person is asked.
@@ -182,7 +182,7 @@ class _Undoing:
             await self._take_back()
         except (LeaseLost, StoreError):
             raise
-        except Exception as e:  # the author's function, which may raise anything
+        except Exception as e:  # the user's function may raise anything
             if self._journal.dead is not None:
                 raise make_own(self._journal.dead) from None
             if self._journal.record(core.TASK, self._path) is None:
@@ -207,7 +207,7 @@ class _Undoing:
         return Performance(self._attempt, undo, args, options, self._name, self._path)
 
     async def _ask(self) -> Decision:
-        """What a person did, where this process cannot tell which function it is."""
+        """Asks a person to undo the effect by hand, because this process cannot find the function; returns the answer."""
         prompt = (
             f"{self._effect.capability} is to be undone by {self._name}, which the process that executes the run cannot find. "
             "Undo it by hand and record that, or abandon it."
@@ -223,7 +223,7 @@ class _Undoing:
         )
 
     async def _ask_policy(self) -> None:
-        """Asks the policy in force whether this may be taken back (§6.11). An answer on record under it is honoured.
+        """Asks the current policy whether this effect may be undone (§6.11). An answer that is recorded under the same policy counts.
 
         Raises:
             EffectFailed: it may not.
@@ -258,12 +258,12 @@ class _Undoing:
         )
 
     async def _block(self, why: str) -> EffectFailed:
-        """What a policy or a person forbids stays done, and the ledger says so."""
+        """Records that a policy or a person has forbidden the undo, in the ledger too."""
         options = Options(undoes=self._effect, side_effects=self._effect.effect_class.value)
         return await self._performance(_nothing, (), options).block(why)
 
     def _fail(self, error: Exception) -> None:
-        """A failure that left no record of its own."""
+        """Records a failure that has left no record of its own."""
         value = record(error, where=self._path)
         fact = ev.StepFailed(self._journal.progress.checkpoint.step + 1, core.TASK, value, path=self._path)
         self._journal.hold(Draft(facts=[fact], results=[StepRecord(core.TASK, self._path, self._name, error=value, kind="effect")]))
@@ -275,18 +275,18 @@ def _read_given(journal: Journal) -> Decision | None:
 
 
 def find_sent_back(journal: Journal) -> str | None:
-    """What a reviewer wants changed, if that is what the review came to."""
+    """Returns the feedback of a reviewer who has sent the result back; otherwise None."""
     given = _read_given(journal)
     return given.feedback if given is not None and given.action == RETRY else None
 
 
 def redone(program: Program, journal: Journal) -> tuple[str, ...]:
-    """The nodes that are done again: as the code that is here names them, since the question may be older than it."""
+    """Returns the nodes that run again after a review, under the names that the current code gives them, since the question may be older than the code."""
     return reviews.redone(program, journal.progress.checkpoint)
 
 
 def outcome(services: Services, program: Program, journal: Journal, delivery: str | None = None) -> Terminal:
-    """What becomes of the run. A consent given under another policy does not count (§5.8)."""
+    """Returns how the run ends. A consent that was given under another policy does not count (§5.8)."""
     run, given = journal.run, _read_given(journal)
     kinds = REVIEWS if services.policy is None else services.policy.reviews
     return resolve_terminal_outcome(
@@ -299,14 +299,14 @@ def outcome(services: Services, program: Program, journal: Journal, delivery: st
 
 
 def source(run: Run, ends: Terminal) -> Source:
-    """What the last checkpoint comes from."""
+    """Returns the source of the run's last checkpoint."""
     if ends is Terminal.DONE:
         return Source.LOOP
     return Source.WAIT if ends is Terminal.AWAITING_HUMAN_REVIEW and not run.unattended else Source.CANCEL
 
 
 def facts(services: Services, program: Program, journal: Journal, ends: Terminal, delivery: str | None) -> Facts:
-    """The facts of that outcome. A review is asked under an id of its own each time."""
+    """Returns the facts of that outcome. Each review is asked under a new wait id."""
     run, given = journal.run, _read_given(journal)
     if ends is not Terminal.AWAITING_HUMAN_REVIEW:
         return decisions.apply_outcome(run, ends, why="delivery_rejected" if delivery == REJECTED else "halted")
