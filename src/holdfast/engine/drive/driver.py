@@ -1,8 +1,8 @@
-"""One claimed run, driven to its next rest.
+"""Executes one claimed run until it next rests.
 
-Theory of operation. The driver owns the run's journal for as long as the lease lasts. It enters (starts, resumes or recovers the run), then goes
-round: execute the pending tasks, barrier, commit; until nothing is runnable, all that is left waits, or something failed. Each way out is one commit
-that also gives the lease back. A crash between any two lines leaves a log from which the next claimer's driver enters at the same place.
+Theory of operation. The driver owns the run's journal for as long as the lease lasts. It enters the run (starts, resumes or recovers it), and then repeats:
+execute the pending tasks, cross the barrier, commit; until nothing can run, all remaining tasks wait, or something failed. Each way out is one commit
+that also releases the lease. After a crash between any two lines, the driver of the next owner enters the run at the same point of its log.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ MOST_DOUBLED = 3  # how often the lease is doubled for a run whose owners were l
 
 
 class Driver:
-    """Drives one run; made for one claim and thrown away after it."""
+    """Executes one run; created for one claim and used once."""
 
     def __init__(self, services: Services, program: Program, journal: Journal, *, step_limit: int | None = None, forced: bool = False) -> None:
         self._services = services
@@ -90,26 +90,26 @@ class Driver:
 
     @functools.cached_property
     def _news(self) -> asyncio.Event:
-        """Set when an answer has been recorded, for tasks beside each other."""
+        """Set when an answer has been recorded; parallel tasks wait for it."""
         return asyncio.Event()
 
     # -- news while it is driven --------------------------------------------------------------------
 
     def nudge(self) -> None:
-        """A hint that the run's inbox may have something, or that a deadline has passed (§1.5)."""
+        """Notes that the run's inbox may have something, or that a deadline has passed (§1.5)."""
         if self._going and (self._attending is None or self._attending.done()):
             self._attending = asyncio.ensure_future(self._attend())
             self._attending.add_done_callback(self._note_attended)
         else:
-            self._again = True  # the entry reads the inbox by itself; what came after that is looked at then
+            self._again = True  # entering the run reads the inbox; what comes later is read after that
 
     @property
     def stops(self) -> bool:
-        """Whether the run goes no further at this boundary, or its step was cut."""
+        """Whether the run must stop at this boundary, or its step was cut off."""
         return self._cut or self._end is not None or self._broken is not None or self.journal.safe_points.asked
 
     def drain(self) -> None:
-        """Hands the run back at its next safe boundary; a step under way comes to its end first (§10.13)."""
+        """Makes the run be handed back at its next safe boundary; a step in progress finishes first (§10.13)."""
         self.journal.safe_points.ask()
 
     def _at_safe_point(self) -> None:
@@ -118,13 +118,13 @@ class Driver:
             failures.cancel(self.scope)
 
     async def _attend(self) -> None:
-        """Turns news into facts while steps run: an answer re-enters its task, a cancel closes the step's scope (§10.12)."""
+        """Turns commands and deadlines into facts while steps run: an answer re-enters its task, a cancel ends the current step (§10.12)."""
         while not self._over and self._end is None:
             self._again = False
             async with self._lock:
                 if not self._over and self.journal.dead is None and self.journal.tip is not None and self.journal.run.status in LIVE:
                     await self._take(tuple(await self._services.store.inbox(self.journal.run.run_id)))
-                    self._services.drivers.expect(self.journal.run.run_id, self.journal.due)  # one that clocks have put off again, too
+                    self._services.drivers.expect(self.journal.run.run_id, self.journal.due)  # also a deadline that a changed clock has put off
             if not self._again:
                 return
 
@@ -133,12 +133,12 @@ class Driver:
             self.broke(error)
 
     def broke(self, error: BaseException) -> None:
-        """What looks after this run beside its steps has failed: the run stops with that error (X-14)."""
+        """Stops the run with the error of a task that watches it beside its steps (X-14)."""
         self._broken = error
         self._interrupt()
 
     async def _take(self, inbox: tuple[InboxItem, ...]) -> None:
-        """Turns commands into facts, one commit each (§1.6). One that ends the run is kept for the safe boundary in ``_end``."""
+        """Turns commands into facts, one commit each (§1.6). A command that ends the run is kept in ``_end`` for the safe boundary."""
         for item in inbox:
             await self.journal.command(lambda run, item=item: self._become(item, run), getattr(item.command, "actor", ev.SYSTEM))  # type: ignore[misc]
             if self._end is not None:
@@ -147,7 +147,7 @@ class Driver:
         await self._time_out()
 
     def _become(self, item: InboxItem, run: Run) -> Draft | None:
-        """What a command becomes of this run; None if it ends the run and waits for the boundary."""
+        """Returns the draft of a command; None if the command ends the run and must wait for the boundary."""
         found = decisions.take(run, [(item.key, item.command)], self._services.clock.now())
         facts = compensation.tell_only(self.journal.progress, found.facts) if found.ends else found.facts
         if facts is None:
@@ -163,14 +163,14 @@ class Driver:
         return draft
 
     async def _time_out(self) -> None:
-        """Injects the timeouts that are due. A timeout and an answer share one inbox key: whoever put theirs first wins (§5.6)."""
+        """Injects the timeouts that are due. A timeout and an answer share one inbox key: the first to be put wins (§5.6)."""
         run = self.journal.run
         now = self._services.clock.now() if run.waits else 0
         for wait in run.waits:
             if wait.deadline is None or wait.deadline > now or self._end is not None or wait not in self.journal.run.waits:
                 continue
             command = cmd.FireTimeout(wait.wait_id, wait.deadline)
-            for key in (command.key, f"{command.key}!"):  # whatever was taken under the first did not end the wait: nothing else ever would
+            for key in (command.key, f"{command.key}!"):  # an item under the first key was taken and did not end the wait, so it would stay open for ever
                 item = await self._services.store.put(InboxItem(run_id=run.run_id, key=key, command=command, put_at=now))
                 if item.taken_seq is None:
                     await self._take((item,))
@@ -180,11 +180,11 @@ class Driver:
         return Draft(facts=list(decisions.mark_run_canceled(self.journal.run)))
 
     def _ending(self, item: InboxItem) -> Draft:
-        """The draft of a command that ends the run, decided on the run as it stands at the boundary."""
+        """Returns the draft of a command that ends the run, decided on the run as it is at the boundary."""
         return Draft(facts=list(decisions.decide(self.journal.run, item.command, self._services.clock.now())), took=[item.key])
 
     def _interrupt(self) -> None:
-        """Closes the scope of the step in hand, once no effect is in flight, or after a grace by force."""
+        """Ends the current step once no effect is in flight, or after a grace period by force."""
         if self.scope is not None and self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
 
@@ -202,17 +202,17 @@ class Driver:
                     failures.cancel(act.task)
             if threads := [act.name for act in acts if act.task is None]:
                 waits = f"cancelling: waiting for {', '.join(threads)} in a thread, which nothing can end"
-                with contextlib.suppress(HoldfastError):  # the driver meets what the store says with its own commit
+                with contextlib.suppress(HoldfastError):  # the driver's own commit will meet the same error of the store
                     await journal.save(Draft(facts=[ev.NoteAdded(waits)]))
 
     async def _threads_end(self) -> None:
-        """A run has not ended while a thread of it still acts outside, though its step may have timed out (§6.5)."""
+        """Waits while a thread of the run still carries out an effect, even if its step has timed out: the run must not end before it (§6.5)."""
         mine = f"{self.journal.run.run_id}."
         while any(effect_id.startswith(mine) and turn.startswith("thread") for effect_id, turn in list(self._services.acting)):
             await self._services.store.wait_for_change(LOOK_SECONDS)
 
     async def _end_or_hand_back(self) -> bool:
-        """Commits the end that a command asked for, or hands the run back. True: it rests."""
+        """Commits the end that a command asked for, or hands the run back; returns whether the run rests."""
         if self._end is None:
             return await self._hand_back()
         await self._threads_end()
@@ -223,7 +223,7 @@ class Driver:
         return True
 
     async def _rest_for_good(self, draft: Draft, source: Source) -> None:
-        """Ends the run over whatever waits in its inbox: all of that came too late, and the log says so."""
+        """Ends the run; commands that are still in its inbox came too late, and the log says so."""
         journal = self.journal
         for _ in range(PATIENCE):
             late = await self._services.store.inbox(journal.run.run_id)
@@ -239,10 +239,10 @@ class Driver:
         raise Conflict(f"other processes keep sending commands to {journal.run.run_id}", hint="resume it")
 
     async def ends(self, write: Callable[[], Awaitable[None]]) -> bool:
-        """Ends the run, unless a command was put into its inbox meanwhile: then nothing is written and the command is taken (§10.12)."""
+        """Ends the run, unless a command was put into its inbox meanwhile: then nothing is written, and the command is taken (§10.12)."""
         async with self._lock:
             if self._end is not None:
-                return False  # it was asked just now
+                return False  # a command to end the run has just come
             self._over = True
             try:
                 await write()
@@ -260,7 +260,7 @@ class Driver:
         return True
 
     async def _put_off(self, later: tuple[Later, ...]) -> bool:
-        """Rests until a limit has room: nothing is held meanwhile, and whoever makes room makes the run due (§10.11)."""
+        """Rests until a limit has room: no slot is held meanwhile, and a slot that becomes free makes the run due (§10.11)."""
         async with self._lock:
             if self._end is not None:
                 return False
@@ -272,10 +272,10 @@ class Driver:
     # -- entering -----------------------------------------------------------------------------------
 
     async def drive(self, claim: Claim | None = None, inbox: tuple[Any, ...] = (), *, named: bool = False) -> Run:
-        """Drives to the next rest and returns the run as it rests then. ``named``: a person asked for this very run.
+        """Executes the run until it next rests, and returns it as it is then. ``named``: a person asked for this very run.
 
         Raises:
-            LeaseLost, StoreError: the run is left as the last commit made it; somebody else goes on (§1.12).
+            LeaseLost, StoreError: the run is left as the last commit made it; another process continues it (§1.12).
         """
         try:
             run = await self._drive(claim, inbox, named)
@@ -284,7 +284,7 @@ class Driver:
             return run
         finally:
             self._over = True
-            self.journal.safe_points.on_reached = call_nobody  # it refers back to this: the run and its values would be freed by the garbage collector alone
+            self.journal.safe_points.on_reached = call_nobody  # breaks a reference cycle; else only the garbage collector would free the run and its values
             self._services.quarantine.leave(self.journal.progress.checkpoint.run_id)
             if self._doubled:
                 self._services.lengthen(self.journal.progress.checkpoint.run_id, 1)
@@ -296,7 +296,7 @@ class Driver:
     async def _drive(self, claim: Claim | None, inbox: tuple[Any, ...], named: bool) -> Run:
         journal = self.journal
         if claim is None and journal.run.terminal:
-            return journal.run  # it ended with its birth
+            return journal.run  # its first commit has ended it
         if journal.progress.older is not None:
             await journal.catch_up()
         if claim is not None:
@@ -321,12 +321,12 @@ class Driver:
             return journal.run
         early = journal.run.begins_at if journal.run.status is Status.PENDING and not named else None
         if early is not None and early > self._services.store.now():
-            await journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]), due=early)  # something was put, but its time has not come
+            await journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]), due=early)  # a command was put, but the run's time to begin has not come
             return journal.run
         if journal.run.status in AT_REST - {Status.PENDING} and not await self._reenter():
             return journal.run
         if undone.PLACE in journal.progress.records:
-            self._end = Draft  # it goes by what is written down about its end
+            self._end = Draft  # the recorded end decides how it ends
             await self._end_or_hand_back()
             return journal.run
         if journal.run.source_run_id is not None:
@@ -340,7 +340,7 @@ class Driver:
         return journal.run if journal.run.status in TERMINAL else await self._rounds()
 
     async def _enter(self, claim: Claim | None) -> None:
-        """Waits until the run may be driven beside others; one that may end the process is driven alone (``Quarantine``)."""
+        """Waits until the run may execute beside others; a run that may end the process executes alone (``Quarantine``)."""
         progress = self.journal.progress
         self._suspect = claim is not None and (progress.takeovers > 0 or progress.cuts > 1) and not self._late and self._why_spent() is None
         await self._services.quarantine.enter(progress.checkpoint.run_id, suspect=self._suspect, waits=claim is not None)
@@ -348,15 +348,15 @@ class Driver:
 
     @property
     def fresh(self) -> bool:
-        """Whether its driving has begun a moment ago."""
+        """Whether the driver began to execute the run a moment ago."""
         return self._began is not None and self._services.clock.monotonic() - self._began < ALONE_SECONDS
 
     def _is_taken_over(self, claim: Claim) -> bool:
-        """Whether another owner had it. Taking one's own run up again, after an outage or a late renewal, counts nowhere (§10.6)."""
+        """Whether another owner had the run. A process that claims its own run again, after an outage or a late renewal, does not count (§10.6)."""
         return claim.previous_owner not in (None, self._services.owner)
 
     def _entry(self, claim: Claim, named: bool) -> list[ev.Fact]:
-        """The facts that ride in the first commit under a new fence (§1.4)."""
+        """Returns the facts to write with the first commit under a new fence (§1.4)."""
         facts: list[ev.Fact] = [ev.RunClaimed(self._services.owner, claim.fence & 0xFFFFFFFF)]
         run = self.journal.run
         if claim.previous_owner == self._services.owner and run.status in LIVE:
@@ -364,7 +364,7 @@ class Driver:
         if claim.previous_owner is not None and run.status in LIVE:
             expired = ev.AttemptLeaseExpired(claim.previous_owner, claim.cause)
             progress = self.journal.progress
-            # One that its last owner had claimed, and not begun, when that died of another run, has killed nobody.
+            # If its last owner had claimed it but not begun it, another run has killed that owner.
             begun = not progress.takeovers or progress.fence in (0, counter(claim.fence) - 1)
             if (run.recovery == "hold" and not named) or self._why_spent() is not None:
                 return [expired, *facts]
@@ -381,7 +381,7 @@ class Driver:
         return facts
 
     async def _stop_here(self, named: bool) -> bool:
-        """Whether a run that was taken over must not simply go on (§10.6): held for a person, or out of takeovers."""
+        """Whether a run that was taken over must not simply continue (§10.6): it is held for a person, or has used up its takeovers."""
         run = self.journal.run
         if run.status not in LIVE:
             return False
@@ -391,7 +391,7 @@ class Driver:
         if (spent := self._why_spent()) is not None:
             await self._fail(Draft(), spent, record(spent))
             return True
-        # A step that kills its owners before their first commit must be counted all the same.
+        # This commit counts a step that kills its owners before their own first commit.
         await self.journal.save(Draft())
         late = self.journal.progress.late + self._late
         self._doubled = late > 0
@@ -400,7 +400,7 @@ class Driver:
         return False
 
     def _why_spent(self) -> StepFailure | None:
-        """Why a run that has used up one of its two budgets of owners does not go on: those that died, or those that lived and were late."""
+        """Returns why a run does not continue that has used up one of its two budgets: for owners that died, or for owners that were late."""
         progress, most = self.journal.progress, self._services.max_takeovers
         if self._late and progress.late >= most:
             said = f"{progress.late} owners in a row renewed their lease too late, without any progress in between"
@@ -412,14 +412,14 @@ class Driver:
         return None
 
     async def begin(self, born: Draft | None = None, carried_values: CarriedValues | None = None, writes: Mapping[str, Any] | None = None) -> None:
-        """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit; ``carried_values`` is what its
-        thread has for it, where that was read already, ``writes`` its input, where that is at hand.
+        """Writes the first checkpoint: the input through the reducers. With ``born`` the same commit creates the run. ``carried_values``: what its thread
+        carries, if it was read already; ``writes``: its decoded input, if the caller has it.
 
-        A reducer that refuses the input ends the run failed.
+        A reducer that refuses the input ends the run as failed.
         """
         journal = self.journal
         given = journal.progress.results.get(cps.INPUT_TASK)
-        kept = given is None  # it ended before it began; its one checkpoint holds the input (§2.4)
+        kept = given is None  # it ended before it began; its only checkpoint holds the input (§2.4)
         if given is None:
             given = TaskResult(cps.INPUT_TASK, writes=canon.encode(canon.FrozenDict(journal.progress.checkpoint.values)))
         draft = born or Draft()
@@ -431,7 +431,7 @@ class Driver:
             delta, checkpoint = starts.first(self._program, journal.progress.checkpoint, given, values, inline=kept, carries=carried, writes=writes)
         except BaseException as raised:  # a reducer that refuses the input
             e = contain(raised, "a reducer")
-            if born is not None:  # its first commit is its last
+            if born is not None:  # its first commit also ends it
                 draft.facts += [ev.RunStarted(), ev.RunFailed(decisions.stop_reason(e), record(e))]
                 await journal.rest(draft, Source.FAILURE)
                 return
@@ -444,7 +444,7 @@ class Driver:
         await journal.checkpoint(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner, found=journal.tip is not None), behind=behind, follows=None if carried_values is None else carried_values.follows)
 
     async def _begin_there(self) -> None:
-        """A replay or fork starts at the checkpoint it was born with (§7.6)."""
+        """Starts a replay or a fork at the checkpoint that it was created with (§7.6)."""
         journal = self.journal
         facts: list[ev.Fact] = [ev.RunStarted()] if journal.run.status is Status.PENDING else []
         if journal.run.origin == door.REPLAY and journal.echo is not None and journal.echo.last > journal.progress.checkpoint.step:
@@ -457,7 +457,7 @@ class Driver:
         await journal.checkpoint(Draft(facts=facts), delta, checkpoint)
 
     async def _reenter(self) -> bool:
-        """Leaves a wait if an answer has come (§2.7); otherwise gives the run back as it was."""
+        """Leaves a wait if an answer has come (§2.7); otherwise hands the run back unchanged."""
         run = self.journal.run
         if not run.decisions and not self._is_woken():
             await self.journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
@@ -477,7 +477,7 @@ class Driver:
         steps = 0
         journal = self.journal
         try:
-            superstep.expect(self._program, journal.progress.checkpoint.pending)  # a barrier plans only what the program has
+            superstep.expect(self._program, journal.progress.checkpoint.pending)  # only at the entry: a barrier plans only nodes that the program has
             if journal.echo is not None or journal.progress.borrows:
                 await lineage.expect_standing(self._services, journal)
         except StepFailure as e:
@@ -490,7 +490,7 @@ class Driver:
             self.nudge()
         while True:
             checkpoint = journal.progress.checkpoint
-            if not checkpoint.pending or reviews.AT in journal.progress.records:  # a person's answer to the review is not acted upon yet
+            if not checkpoint.pending or reviews.AT in journal.progress.records:  # a review was answered, and the answer has not been applied yet
                 if await self._finish(Draft()) or (self._end is not None and await self._end_or_hand_back()):
                     return journal.run
                 continue
@@ -523,18 +523,18 @@ class Driver:
                 self._services.quarantine.clear(journal.run.run_id)
 
     def _enters(self, checkpoint: Checkpoint) -> bool:
-        """Whether some task is to be entered: what only waits is no super-step of this invocation (§4.9)."""
+        """Whether any task will run: if all tasks only wait, that is no super-step of this invocation (§4.9)."""
         known, parked = self.journal.progress.results, self._parked
         return any(t.key not in known and (t.key not in parked or any(self.journal.has_answer(w) for w in parked[t.key])) for t in checkpoint.pending)
 
     async def _superstep(self, pending: tuple[Task, ...], ahead: Ahead | None) -> bool:
-        """Executes the pending tasks in a scope that a command may close (§10.12). True if the run rests now."""
+        """Executes the pending tasks; a command may end them (§10.12). Returns whether the run rests now."""
         me = self.scope = self._task
         assert me is not None
         try:
             outcome = await (self._single(pending[0], ahead) if len(pending) == 1 and not self._parked else self._parallel(pending))
         except asyncio.CancelledError:
-            # Ours, unless somebody outside cancelled too; then the run stays where its last commit left it.
+            # This cancel is our own, unless the task was canceled from outside too; then the run stays as its last commit left it.
             if not self._cut or failures.uncancel(me) > 0:
                 raise
             if self._broken is not None:
@@ -545,17 +545,17 @@ class Driver:
         if self._broken is not None:
             raise self._broken
         if self._cut:
-            failures.uncancel(me)  # the step ended, or swallowed it, before the cancel could reach it
+            failures.uncancel(me)  # the step ended, or swallowed the cancel, before the cancel took effect
             if outcome.left is not None:
                 self.journal.hold(outcome.left)
             return await self._end_or_hand_back()
         try:
             return await self._conclude(outcome)
         finally:
-            del outcome  # it holds an error, whose traceback may refer to this frame
+            del outcome  # it holds an error whose traceback may refer to this frame
 
     async def _single(self, task: Task, ahead: Ahead | None) -> Outcome:
-        """A super-step of one task: its result and the barrier are one commit."""
+        """Executes a super-step of one task: its result and the barrier are one commit."""
         key = task.key
         known = self.journal.progress.results.get(key)
         if known is not None:
@@ -568,7 +568,7 @@ class Driver:
                 begun, ahead = ahead, None
                 finished = await execute(self._services, self.journal, self._program, task, place=Place(key), ahead=begun)
             except Suspend as s:
-                if any([self.journal.has_answer(w) for w in s.waits]):  # noqa: C419 - without a turn of this frame for each
+                if any([self.journal.has_answer(w) for w in s.waits]):  # noqa: C419 - a list is faster than a generator here
                     continue
                 return Outcome(waits=s.waits)
             except Crowded as c:
@@ -582,16 +582,16 @@ class Driver:
             return Outcome({key: finished.result}, {key: finished.writes}, {key})
 
     async def _parallel(self, pending: tuple[Task, ...]) -> Outcome:
-        """Several tasks at once; what finishes is durable at once and never run again (§4.6)."""
+        """Executes several tasks at once; each result is durable as soon as its task ends, and that task never runs again (§4.6)."""
         self.journal.safe_points.clear()
         checkpoint, known = self.journal.progress.checkpoint, self.journal.progress.results
         if checkpoint.held and self._find_barrier(known) is not None:
-            return Outcome({t.key: known[t.key] for t in pending if t.key in known})  # its barrier comes before anything else is done
+            return Outcome({t.key: known[t.key] for t in pending if t.key in known})  # its barrier is crossed before any task runs
         parked, self._parked = self._parked, {}
         return await Round(self._services, self.journal, self._program, pending, parked, self._find_barrier, self._news).run()
 
     async def _conclude(self, o: Outcome) -> bool:
-        """Does with the run what came of its super-step, in one commit with what of it is not durable yet. True if it rests now."""
+        """Applies the outcome of a super-step, in one commit with the results that are not durable yet. Returns whether the run rests now."""
         if o.failed is not None:
             return await self._step_failed(o.left or Draft(), o.failed)
         if o.stopped is not None:
@@ -617,13 +617,13 @@ class Driver:
         return await self._barrier(o.results, o.inline, o.decoded, taken)
 
     def _before(self, step: int) -> Ended | None:
-        """How the barrier of this number went in the run that this one repeats, if that was no plain one (§7.6)."""
+        """Returns how the barrier with this number went in the run that this one repeats, if it was not a plain one (§7.6)."""
         echo, recording = self.journal.echo, self._services.recording
         known = None if echo is None else echo.ended.get(step)
         return known if known is not None or recording is None else recording.find_end(self.journal.run.run_id, step)
 
     def _find_barrier(self, results: Mapping[str, TaskResult]) -> tuple[Task, ...] | None:
-        """The tasks of the super-step that ends with these results, None if none does yet. What is repeated goes in the order it went in."""
+        """Returns the tasks of the super-step that ends with these results, or None if none ends yet. A repeated run keeps the order of the original."""
         checkpoint = self.journal.progress.checkpoint
         before = self._before(checkpoint.step + 1) if self._repeats else None
         if before is not None and set(before.tasks) <= {t.key for t in checkpoint.pending}:
@@ -636,11 +636,11 @@ class Driver:
     async def _barrier(
         self, results: Mapping[str, TaskResult], inline: set[str], decoded: Mapping[str, Mapping[str, Any]], taken: tuple[Task, ...] | None = None
     ) -> bool:
-        """The commit that carries a super-step across; the last one also ends the run. True if it rests now. ``taken`` are the tasks that
-        have come to their end, None for all that are pending; the others wait on (§5.11)."""
+        """Writes the commit that crosses a super-step's barrier; the last one also ends the run. Returns whether the run rests now. ``taken``: the tasks that
+        have ended, or None for all pending tasks; the other tasks keep waiting (§5.11)."""
         try:
             return await self._cross(results, inline, decoded, taken)
-        except (StatementFailed, StepFailure) as e:  # the application's own tables say no, or its source does: the run stands where it stood, and its finished tasks are kept
+        except (StatementFailed, StepFailure) as e:  # the application's tables, or the replayed run, refuse: the run stays, and its finished tasks are kept
             return await self._note_uncrossed(results, inline, e)
 
     async def _note_uncrossed(self, results: Mapping[str, TaskResult], inline: set[str], e: Exception) -> bool:
@@ -656,7 +656,7 @@ class Driver:
             delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals(), taken=taken)
             if journal.tip is not None and (len(inline) > 1 or journal.stored > ROOM):
                 self._weigh(parent, moved, results, inline)
-        except BaseException as raised:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
+        except BaseException as raised:  # only the user's reducers can raise here, and their error is a failure of the run
             return await self._note_uncrossed(results, inline, contain(raised, "a reducer"))
         draft = Draft(facts=cps.list_ends(parent, delta.done))
         if taken is not None:
@@ -687,23 +687,23 @@ class Driver:
         return await self._end_or_hand_back()
 
     def _ends_well(self, delivery: str | None) -> bool:
-        """Whether a run that has nothing left to do is done; nobody has to be asked where no kind of work, handoff, review or delivery is in question."""
+        """Whether a run with nothing left to do has completed without a further question: it has no kind of work, handoff, review or delivery."""
         journal, program = self.journal, self._program
         if delivery is None and program.kind is None and journal.run.active_handoff is None and reviews.AT not in journal.progress.records:
             return True
         return compensation.outcome(self._services, program, journal, delivery) is Terminal.DONE
 
     def _weigh(self, parent: Checkpoint, moved: Checkpoint, results: Mapping[str, TaskResult], inline: set[str]) -> None:
-        """Holds what channels become by a barrier against their bound (§14.3), where so much is stored that one may have passed it.
+        """Checks the size of the channels after a barrier (§14.3), if so much is stored that a channel may have exceeded its bound.
 
         Raises:
-            TooLarge: naming the channel.
+            TooLarge: names the channel.
         """
         if self.journal.stored + sum(map(len, filter(None, map(_writes, map(results.__getitem__, inline))))) > ROOM:
             self.journal.weights.hold(self._program.channels, parent.values, moved.writes.values(), moved.values)
 
     def _signals(self) -> tuple[TaskResult, ...]:
-        """The signals that came since the last barrier, as writes at this one (§5.11)."""
+        """Returns the signals that came since the last barrier, as writes of this one (§5.11)."""
         news = self.journal.progress.news
         own = superstep.write_signals(self._program, [(f.name, f.payload) for f in news]) if news else ()
         before = self._before(self.journal.progress.checkpoint.step + 1) if self._repeats else None
@@ -713,18 +713,18 @@ class Driver:
         return (*own, *(msgspec.structs.replace(s, task=f"{cps.SIGNAL}{n}") for n, s in theirs))
 
     def _is_woken(self) -> bool:
-        """Whether a signal has come that lets a node run, though all that is pending waits (§5.11)."""
+        """Whether a signal has come that lets a node run although all pending tasks wait (§5.11)."""
         if (echo := self.journal.echo) is not None and max(echo.ended, default=0) > self.journal.progress.checkpoint.step:
-            return False  # it goes with the next of the barriers that are repeated
+            return False  # the signal belongs to one of the barriers that are still to be repeated
         signals = self._signals()
         try:
             return bool(signals) and superstep.wakes(self._program, self.journal.progress.checkpoint, signals, self.journal.progress.results)
         except BaseException as e:
             contain(e, "a reducer")
-            return True  # the barrier meets it again, and says so
+            return True  # the barrier will raise the same error and record it
 
     def _outbox(self, draft: Draft, done: list[TaskResult]) -> None:
-        """Intents and ledger rows of the finished tasks, under keys that a recomputation makes again (§9.2)."""
+        """Adds the intents and ledger rows of the finished tasks, under keys that are the same if a task is computed again (§9.2)."""
         run = self.journal.run
         now, echo = self._services.clock.now(), self.journal.echo
         for result in done:
@@ -735,7 +735,7 @@ class Driver:
                 key = write.key or f"{run.lineage_root if echo is None else echo.scope}.{place}"
                 if echo is not None and (sent := echo.intents.get(place)) is not None and run.replay_effects != ReplayPolicy.REEXECUTE:
                     if intents.same(sent, write.type, write.payload):
-                        continue  # the source sent it, or will: it is not sent again (§7.8, T-72)
+                        continue  # the source run has sent it, or will: it is not sent again (§7.8, T-72)
                     key = write.key or f"{run.run_id}.{place}"
                 elif echo is not None and run.replay_effects == ReplayPolicy.REEXECUTE:
                     key = write.key or f"{run.run_id}.{place}"
@@ -749,7 +749,7 @@ class Driver:
                 draft.facts.append(ev.IntentEnqueued(intent_id, write.type))
             for row in result.ledger:
                 if row.statement:
-                    if echo is None or echo.reached <= self.journal.progress.checkpoint.step or run.replay_effects == ReplayPolicy.REEXECUTE:  # else the source's did it
+                    if echo is None or echo.reached <= self.journal.progress.checkpoint.step or run.replay_effects == ReplayPolicy.REEXECUTE:  # otherwise the source run has executed it
                         if not takes_statements(self._services.store):
                             raise StatementFailed(f"{self._services.store.url} does not support ctx.sql", hint="ctx.sql is for PostgreSQL")
                         draft.statements.append(Statement(row.statement, row.data))
@@ -758,7 +758,7 @@ class Driver:
                 draft.facts.append(ev.LedgerAppended(row.topic, row.key))
 
     async def _finish(self, draft: Draft, delivery: str | None = None) -> bool:
-        """Does with a run that has nothing left to do what the reducer says (§5.16). False if it goes on, with another round."""
+        """Ends a run that has nothing left to do, as the rule of §5.16 says. Returns False if the run continues with another round."""
         journal, program = self.journal, self._program
         async with self._lock:
             feedback = compensation.find_sent_back(journal)
@@ -782,19 +782,19 @@ class Driver:
         return await self._finish(draft, delivery)
 
     async def _step_failed(self, draft: Draft, e: StepError) -> bool:
-        """Ends the run failed, unless the step that did not complete is a delivery that was rejected: that is for the reducer."""
+        """Ends the run as failed, unless the failed step is a delivery that was rejected: then the rule of §5.16 decides."""
         if e.outcome == REJECTED and self._program.nodes[ids.node_of(e.task)].delivers:
             return await self._finish(draft, REJECTED)
         return await self._fail(draft, e.cause, e.error)
 
     async def _rest_in(self, waits: tuple[Wait, ...]) -> bool:
-        """Parks the run in its open waits, unless one was answered or the run was cancelled meanwhile (§5.2), or a signal lets a node run (§5.11)."""
+        """Parks the run in its open waits (§5.2), unless a wait was answered or the run canceled meanwhile, or a signal lets a node run (§5.11)."""
         journal = self.journal
         async with self._lock:
             if self._end is not None or any([journal.has_answer(w) for w in waits]):  # noqa: C419
                 return False
             if any([await take_signal(journal, w, self._services.clock.now()) for w in waits if w.kind is WaitKind.SIGNAL]):
-                return False  # one came after its step had asked, and before this
+                return False  # a signal came after its step had asked for it and before this point
             known = {w.wait_id for w in journal.run.waits}
             new = [w for w in waits if w.wait_id not in known]
             if not self._is_woken():
@@ -809,7 +809,7 @@ class Driver:
         return await self._barrier(journal.progress.results, set(), {}, ())
 
     async def _stop(self, draft: Draft, why: Halted | Unattended) -> bool:
-        """Ends the run because a policy said no (§8.1), by an answer on record (§5.5), or because nobody is there to be asked (§5.17)."""
+        """Ends the run because a policy refused (§8.1), because of a recorded answer (§5.5), or because nobody is there to be asked (§5.17)."""
 
         async def stop() -> None:
             run = self.journal.run
@@ -823,7 +823,7 @@ class Driver:
         return True
 
     async def _fail(self, draft: Draft, cause: BaseException, error: ErrorValue) -> bool:
-        """Ends the run failed; what is finished stays, and so do its open questions (§4.8, §5.14)."""
+        """Ends the run as failed; finished results and open questions are kept (§4.8, §5.14)."""
         journal = self.journal
         if journal.dead is not None:
             raise make_own(journal.dead)
@@ -841,7 +841,7 @@ class Driver:
         return True
 
     async def _restart(self, task: Task, restart: Restart) -> bool:
-        """A flow begins afresh (§4.12): a barrier that replaces its inputs and forgets its records, under the same run and lineage."""
+        """Restarts a flow (§4.12): a barrier that replaces its inputs and drops its records, in the same run and lineage."""
         journal, program = self.journal, self._program
         try:
             if not program.flow:
@@ -858,11 +858,11 @@ class Driver:
 
 
 def load_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, forced: bool = False) -> Driver:
-    """The driver of a claimed run.
+    """Returns the driver of a claimed run.
 
     Raises:
-        SkillUnknown, FingerprintMismatch: this process cannot go on with it (§3.2).
-        StoreCorrupt: its log does not hold together.
+        SkillUnknown, FingerprintMismatch: this process cannot continue the run (§3.2).
+        StoreCorrupt: its log is inconsistent.
     """
     program = services.skills.for_run(loaded.run, upgrade=upgrade)
     services.here(loaded.run)

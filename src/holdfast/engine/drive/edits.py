@@ -24,7 +24,7 @@ from holdfast.ports import Store
 
 
 class StateEditor:
-    """Writes to runs that nobody drives; each change is an event with its actor."""
+    """Writes to runs that no process executes; each change is an event with its actor."""
 
     def __init__(self, store: Store, skills: Skills, reader: Reader, desk: Desk) -> None:
         self._skills = skills
@@ -33,12 +33,12 @@ class StateEditor:
         self._desk = desk
 
     async def state(self, run_id: str, values: Mapping[str, Any], *, actor: str, reason: str) -> None:
-        """Gives channels other values: a checkpoint of its own, vouched for by ``state.patched``.
+        """Gives channels other values, in a checkpoint that ``state.patched`` vouches for.
 
         Raises:
-            InvalidInput: a channel that the run does not have.
-            SettledTerminal: it ended for good; fork it.
-            RunIsLive: somebody drives it now.
+            InvalidInput: the run has no such channel.
+            SettledTerminal: the run has ended for good; fork it.
+            RunIsLive: a process executes the run now.
         """
         loaded = await self._reader.load(run_id)
         run, now = loaded.run, self._store.now()
@@ -59,7 +59,7 @@ class StateEditor:
         await journal.checkpoint(Draft(facts=[ev.StatePatched(tuple(values), reason)]), delta, checkpoint, lease=TOUCH, due=loaded.lease.due, actor=actor)
 
     async def status(self, run_id: str, wanted: Status, *, actor: str, reason: str) -> None:
-        """One of the twelve edges, for a run at rest (§2.2). It never goes past an undecided wait.
+        """Moves a run at rest along one of the twelve edges (§2.2). It never passes an undecided wait.
 
         Raises:
             IllegalTransition: the table has no such edge.
@@ -78,7 +78,7 @@ class StateEditor:
         await self._put(run_id, lambda _: Draft(facts=[fact], effects=[effect]), actor)
 
     async def _put(self, run_id: str, become: Callable[[Run], Draft], actor: str, source: Source | None = None) -> None:
-        """One commit, decided on the run as it stands once its inbox is empty."""
+        """Writes one commit, decided on the run as it is once its inbox is empty."""
         for _ in range(PATIENCE):
             await self._desk.settle(run_id)
             loaded = await self._reader.load(run_id)
@@ -91,10 +91,10 @@ class StateEditor:
 
 
 def _moves(run: Run, wanted: Status, actor: str, reason: str) -> Iterable[ev.Fact]:
-    """The facts of one edge of the table.
+    """Returns the facts of one edge of the table.
 
     Raises:
-        IllegalTransition, UndecidedWait, NotDecidable: by what stands against it.
+        IllegalTransition, UndecidedWait, NotDecidable: the move is not possible.
     """
     move(run.status, wanted)
     if wanted is Status.RUNNING and any(w.human for w in run.waits):

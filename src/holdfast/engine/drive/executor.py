@@ -1,4 +1,4 @@
-"""One attempt at one task: a pipeline over one value: snapshot, call, interpret, pack (§4.2, §4.6)."""
+"""Executes one attempt of one task: take a snapshot, call the node, interpret what it returns, pack it (§4.2, §4.6)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from holdfast.engine.calls.written import read_intents
 
 
 class StepError(Exception):
-    """A task that failed for good: the error as a value, the outcome it reported, and the cause."""
+    """A task that failed for good: the error as a value, the outcome that it reported, and the exception."""
 
     def __init__(self, task: str, cause: BaseException, error: ErrorValue, attempt: int, outcome: str = "failed") -> None:
         super().__init__(error.message)
@@ -49,7 +49,7 @@ class StepError(Exception):
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
-    """A task's durable result, and its writes as the codec gives them back."""
+    """A task's durable result, and its writes as the codec decodes them."""
 
     result: TaskResult
     writes: Mapping[str, Any]
@@ -58,14 +58,14 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
 NOTHING: Mapping[str, Any] = canon.EMPTY_DICT
 FRESH = (0, 0)
 CODE = ("state", "state_ctx")
-"""The shapes of nodes that are one function of the author's, called once."""
+"""The shapes of nodes that are one function of the user, called once."""
 HEAVY = 64 * 1024
-"""Bytes of writes from which on they are weighed one by one."""
+"""From this many bytes on, each write is weighed separately."""
 _result = msgspec.msgpack.Decoder(TaskResult)
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """Where in a run a task stands: ``key`` is the run's own task; ``path`` leads to one of a sub-flow inside it (§4.14)."""
+    """The position of a task in a run: ``key`` is the run's own task; ``path`` leads to a task of a sub-flow inside it (§4.14)."""
 
     key: str
     path: str = ""
@@ -76,7 +76,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ahead(msgspec.Struct):
-    """A first attempt at a light node that was begun elsewhere (``beginner``, ``fused``), what is left of its call, and its step in hand."""
+    """A first attempt of a light node that was begun elsewhere (``beginner``, ``fused``): the rest of its call, and its ``Hand``."""
 
     calling: Coroutine[Any, Any, Any]
     hand: Hand
@@ -86,12 +86,12 @@ async def execute(
     services: Services, journal: Journal, program: Program, task: Task, *, values: Mapping[str, Any] | None = None, place: Place | None = None,
     ahead: Ahead | None = None,
 ) -> Finished:
-    """Runs a task to its result, with its retries. A sub-flow gives the ``values`` and the ``place`` of its own. An attempt that is
-    ``ahead`` is gone on with.
+    """Runs a task until it has a result, retries included. For a task of a sub-flow, ``values`` and ``place`` are those of the sub-flow. ``ahead``: an attempt
+    that has begun elsewhere and is continued.
 
     Raises:
-        Suspend: it rests in waits.
-        StepError: it failed, its retries included.
+        Suspend: it waits.
+        StepError: it failed, and so did its retries.
     """
     if task.skip:
         return Finished(TaskResult(task.key, outcome=task.skip), NOTHING)
@@ -107,7 +107,7 @@ async def execute(
         if due:
             await services.clock.sleep(time_left(due, services.clock.now(), attempt, node.retry.base_us) / 1_000_000)
         attempt += 1
-        if attempt > 1:  # the first one is told by the step's own start and end (§10.9)
+        if attempt > 1:  # the events of the step itself tell of the first attempt (§10.9)
             began = ev.AttemptStarted(journal.progress.checkpoint.step_of(place.key), place.key, attempt, services.owner, place.path)
             journal.hold(Draft(facts=[began]))
         cause: BaseException
@@ -127,7 +127,7 @@ async def execute(
             return finished
         except StepError as e:
             if node.shape != "subgraph":
-                raise  # it reported an outcome of its own
+                raise  # the node has reported its own outcome
             cause, error, outcome = e.cause, e.error, e.outcome
         except Restart as e:
             if program.flow:
@@ -137,16 +137,16 @@ async def execute(
         except ControlFlow:
             raise
         except BaseException as e:
-            # Conditions and routers are plain code that runs here: whatever they raise ends the step, not the process.
+            # Conditions and routers are plain user code that runs here: an error in them ends the step, not the process.
             cause = contain(e, node.name)
             error, outcome = record(cause, where=place.where), "failed"
         try:
             if journal.dead is not None:
-                raise make_own(journal.dead) from None  # the house's trouble, whatever the node made of it (X-18)
+                raise make_own(journal.dead) from None  # an error of the store or the lease, whatever the node made of it (X-18)
             if not node.retry.retries(cause, attempt):
                 raise StepError(place.key, cause, error, attempt, outcome) from cause
         finally:
-            del cause  # its traceback refers to this frame, and to all that the node's own frames hold
+            del cause  # its traceback refers to this frame, and to everything that the node's frames hold
         step = journal.progress.checkpoint.step_of(place.key)
         due = services.clock.now() + backoff(f"{ids.step_id(journal.run.run_id, step, place.key, place.path)}@{attempt}", attempt, node.retry.base_us)
         journal.progress.again(place.key, place.path, attempt, due, error)
@@ -154,12 +154,12 @@ async def execute(
 
 
 def see(program: Program, node: Node, values: Mapping[str, Any]) -> State:
-    """What a node sees of the values."""
+    """Returns the state that a node sees."""
     return cast("State", program.state._view(values, node.reads))
 
 
 def pack(program: Program, node: Node, raw: dict[str, Any]) -> tuple[Mapping[str, Any], bytes]:
-    """Writes as their annotations have them, with their bytes."""
+    """Validates writes against their annotations; returns them with their bytes."""
     writes, packed = canon.pack(raw, node.name)
     if program.writes and (typed := fit_writes(program, node, writes)) is not writes:
         writes, packed = canon.pack(typed, node.name)
@@ -198,14 +198,14 @@ async def _attempt(
 
 
 def _begin(node: Node, snapshot: State, given: Hand) -> Coroutine[Any, Any, Any]:
-    """The call of a node before and after which nobody is asked."""
+    """Calls a node without gates or checks."""
     return _call_code(node, (snapshot,) if node.shape == "state" else (snapshot, given()), given.time())
 
 
 async def _let_end(
     program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, hand: Hand, begin: Callable[[], Coroutine[Any, Any, Any]],
 ) -> Finished:
-    """A call of a node's code with its end."""
+    """Runs a call of a node's code and notes its end."""
     token, asked, outer = face.set(hand), hand.asked, sys.exception()
     try:
         value = await begin()
@@ -226,14 +226,14 @@ async def _let_end(
 
 
 async def _go_on(program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, ahead: Ahead) -> Finished:
-    """The rest of a node's attempt that was begun elsewhere."""
+    """Continues a node's attempt that was begun elsewhere."""
     return await _let_end(program, node, task, values, attempt, ahead.hand, lambda: ahead.calling)
 
 
 async def _run(
     services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, snapshot: State, at: Attempt
 ) -> Finished:
-    """The step itself, as what it is: a sub-flow, an effect, or plain code; within its limit."""
+    """Runs the step as a sub-flow, an effect or plain code, within its limit."""
     if node.limit is None:
         return await _ran(services, journal, program, node, task, values, place, snapshot, at)
     async with hold(services, journal, at.attempt_id, node.limit):
@@ -270,7 +270,7 @@ async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, 
 
 
 async def _as_effect(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, at: Attempt) -> Finished:
-    """A node that declares a side effect is one: its attempt is on record before it runs, its result is the record (§6.1)."""
+    """Runs a node that declares a side effect as an effect: the attempt is recorded before it runs, and its result is the effect's result (§6.1)."""
 
     async def act(seen: Any, payload: Any) -> bytes:
         return msgspec.msgpack.encode((await _whole(program, node, task, values, snapshot, at)).result)
@@ -280,14 +280,14 @@ async def _as_effect(program: Program, node: Node, task: Task, values: Mapping[s
         cooperative=node.asynchronous,
     )
     data = await performing.perform_at(at, f"{at.root}@node", act, (dict(snapshot), at.payload), options)
-    if not isinstance(data, bytes):  # a hook or a person said what happened: that is what it wrote
+    if not isinstance(data, bytes):  # a verify function or a person gave the result: these are the node's writes
         return _finish(program, node, task, values, at.number, data, at)
     result = _result.decode(data)
     return Finished(result, decode_writes(result))
 
 
 async def _call(node: Node, snapshot: State, at: Attempt) -> Any:
-    """The node's own call, with what its signature asks for."""
+    """Calls the node with the arguments that its signature asks for."""
     match node.shape:
         case "flow":
             return await call(functools.partial(node.call, Context(at), **dict(snapshot)), (), at.patience, node.name)
@@ -300,7 +300,7 @@ async def _call(node: Node, snapshot: State, at: Attempt) -> Any:
 
 
 def _call_code(node: Node, args: tuple[Any, ...], patience: Patience) -> Coroutine[Any, Any, Any]:
-    """A coroutine is awaited directly: no task, no thread."""
+    """Awaits a coroutine directly, without a task or a thread."""
     if node.asynchronous:
         return await_in_time(node.call(*args), patience, node.name)
     return call(node.call, args, patience, node.name)
@@ -309,7 +309,7 @@ def _call_code(node: Node, args: tuple[Any, ...], patience: Patience) -> Corouti
 async def _subflow(
     services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, at: Attempt
 ) -> Finished:
-    """A child graph in this node's place: driven to its end, then one merged write with its ledger rows and intents (§4.14)."""
+    """Runs a child graph in place of this node, and returns one merged write with the child's ledger rows and intents (§4.14)."""
 
     async def one(inner: Task, seen: Mapping[str, Any], path: str) -> tuple[TaskResult, Mapping[str, Any]]:
         finished = await execute(services, journal, node.child, inner, values=seen, place=Place(place.key, path))
@@ -325,7 +325,7 @@ async def _subflow(
 def _finish(
     program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, value: Any, at: Attempt | None = None
 ) -> Finished:
-    """What the node returned, and what it did through its context, as a result: checked, packed, routed."""
+    """Checks, packs and routes what the node returned and did through its context; returns it as a result."""
     intents, ledger = ((), ()) if at is None else (tuple(at.intents), tuple(at.ledger))
     if program.flow:
         _, data = canon.pack(value, f"{program.id}()")
@@ -367,7 +367,7 @@ _node, _payload = attrgetter("node"), attrgetter("payload")
 
 
 def _pack_sends(sends: list[Send]) -> tuple[SendTo, ...]:
-    """What is sent, in its order; one node's payloads are packed together."""
+    """Returns what is sent, in its order; payloads for one node are packed together."""
     nodes = [*map(_node, sends)]
     if len({*nodes}) == 1:
         return tuple(map(SendTo, nodes, canon.encode_each([*map(_payload, sends)], f"Send({nodes[0]!r})")))
@@ -391,10 +391,10 @@ def _outcome(node: Node, task: Task, at: Attempt | None) -> str:
 
 
 def _interpret(node: Node, value: Any) -> tuple[dict[str, Any], tuple[str, ...] | None, list[Send]]:
-    """Writes, targets and sends of a return value.
+    """Splits a return value into writes, targets and sends.
 
     Raises:
-        BadReturn: for anything but a mapping, Goto, Send, a list of Sends, or None.
+        BadReturn: it is no mapping, Goto, Send, list of Sends, or None.
     """
     if type(value) is dict:  # nearly always
         return value.copy(), None, []
@@ -415,7 +415,7 @@ def _interpret(node: Node, value: Any) -> tuple[dict[str, Any], tuple[str, ...] 
 
 
 def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapping[str, Any]) -> tuple[tuple[str, ...], list[Send], bool]:
-    """Asks the node's routers, which see the state with the node's own writes. True: one of them gave an empty list."""
+    """Asks the node's routers, which see the state with the node's own writes. The last value returned is True if a router gave an empty list."""
     seen = dict(values)
     for name, value in writes.items():
         reducer = program.channels[name].reducer

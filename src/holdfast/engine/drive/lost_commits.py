@@ -1,8 +1,7 @@
-"""Runs whose newest commits were lost with a database server, as this process knows (§1.9).
+"""Reports runs whose newest commits a database server has lost, as far as this process knows them (§1.9).
 
-Each is set aside as ``interrupted`` until a named actor resumes it. What was done outside, and is on record no more, is put on record again
-in the same commit: else the run, driven on from where it is now, would do it a second time. A result that is known is kept; where it is
-not, a person is asked when the run comes to that place.
+Each such run is marked ``interrupted`` until a named actor resumes it. Acts that were carried out and are no longer recorded are recorded again in the same commit;
+otherwise the run would carry them out a second time. A known result is kept. If the result is unknown, a person is asked when the run comes to that call.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ log = logs.logger("holdfast.failover")
 
 
 async def surface(services: Services) -> None:
-    """Tells of every lost tail in its run's log, where there is one still; one that somebody drives meanwhile is told of later.
+    """Writes every lost end of a log into its run's log, if the run still exists; a run that another process executes is reported later.
 
     Raises:
         StoreError: the store fails again.
@@ -48,7 +47,7 @@ async def surface(services: Services) -> None:
 
 
 def _draft(tail: LostTail, *, plain: bool) -> Draft:
-    """What is written of it. ``plain``: results are as they were given, so that they may be kept again."""
+    """Returns what is written about a lost end. ``plain``: results are in the form in which they were given, so that they can be stored again."""
     effects = [e if _is_known(e) and plain else replace(e, status=EffectStatus.ATTEMPTED, result=None, blob="", error=None, settled_at=None) for e in tail.effects]
     results = {e.effect_id for e in effects if e.status is not EffectStatus.ATTEMPTED}
     facts: list[ev.Fact] = [f for f in tail.facts if isinstance(f, ev.SideEffectAttempted) or f.effect_id in results]
@@ -58,7 +57,7 @@ def _draft(tail: LostTail, *, plain: bool) -> Draft:
 
 
 def _is_known(effect: Effect) -> bool:
-    """Whether what came of it is in the record itself."""
+    """Whether the record itself contains the outcome."""
     return not effect.open and not effect.blob
 
 

@@ -1,10 +1,10 @@
-"""Executes pieces of work beside each other, in as few tasks of the event loop as they need.
+"""Executes pieces of work concurrently, in as few asyncio tasks as they need.
 
-Theory of operation. A runner is a task of the loop. It begins one piece after another, each by a call that gives what came of it or the coroutine that is left of it,
-and steps such a coroutine by hand, so that it sees the moment in which it first waits. A piece that ends before it waits, as most nodes of a fan-out do, has cost no task of its own, no wake-up and
-no turn of the loop. A piece that waits keeps its runner: one piece is in one task from its first line to its last, because timeouts,
-cancels and ``asyncio.current_task`` rest on that. The other pieces get runners of their own then, as many as there is room for: the tasks of a super-step are
-mostly alike. Each piece has a copy of the context variables, as it would have in a task.
+Theory of operation. A runner is an asyncio task. It begins one piece after another by a plain call, which returns the result of the piece or a coroutine for the
+rest of it. The runner steps such a coroutine by hand, so that it sees when the coroutine first waits. A piece that ends before it waits, as most nodes of a fan-out
+do, costs no task, no wake-up and no turn of the event loop. A piece that waits keeps its runner: all of it must run in one task, because timeouts, cancels and
+``asyncio.current_task`` depend on that. The other pieces then get further runners, as many as there is room for. Each piece has a copy of the context variables, as
+it would have in a task of its own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 def _begin_nothing(piece: object, task: asyncio.Task[Any]) -> None:
-    """In the place of what begins pieces, when all have ended."""
+    """Replaces the function that begins pieces, once all have ended."""
 
 
 class Siblings(Generic[P, T]):
-    """The pieces that are under way. ``work`` begins one of them in the task of the loop that it is given: it gives what came of it, or what is left to do, or None
-    for one that is not to be begun any more; at most ``room`` of them are begun and not ended; ``told`` is called when some have ended."""
+    """Runs pieces of work concurrently. ``work`` begins a piece in the asyncio task that it is given: it returns the result, a coroutine for the rest, or None
+    for a piece that must not begin any more. At most ``room`` pieces run at a time. ``told`` is called when some have ended."""
 
     def __init__(self, room: int, work: Callable[[P, asyncio.Task[Any]], T | Coroutine[Any, Any, T] | None], told: Callable[[], None]) -> None:
         self._room = room
@@ -39,21 +39,21 @@ class Siblings(Generic[P, T]):
         self._for = asyncio.current_task()
         self._queue: deque[P] = deque()
         self._runners: set[asyncio.Task[None]] = set()
-        self._free = 0  # runners that will take another piece in this turn of the loop or the next
+        self._free = 0  # runners that will take another piece in this or the next turn of the event loop
         self._ended: list[tuple[P, T | None, BaseException | None]] = []
         self._broke: BaseException | None = None
 
     def add(self, *pieces: P) -> None:
-        """Begins pieces, once there is room."""
+        """Adds pieces, which begin once there is room."""
         self._queue.extend(pieces)
         if not self._free:
             self._start()
 
     def take_ended(self) -> list[tuple[P, T | None, BaseException | None]]:
-        """The pieces that have ended since the last time: each with its value, or with what it raised.
+        """Returns the pieces that have ended since the last call: each with its value, or with the error that it raised.
 
         Raises:
-            BaseException: what ended a runner rather than its piece: a cancel, or somebody at the keyboard.
+            BaseException: an error that ended a runner rather than its piece: a cancel, or a KeyboardInterrupt.
         """
         if self._broke is not None:
             raise self._broke
@@ -61,7 +61,7 @@ class Siblings(Generic[P, T]):
         return found
 
     async def cancel(self) -> None:
-        """Ends what is under way, in the name of the engine, and waits for it; begins no more."""
+        """Cancels the running pieces on behalf of the engine and waits for them; begins no more."""
         self._queue.clear()
         running = list(self._runners)
         for runner in running:
@@ -70,7 +70,7 @@ class Siblings(Generic[P, T]):
             await asyncio.gather(*running, return_exceptions=True)
 
     def close(self) -> None:
-        """Begins no more, and calls nobody: what it called refers back to it, and would be freed by the garbage collector alone."""
+        """Begins no more pieces, and drops its callbacks; they refer back to this object, and only the garbage collector would free it."""
         self._work, self._told = _begin_nothing, call_nobody
 
     def _start(self) -> None:
@@ -103,7 +103,7 @@ class Siblings(Generic[P, T]):
                     for _ in range(min(len(queue), self._room) - self._free):
                         self._start()
                     rest = Rest(begun, waiting, context)
-                    del waiting  # a future that failed keeps its error, whose traceback refers to this frame
+                    del waiting  # a failed future keeps its error, whose traceback refers to this frame
                     value = await rest
                 else:
                     value = begun
@@ -116,7 +116,7 @@ class Siblings(Generic[P, T]):
             if not self._ended:
                 self._told()
             self._ended.append((piece, value, error))
-            value = error = None  # an error has this frame in its traceback
+            value = error = None  # an error's traceback refers to this frame
 
 
 __all__ = ["Siblings"]

@@ -1,7 +1,7 @@
-"""One super-step of several tasks (§4.3, §4.6, §5.2).
+"""Executes one super-step of several tasks (§4.3, §4.6, §5.2).
 
-Tasks run at once, bounded. What finishes is durable at once and never run again; a wait is committed when its task reaches
-it; an answer that comes while siblings still run re-enters its task in the same super-step.
+The tasks run concurrently, up to a bound. A result is durable as soon as its task ends, and that task never runs again. A wait is committed when its task reaches
+it. If an answer comes while other tasks still run, its task is entered again in the same super-step.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from holdfast.engine.drive.siblings import Siblings
 
 
 class Outcome(msgspec.Struct):
-    """How the tasks of a super-step stand when none of them runs: all finished, or some failed or wait.
+    """The state of a super-step when none of its tasks runs: all have finished, or some have failed or wait.
 
-    ``inline`` names the results that are not durable yet and go into the barrier's commit; ``left`` is what else is not: it
-    goes into the commit that ends the run. ``later``: what those of them that wait for a limit were told. Not ``whole``: some were not entered, because the run is to stop.
+    ``inline`` names results that are not durable yet and go into the barrier's commit; ``left`` holds everything else that is not durable and goes into the commit that
+    ends the run. ``later``: what tasks that wait for a limit were told. Not ``whole``: some tasks were not entered, because the run is to stop.
     """
 
     results: dict[str, TaskResult] = {}
@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct):
 
 
 def failure(journal: Journal, e: StepError) -> ev.StepFailed:
-    """The fact of a task that failed for good in the super-step under way."""
+    """Returns the fact of a task that has failed for good in the current super-step."""
     return ev.StepFailed(journal.progress.checkpoint.step_of(e.task), e.task, e.error, e.outcome, e.attempt)
 
 
@@ -56,10 +56,10 @@ _key, _task = itemgetter(0), attrgetter("task")
 
 
 class Round:
-    """Runs the pending tasks, those of earlier super-steps too that wait while the run goes on (§5.11). ``parked`` are tasks that rest in
-    these waits: they are entered again once one of them is answered.
+    """Runs the pending tasks, including those of earlier super-steps that wait while the run continues (§5.11). ``parked``: tasks that rest in these waits;
+    each is entered again once one of its waits is answered.
 
-    ``taken`` tells which of them end a super-step with these results; ``news`` is set by the driver when an answer has been recorded.
+    ``taken`` returns which tasks end a super-step with these results; the driver sets ``news`` when an answer has been recorded.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Round:
             self._waiting = {key: parked[key] for key in self._pending if key in parked and key not in results}
 
     async def run(self) -> Outcome:
-        """Until nothing runs and no answered task is left to be entered again."""
+        """Runs until no task is running and no answered task is left to be entered again."""
         known, waiting = self._outcome.results, self._waiting
         self._start([key for key in self._pending if key not in known and key not in waiting] if known or waiting else [*self._pending])
         try:
@@ -99,14 +99,14 @@ class Round:
             if self._running:
                 await self._siblings.cancel()
             self._siblings.close()
-        outcome, self._outcome = self._outcome, Outcome()  # one that failed holds an error, and the frames of its traceback may refer to this
+        outcome, self._outcome = self._outcome, Outcome()  # a failed outcome holds an error whose traceback may refer to this object
         outcome.waits = tuple(w for waits in self._waiting.values() for w in waits)
         outcome.whole = len(outcome.results) + len(self._waiting) == len(self._pending)
         return outcome
 
     @property
     def _over(self) -> bool:
-        """Whether something ends this super-step: what runs may finish, nothing new begins."""
+        """Whether something ends this super-step: running tasks may finish, but no further task begins."""
         return self._outcome.failed is not None or self._outcome.stopped is not None
 
     def _start(self, keys: list[str]) -> None:
@@ -120,7 +120,7 @@ class Round:
         return self._beginner.begin(key, self._pending[key], me)
 
     def _reenter(self) -> bool:
-        """Starts the waiting tasks whose answers have come; not beside a failure, which ends the super-step."""
+        """Starts the waiting tasks whose answers have come, unless a task has failed, which ends the super-step."""
         ready = self._ready()
         if self._over or not ready:
             return False
@@ -131,11 +131,11 @@ class Round:
         return True
 
     def _ready(self) -> list[str]:
-        """The waiting tasks whose answers have come."""
+        """Returns the waiting tasks whose answers have come."""
         return [k for k, waits in self._waiting.items() if any(self._journal.has_answer(w) for w in waits)]
 
     async def _turn(self) -> None:
-        """Waits for a task to end or an answer to come, and makes durable what there is."""
+        """Waits until a task ends or an answer comes, and makes the new results durable."""
         await self._news.wait()
         self._news.clear()
         outcome, told, ended = self._outcome, list[ev.Fact | TaskResult](), self._siblings.take_ended()
@@ -148,26 +148,26 @@ class Round:
                 told.append(finished.result)
         self._reenter()
         if told and not self._running and self._over:
-            outcome.left = self._draft(told)  # one commit with the run's end: a crash between the two would cost an attempt more than there are (L-17)
+            outcome.left = self._draft(told)  # written with the run's end: a crash between two commits would allow one attempt too many (L-17)
         elif told and not self._running and self._ends(told):
             outcome.inline = {*map(_task, told)}
         elif told:
             await self._journal.save(self._draft(told))
         left = [*map(_key, ended)]
         if self._running:
-            left = [key for key in left if key not in self._running]  # an answer may have had one entered again
+            left = [key for key in left if key not in self._running]  # an answer may have made a task run again
         if left:
             self._journal.safe_points.end(*left)
 
     def _ends(self, told: Sequence[ev.Fact | TaskResult]) -> bool:
-        """Whether these are all results, and what a super-step lacked to come to its end: they go into the barrier's commit then."""
+        """Whether all results are there and only these were missing; then they go into the barrier's commit."""
         group = self._taken(self._outcome.results)
         if group is None or self._ready() or {*map(type, told)} != {TaskResult}:
             return False
         return len(group) == len(self._pending) or {*map(_task, told)} <= {t.key for t in group}
 
     def _draft(self, told: Sequence[ev.Fact | TaskResult]) -> Draft:
-        """What is to be durable of it: each result with its fact."""
+        """Returns the draft that makes these results durable: each result with its fact."""
         checkpoint, draft = self._journal.progress.checkpoint, Draft()
         for each in told:
             if isinstance(each, TaskResult):
@@ -178,7 +178,7 @@ class Round:
         return draft
 
     def _fail(self, key: str, error: BaseException, told: list[ev.Fact | TaskResult]) -> None:
-        """A task that has ended otherwise than with a result."""
+        """Notes a task that has ended without a result."""
         match error:
             case Suspend():
                 open_now = {w.wait_id for w in self._journal.run.waits}
