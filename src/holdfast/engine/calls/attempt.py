@@ -1,13 +1,12 @@
-"""``Attempt``: what one attempt at a step may see and do. ``Context`` is its face for people (§4.12).
+"""``Attempt``: what one attempt at a step may see and do. ``Context`` is the part of it that users see (§4.12).
 
-It is handed to whatever the engine does for the step: recorded steps, effects, waits, scopes, gates, tools. Each of these is a module of functions over
-an attempt; none reaches for anything that is not public here.
+The engine passes it to everything that it does for the step: recorded steps, effects, waits, scopes, gates and tools. Each of these is a module of functions that
+take an attempt and use only its public members.
 
-Places. A node is re-entered from its first line after a crash or a wait. Whatever it does is recorded under its place: a path of positions,
-one per call in its scope, or an explicit key. A call whose place has a record is answered from it; the names must match, else the code no
-longer fits what happened and says so. ``gather``, ``map`` and ``first_of`` open numbered scopes, so that concurrent calls have places that do
-not depend on timing; calls with keys may be begun in any order. One thing answers a call: the run's own log, what a replay or fork takes
-over (``Journal.record``), or a recording that stands in for the outside.
+Places. After a crash or a wait a node runs again from its first line. Each of its calls is recorded under a place: a path of positions, one per call in its scope,
+or an explicit key. If a call's place has a record, the record answers the call. Their names must match; otherwise the code no longer fits what was recorded, and
+the call raises. ``gather``, ``map`` and ``first_of`` open numbered scopes, so that the places of concurrent calls do not depend on timing; calls with keys may begin
+in any order. A call is answered by the run's own log, by a record that a replay or fork takes over (``Journal.record``), or by a recording (``holdfast.testing``).
 """
 
 from __future__ import annotations
@@ -41,25 +40,25 @@ from holdfast.engine.calls.functions import Calling, Patience, calling
 MOST_KEY_CHARS = 200
 _making = threading.Lock()  # a plain node may make its first recorded calls from several threads
 SWALLOWED, CAUGHT = "caught the internal exception that suspends it", "do not catch BaseException around ctx calls"
-SHOWN = 3  # calls before and after the one that differs, so that what the code calls now stays in sight
+SHOWN = 3  # how many calls an error shows before and after the one that differs
 
 
 class Suspend(ControlFlow):
-    """Leaves the node because it rests in waits; never raised in code that users are meant to see (§5.12)."""
+    """Leaves the node because it waits; users are not meant to catch it (§5.12)."""
 
     def __init__(self, waits: tuple[Wait, ...]) -> None:
         super().__init__("the node is being suspended; do not catch BaseException around ctx calls")
         self.waits = waits
 
     def join(self, others: Sequence[ControlFlow]) -> ControlFlow:
-        """All branches rest, or one of them has another way out."""
+        """Combines the ways out of branches: the waits of all, or another way out if a branch has one."""
         other = next((e for e in others if not isinstance(e, Suspend)), None)
         waits = {w.wait_id: w for e in (self, *others) if isinstance(e, Suspend) for w in e.waits}
         return other or Suspend(tuple(waits.values()))
 
 
 class Restart(ControlFlow):
-    """Leaves a flow to begin it afresh under the same lineage (§4.12)."""
+    """Leaves a flow to restart it in the same lineage (§4.12)."""
 
     def __init__(self, inputs: dict[str, Any]) -> None:
         super().__init__("the flow begins afresh; do not catch BaseException around ctx.restart")
@@ -67,9 +66,9 @@ class Restart(ControlFlow):
 
 
 class Scope:
-    """Numbers the calls of one line of control; ``prefix`` is the path to it, ``made`` counts them, ``busy`` are those in flight by their paths, ``within`` how many
-    items of maps it is in, each of which is a call in flight itself, ``item`` a short form of the innermost. ``mark`` is that of its ``Places``. ``left``: the task
-    of the event loop that last left it to rest, and the waits in which."""
+    """Numbers the calls of one line of control. ``prefix``: the path to it; ``made``: how many calls it has made; ``busy``: the paths of its calls in flight; ``within``:
+    how many items of maps it is inside, each of which is a call in flight itself; ``item``: a short form of the innermost item; ``mark``: the one of its ``Places``;
+    ``left``: the asyncio task that last left it to wait, and the waits."""
 
     __slots__ = ("busy", "item", "left", "made", "mark", "next", "prefix", "within")
 
@@ -87,8 +86,8 @@ current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast
 
 
 class Places:
-    """The places of one attempt at a task. ``node`` is the node's name, for those who read an error, ``waits`` are those in which the attempt is to rest; ``handled``:
-    the calls that were made while an error was handled, ``errors``: those that branches ended with. Its scopes know it by a ``mark``: if they referred to it, all that it holds would be freed by the garbage collector alone."""
+    """The places of one attempt at a task. ``node``: the node's name, for errors; ``waits``: the waits of the attempt; ``handled``: the calls that were made while an error
+    was being handled; ``errors``: the errors of its branches. Scopes know it by ``mark`` only, because a reference would form a cycle that only the garbage collector frees."""
 
     def __init__(self, services: Services, journal: Journal, key: str, step: int, node: str, prefix: str, waits: Mapping[str, Wait]) -> None:
         self._services = services
@@ -108,7 +107,7 @@ class Places:
         self._scopes: frozenset[str] | None = None
 
     def scope(self) -> Scope:
-        """The scope of the line of control that asks."""
+        """Returns the scope of the current line of control."""
         scope = current.get()
         return scope if scope is not None and scope.mark is self.mark else self.root
 
@@ -119,13 +118,13 @@ class Places:
         return scope is not self.root or len(scope.busy) > 1
 
     def peek(self) -> str:
-        """The place that the next call without a key will be given."""
+        """Returns the place that the next call without a key will get."""
         scope = self.scope()
         return f"{scope.prefix}{scope.next}"
 
     @contextmanager
     def open(self, name: str, key: str | None = None) -> Iterator[str]:
-        """The path of one call; refuses one without a key while another of the same scope is in flight (§4.12)."""
+        """Opens the path of one call; refuses a call without a key while another call of the same scope is in flight (§4.12)."""
         scope = self.scope()
         if self.closed:
             raise ConcurrentScope(f"the call of {name} began after {self._node} had ended", hint="await every ctx call, or use ctx.gather")
@@ -158,11 +157,11 @@ class Places:
             del scope.busy[path]
 
     def leave(self) -> None:
-        """Goes on to leave where the code that asks is on its way out to rest, as in a ``finally``. The node comes by there again when it ends.
+        """Raises the way out again if the calling code runs on the way out, as in a ``finally``. The node passes this call again when it ends.
 
         Raises:
-            Suspend: the way out that it is on.
-            SuspensionSwallowed: it has caught that.
+            Suspend: the way out that the node is taking.
+            SuspensionSwallowed: the node has caught it.
         """
         if self._waits and (rests := [w for way in find_ways_out(sys.exception()) if isinstance(way, Suspend) for w in way.waits if w.wait_id in self._waits]):
             raise Suspend(tuple(rests))
@@ -171,13 +170,12 @@ class Places:
             raise SuspensionSwallowed(f"{self._node} {SWALLOWED}", hint=CAUGHT)
 
     def lookup(self, call: Call) -> StepRecord | None:
-        """The record at a place, if it is one of this call. Without one, the place must not belong to another call.
+        """Returns the record at a place, if it belongs to this call. If there is none, the place must not belong to another call.
 
-        Plain code may well compute other arguments when it runs again; but arguments that are on record at another place mean
-        that two calls were swapped.
+        Plain code may compute other arguments when it runs again. But if the arguments are recorded at another place, two calls were swapped.
 
         Raises:
-            RecordMismatch: showing what was recorded and what the code calls now.
+            RecordMismatch: shows what was recorded and what the code calls now.
         """
         path, name, kind, digest = call.path, call.name, call.kind, call.digest
         self._told.append(label(kind, name))
@@ -207,14 +205,14 @@ class Places:
         return record
 
     def is_outdated(self, path: str) -> bool:
-        """Whether what is on record at a place, or asked there, answers only the very same call: something that it may have been made of is no more."""
+        """Whether the record or question at a place answers only the very same call, because something that its arguments may depend on has been dropped."""
         return (self._key, path) in self._journal.progress.outdated
 
     def find_question(self, path: str, kind: WaitKind, prompt: str, *, swappable: bool) -> Wait | None:
-        """The question of this kind that was asked at a place, whatever its wording (§5.8).
+        """Returns the question of this kind that was asked at a place, whatever its wording (§5.8).
 
         Raises:
-            RecordMismatch: the wording is that of the question at another place, so that two of them were swapped (L-10).
+            RecordMismatch: the wording is that of a question at another place, so two questions were swapped (L-10).
         """
         questions, out = self._journal.progress.questions, self._journal.progress.outdated
         before = questions.get((self._key, path))
@@ -235,14 +233,14 @@ class Places:
         return [r for place, r in list(self._journal.progress.records.items()) if place[0] == self._key and r.path.startswith(prefix) and place not in out]
 
     def _find_scopes(self) -> frozenset[str]:
-        """The places of an earlier attempt that were scopes: something is recorded beneath them."""
+        """Returns the places of an earlier attempt that were scopes: places with records beneath them."""
         if self._scopes is None:
             mine = self._mine()
             self._scopes = find_scopes(mine) if mine else frozenset()
         return self._scopes
 
     def mismatch(self, path: str, now: str) -> RecordMismatch:
-        """The difference between what is on record at this place and beside it, and what the code calls, in one sentence."""
+        """Describes in one sentence how the records at and near this place differ from what the code calls."""
         recorded = self._beside(path)
         at = next((n for n, (place, _) in enumerate(recorded) if place == path), len(recorded))
         shown = [said for _, said in recorded[max(0, at - SHOWN) : at + SHOWN + 1]]
@@ -253,7 +251,7 @@ class Places:
         )
 
     def _beside(self, path: str) -> list[tuple[str, str]]:
-        """The calls on record at the level of a place, each with its name; one that only holds others is said to hold them."""
+        """Returns the recorded calls at the level of a place, each with its name; a scope without a record of its own is described as one."""
         above, depth = path.rpartition("/")[0], path.count("/") + 1
         found: dict[str, str] = {}
         for record in self._mine():
@@ -271,7 +269,7 @@ _ENDS_REPLAY = frozenset({"step", "value", "child"})
 
 
 def label(kind: str, name: str) -> str:
-    """A call as people read of it."""
+    """Returns a call as errors show it."""
     match kind:
         case "step" | "effect" | "scope" | "first_of":
             return name
@@ -286,9 +284,9 @@ NO_NODES: Mapping[str, Node] = {}
 
 
 class Attempt:
-    """One attempt at one task. ``number`` counts from 1; ``key`` is the run's own task, ``inner`` leads to one of a sub-flow inside it (§4.14);
-    ``state`` is what the step sees; ``waits`` are those in which it is to rest; ``calls`` counts the calls in flight, and it is ``parked`` once
-    it stands still to be handed back (§10.13). ``plain``: it runs outside the event loop."""
+    """One attempt at one task. ``number`` counts from 1. ``key``: the run's own task; ``inner``: the path to a task of a sub-flow inside it (§4.14); ``state``: what
+    the step sees; ``waits``: the waits in which it is to rest; ``calls``: how many calls are in flight; ``parked``: it has stopped in order to be handed back
+    (§10.13). ``plain``: it runs outside the event loop."""
 
     def __init__(
         self, services: Services, journal: Journal, node: Node, task: Task, *, number: int = 1, key: str = "", inner: str = "", program: Program | None = None,
@@ -301,7 +299,7 @@ class Attempt:
         self.number = number
         self.key = key or task.key
         self.inner = inner
-        self.prefix = f"{inner}/" if inner else ""  # under which all places of this task stand, whatever the round it is done in
+        self.prefix = f"{inner}/" if inner else ""  # the prefix of all places of this task, in every round
         self.nodes: Mapping[str, Node] = NO_NODES if program is None else program.nodes
         self.state = state
         self.rounds, self.feedback = self._count_redone()
@@ -320,7 +318,7 @@ class Attempt:
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._patient = [self.patience]
         self._track: Track | None = None
-        self.made: list[tuple[str, Coroutine[Any, Any, Any]]] = []  # by their verbs the calls that its node was given to await, the last ones
+        self.made: list[tuple[str, Coroutine[Any, Any, Any]]] = []  # the newest calls that the node is to await, with their verbs
 
     # -- where it stands ----------------------------------------------------------------------------
 
@@ -334,7 +332,7 @@ class Attempt:
 
     @property
     def root(self) -> str:
-        """Under which the places of this round stand."""
+        """The prefix of all places of this round."""
         return f"{self.prefix}@{self.rounds}/" if self.rounds else self.prefix
 
     @property
@@ -354,7 +352,7 @@ class Attempt:
 
     @property
     def reads(self) -> dict[str, Any]:
-        """What this step goes by: the state it sees, and what a ``Send`` gave it."""
+        """What the step depends on: the state that it sees, and the payload of a ``Send``."""
         return {**self.state, "payload": self.payload} if self.task.payload is not None else dict(self.state)
 
     @property
@@ -364,7 +362,7 @@ class Attempt:
 
     @property
     def rearmed(self) -> frozenset[str]:
-        """Open questions that an operator has had asked again: somebody is there now (§5.17)."""
+        """Open questions that an operator has asked again because a person is there now (§5.17)."""
         return frozenset(w.wait_id for w in self.journal.run.waits if w.round > 0)
 
     async def effects(self) -> list[Effect]:
@@ -378,27 +376,27 @@ class Attempt:
         return self.journal.record(self.key, path)
 
     def serve(self, record: StepRecord) -> Any:
-        """What a record holds, where it is kept whole; a recorded failure is raised again."""
+        """Returns the value of a record that is stored whole; raises a recorded failure again."""
         if record.error is not None:
             raise revive(record.error)
         return None if record.value is None else canon.decode(record.value)
 
     async def give(self, record: StepRecord) -> Any:
-        """What a record holds, wherever it is kept."""
+        """Returns the value of a record, wherever it is stored."""
         return self.serve(await self.journal.whole(record))
 
     async def save(self, draft: Draft) -> None:
-        """Makes something durable for this attempt."""
+        """Makes a draft of this attempt durable."""
         self.refuse_late()
         await self.journal.save(draft)
 
     def refuse_late(self) -> None:
-        """What outlives the attempt has no say any more."""
+        """Raises if the attempt is over: code that outlives it must not write."""
         if self.places.closed:
             raise ConcurrentScope(f"a ctx call of {self.node.name} ended later than the node itself", hint="await every ctx call, or use ctx.gather")
 
     async def pause(self, due: int, failed: int, base_us: int) -> None:
-        """Until another attempt at a call that has failed so often may begin."""
+        """Waits until a call that has failed so often may be attempted again."""
         if pause := time_left(due, self.services.clock.now(), failed, base_us):
             await self.services.clock.sleep(pause / 1_000_000)
 
@@ -406,7 +404,7 @@ class Attempt:
 
     @contextmanager
     def minding(self, patience: Patience) -> Iterator[None]:
-        """For a call's time: progress moves it on (§10.10)."""
+        """Makes progress extend the time of a call while it runs (§10.10)."""
         patience.move(self._loop.time())
         self._patient.append(patience)
         try:
@@ -415,7 +413,7 @@ class Attempt:
             self._patient.remove(patience)
 
     def move_on(self) -> None:
-        """The step gets on: default timeouts count anew from here."""
+        """Notes progress: default timeouts count anew from here."""
         now = self._loop.time()
         for patience in list(self._patient):
             if not patience.own:
@@ -424,17 +422,17 @@ class Attempt:
     # -- what it emits ------------------------------------------------------------------------------
 
     def emit(self, value: Any) -> None:
-        """Keeps a chunk for whoever streams the run (§13.6).
+        """Stores a chunk for those who stream the run (§13.6).
 
         Raises:
-            Unserializable, TooLarge: it cannot be kept.
+            Unserializable, TooLarge: it cannot be stored.
         """
         self.move_on()
         data = bounds.check_size(canon.pack(value, "chunk")[1], "chunk", RING_BYTES)
         self.services.streams.emit(self.journal.ring, self._track_of(calling.get()), data, self.journal.run.version, self._loop)
 
     def _track_of(self, within: Calling | None) -> Track:
-        """The track of this attempt, or of the recorded call in whose midst it is."""
+        """Returns the track of this attempt, or of the recorded call that is running."""
         if within is None:
             if self._track is None:
                 self._track = self._enter(self.inner, self.number, "", again=True)
@@ -450,22 +448,22 @@ class Attempt:
     # -- safe points --------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """A call is to begin; none does once somebody has asked the run to stop at its next boundary (§10.13)."""
+        """Begins a call; refuses it once the run was asked to stop at its next boundary (§10.13)."""
         if self.journal.safe_points.asked:
-            self.calls -= self.places.scope().within  # the items of maps that it is part of stand still with it
+            self.calls -= self.places.scope().within  # the items of maps around it stop with it
             await self.journal.safe_points.stand(self)
         self.calls += 1
         self.patience.hold()
 
     def finish(self) -> None:
-        """The call has ended, and what came of it is on record."""
+        """Notes that a call has ended and its result is recorded."""
         self.calls -= 1
         self.patience.release(self._loop.time())
         if self.journal.safe_points.asked:
             self.journal.safe_points.look()
 
     def close(self) -> None:
-        """Nothing that the node left running may write into the next step's records."""
+        """Ends the attempt, so that code which the node has left running cannot write into the next step's records."""
         self._closed = True
         self.made.clear()
         if self._places is not None:
@@ -474,11 +472,11 @@ class Attempt:
             self._places.errors.clear()
 
     def end(self) -> None:
-        """The node has returned.
+        """Notes that the node has returned.
 
         Raises:
-            ConcurrentScope: it returned while a call of its own was in flight.
-            NotAwaited: it has a call that it never awaited.
+            ConcurrentScope: it returned while one of its calls was in flight.
+            NotAwaited: it never awaited one of its calls.
             SuspensionSwallowed: it caught the way out that it was to take.
         """
         forgotten = [verb for verb, call in self.made if inspect.getcoroutinestate(call) == inspect.CORO_CREATED]
@@ -493,7 +491,7 @@ class Attempt:
     # -- done again ---------------------------------------------------------------------------------
 
     def _count_redone(self) -> tuple[int, str | None]:
-        """How often this task has been sent back so far, and with what feedback the last time."""
+        """Returns how often this task has been sent back so far, and the latest feedback."""
         record = self.record(f"{self.prefix}{REDO}")
         if record is None or record.value is None:
             return 0, None if self.task.feedback is None else canon.decode(self.task.feedback)
@@ -501,7 +499,7 @@ class Attempt:
         return number, feedback
 
     def send_back(self, feedback: str) -> None:
-        """Records that this very task is done again; its calls stand at new places, so nothing of the last round is served."""
+        """Records that this task runs again. Its calls get new places, so that no record of the last round answers them."""
         value = canon.pack([self.rounds + 1, feedback], "feedback")[1]
         self.journal.hold(Draft(results=[StepRecord(self.key, f"{self.prefix}{REDO}", REDO, value=value, kind="feedback")]))
 

@@ -1,10 +1,9 @@
 """Branches of a scope, and the signals that they take (§5.11).
 
-A branch that is given up gives back what it did not make use of. A signal has been made use of once the code that was given it has gone on to
-another call; until then it can answer whoever asks next. So each branch knows the lines of control around it, and which call of theirs was the
-last when a signal was given.
+A branch that is given up returns the signals that it has not used. Code has used a signal once it has made another call after it; until then the signal can answer
+the next wait of its name. So each branch knows the lines of control around it, and how many calls each had made when a signal was given.
 
-Signals that came before several branches asked for them answer in one commit, in the order in which they came: a crash does not change which was first.
+If signals came before several branches asked for them, they answer in one commit, in the order in which they came. So a crash does not change which came first.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from holdfast.engine.calls.attempt import Attempt, Scope
 
 T = TypeVar("T")
 Given = dict[str, tuple[tuple[Scope, int], ...]]
-"""By the places of their waits the signals that code was given: on each line of control around it how many calls had been made by then."""
+"""The signals that code was given, by the places of their waits: how many calls each line of control around the code had made by then."""
 
 
 async def wait_to_end(writing: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-    """What a commit gives. A caller that is cancelled meanwhile waits until it is durable or refused, for whoever gave the call up must see what it wrote.
+    """Awaits a commit. If the caller is canceled meanwhile, it still waits until the commit is durable or refused, because the code that canceled it must see what it wrote.
 
-    A second cancellation is force: the commit goes on without its caller.
+    A second cancel is not delayed: the commit continues without its caller.
     """
     task = asyncio.ensure_future(writing)
     task.add_done_callback(_hear)
@@ -43,13 +42,13 @@ async def wait_to_end(writing: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
 
 
 def _hear(task: asyncio.Future[Any]) -> None:
-    """How it ended is nobody's to tell, if its caller was cancelled; whoever writes next meets it."""
+    """Retrieves the commit's error if its caller was canceled; the next commit will meet the same error."""
     if not task.cancelled():
         task.exception()
 
 
 class Early:
-    """The signals that branches of one attempt have found, and that answer together."""
+    """The signals that branches of one attempt have found and that answer together."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -57,14 +56,15 @@ class Early:
         self._writing: asyncio.Task[None] | None = None
 
     async def answer(self, came: tuple[int, int], draft: Draft) -> None:
-        """Makes an answer durable with those that others find in this turn of the loop. ``came`` tells their order: those of the run's record are the oldest."""
+        """Makes an answer durable, together with those that other branches find in this turn of the event loop. ``came`` gives their order: signals of the run's record are
+        the oldest."""
         self._found.append((came, draft))
         if self._writing is None:
             self._writing = asyncio.ensure_future(self._write())
         await wait_to_end(self._writing)
 
     async def _write(self) -> None:
-        await asyncio.sleep(0)  # the other branches come to their first calls meanwhile
+        await asyncio.sleep(0)  # lets the other branches reach their first calls
         found, self._found, self._writing = sorted(self._found, key=lambda f: f[0]), [], None
         both = Draft()
         for _, draft in found:
@@ -73,7 +73,7 @@ class Early:
 
 
 class Branch(msgspec.Struct, frozen=True, gc=False):
-    """Where code runs: ``lines`` are the lines of control around the branch, from the outermost on."""
+    """The branch in which code runs. ``lines``: the lines of control around it, from the outermost on."""
 
     mark: object
     lines: tuple[Scope, ...]
@@ -81,7 +81,7 @@ class Branch(msgspec.Struct, frozen=True, gc=False):
     early: Early
 
     def give(self, path: str, line: Scope) -> None:
-        """The code that waits at a place is given a signal."""
+        """Notes that the code which waits at a place has been given a signal."""
         self.given[path] = tuple([(scope, scope.made) for scope in (*self.lines, line)])
 
 
@@ -89,13 +89,13 @@ _here: contextvars.ContextVar[Branch | None] = contextvars.ContextVar("holdfast_
 
 
 def find_branch(attempt: Attempt) -> Branch | None:
-    """The branch of this attempt in which the code runs; None if it runs in none."""
+    """Returns the branch of this attempt in which the code runs, or None."""
     found = _here.get()
     return found if found is not None and found.mark is attempt.places.mark else None
 
 
 def make_branch(attempt: Attempt) -> Branch:
-    """What the branches of a scope have in common that is opened here."""
+    """Returns what the branches of a scope that is opened here have in common."""
     around, line = find_branch(attempt), attempt.places.scope()
     if around is None:
         return Branch(attempt.places.mark, (line,), {}, Early(attempt.journal))
@@ -103,14 +103,14 @@ def make_branch(attempt: Attempt) -> Branch:
 
 
 def enter(branch: Branch) -> None:
-    """From here on the code of this task runs in a branch."""
+    """Marks the code of this task as running in a branch from here on."""
     _here.set(branch)
 
 
 def find_unused(attempt: Attempt, path: str, given: Given, used: Iterable[str], reason: str) -> list[ev.WaitClosed]:
-    """Gives back the signals beneath a place that no code has made use of: the newest first, for each is put before those that wait.
+    """Returns the facts that give back the signals beneath a place that no code has used: the newest first, because each is put before those that wait.
 
-    ``used`` are the branches whose outcome is the scope's: what these were given they have made use of.
+    ``used``: the branches whose outcome is the scope's; the signals that they were given count as used.
     """
     found = []
     for (task, at), record in attempt.journal.progress.records.items():

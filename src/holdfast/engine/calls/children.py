@@ -1,9 +1,9 @@
 """Children: runs that a node starts and waits for (§4.14).
 
-Theory of operation. A child is created in the commit that opens the wait for it, and tells its end to its parent's inbox. There may be one already that did
-what this one is to do: in an earlier round, which a cancel or a failure ended before somebody resumed the parent, in the run that the parent is a replay or a fork of, or under the same
-request key. What that one has done is not done again. One of this very parent that has completed meanwhile is taken as it ended, and one that goes on is waited for; else the new
-child is a fork of it, or its replay in a replay, and finds in the ledger what was done (§6.6, §7.6).
+Theory of operation. A child is created in the commit that opens the wait for it, and reports its end to its parent's inbox. A run that did the same work may exist
+already: from an earlier round, which a cancel or a failure ended before the parent was resumed; in the run that the parent replays or forks; or under the same
+request key. Its work is not repeated. If it is a child of this very parent and has completed meanwhile, its result is used; if it still runs, the parent waits for it.
+Otherwise the new child is a fork of it, or its replay in a replay, and finds in the ledger what was done (§6.6, §7.6).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Duration = dt.timedelta | float | int | None
 
 
 class Former(msgspec.Struct, frozen=True):
-    """The run that did before what a child is to do. ``own``: this parent, or one that it is a replay or a fork of, has started it; ``here``: this parent itself;
-    ``same``: with the same input."""
+    """A run that did the work of a child before. ``own``: it was started by this parent, or by one that this parent replays or forks; ``here``: by this parent itself; ``same``:
+    with the same input."""
 
     run: Run
     own: bool
@@ -55,13 +55,13 @@ class Former(msgspec.Struct, frozen=True):
 async def child(
     attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str
 ) -> Any:
-    """Starts a run of its own in the commit that opens the wait for it, and gives its result (§4.14). What the store cannot tell of other runs, or
-    tells under a key that this process lacks, is no failure of the step (§1.12, §14.5).
+    """Starts a child run in the commit that opens the wait for it, and returns its result (§4.14). If the store cannot read other runs, or reads records under a key that
+    this process lacks, that is no failure of the step (§1.12, §14.5).
 
     Raises:
         ChildFailed: it ended otherwise than completed.
         LaneOfAncestor: it would wait for a run that waits for it.
-        RequestConflict: its key was used with another input, or belongs to a run that has not completed and is none of this parent's (§3.5).
+        RequestConflict: its key was used with another input, or belongs to a run that has not completed and is no child of this parent (§3.5).
     """
     begun = _start(attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout)
     return await attempt.journal.asking(begun)
@@ -70,7 +70,7 @@ async def child(
 async def _start(
     attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str, here: str | None = None
 ) -> Any:
-    """The child of a call. ``here``: the place of the call, where that is open already."""
+    """Starts the child of a call, or finds it. ``here``: the place of the call, if it is open already."""
     services, journal = attempt.services, attempt.journal
     program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(_program(skill))
     given = dict(inputs or {})
@@ -94,7 +94,7 @@ async def _start(
         parent = journal.run
         asked = {"tenant_id": parent.tenant_id, "job_id": parent.job_id, "trace_id": parent.trace_id, "queue": parent.queue, "unattended": parent.unattended, **options}
         if former is not None:
-            asked.pop("key", None)  # the one before has it
+            asked.pop("key", None)  # the former child has the key
         made = door.request(
             asked, where="ctx.child", parent_run_id=parent.run_id, parent_wait_id=wait.wait_id, on_parent_end=on_parent_end,
             source_run_id=None if former is None else former.run.run_id, lineage_root="" if former is None else former.run.lineage_root,
@@ -118,7 +118,7 @@ async def _start(
         except Suspend as rests:
             await _tell_end(attempt, rests.waits[0])
             raise
-        except ClaimTaken:  # a moment ago: what has it now is looked at once
+        except ClaimTaken:  # another run took the key a moment ago; it is read once
             if here is None:
                 return await _start(attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout, here=path)
             raise RequestConflict(f"the key {options.get('key')!r} was used by another run a moment ago", hint="retry the step, or use another key") from None
@@ -131,10 +131,10 @@ async def _start(
 
 
 def _program(skill: Any) -> Program:
-    """The program of a skill, by value.
+    """Returns the program of a skill that was given by value.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: it is no skill.
     """
     found = getattr(skill, "program", skill)
     if not isinstance(found, Program):
@@ -143,7 +143,7 @@ def _program(skill: Any) -> Program:
 
 
 async def _find_former(attempt: Attempt, path: str, program: Program, given: Mapping[str, Any], options: Mapping[str, Any]) -> Former | None:
-    """What did before what a child here is to do, if anything did.
+    """Returns the run that did the work of this child before, if there is one.
 
     Raises:
         RequestConflict: the key was used otherwise.
@@ -172,10 +172,10 @@ async def _find_former(attempt: Attempt, path: str, program: Program, given: Map
 
 
 async def _find_run(services: Services, run_id: str) -> Run | None:
-    """Another run, as it stands.
+    """Returns another run as it is now.
 
     Raises:
-        KeyUnavailable: it has ended, and how it ended is encrypted under a key that this process lacks; a record that held it could never be read.
+        KeyUnavailable: it has ended, and its result is encrypted under a key that this process lacks; a record of that result could never be read.
     """
     found = await services.store.get(run_id)
     if found is not None and found[0].terminal:
@@ -184,8 +184,8 @@ async def _find_run(services: Services, run_id: str) -> Run | None:
 
 
 async def _may_stand(attempt: Attempt, path: str, program: Program, given: Mapping[str, Any]) -> bool:
-    """Whether what is on record here may be the end of such a child. It is not that of one with another input where something before it is no more; in a fork
-    no such end is taken over."""
+    """Whether the record at this place may be the end of such a child. It is not, if the child had another input and something before it has been dropped; a fork takes over
+    no such end."""
     journal, place = attempt.journal, (attempt.step, attempt.key, path)
 
     async def is_same(run_id: str | None) -> bool:
@@ -203,7 +203,7 @@ async def _may_stand(attempt: Attempt, path: str, program: Program, given: Mappi
 
 
 async def _describe_former(services: Services, run_id: str, program: Program, given: Mapping[str, Any], *, here: bool) -> Former | None:
-    """A run that stood at this place, if it is one of the same skill."""
+    """Returns the run that was at this place before, if it is one of the same skill."""
     run = await _find_run(services, run_id)
     if run is None or run.skill_id != program.id:
         return None
@@ -213,7 +213,7 @@ async def _describe_former(services: Services, run_id: str, program: Program, gi
 
 
 async def _adopt(attempt: Attempt, question: Ask, path: str, run: Run) -> ws.Decision:
-    """The result of a run that has completed, on record here as asked and answered."""
+    """Returns the result of a run that has completed, and records the child here as asked and answered."""
     with attempt.places.open(question.kind.value) if question.path is None else nullcontext():
         wait = make_wait(attempt, msgspec.structs.replace(question, name=run.run_id), path, "")
         ended = await _end_of(attempt.services, run)
@@ -223,7 +223,7 @@ async def _adopt(attempt: Attempt, question: Ask, path: str, run: Run) -> ws.Dec
 
 
 async def _tell_end(attempt: Attempt, wait: Wait) -> None:
-    """A child that this wait has not started may have ended before anybody waited for it: then its end is told anew."""
+    """Reports the end of a child again that this wait has not started: it may have ended before any run waited for it."""
     if wait.wait_id not in attempt.waits or attempt.journal.progress.asked.get((attempt.key, wait.path), 1) < 2:
         return
     run = await _find_run(attempt.services, wait.name)
@@ -234,7 +234,7 @@ async def _tell_end(attempt: Attempt, wait: Wait) -> None:
 
 
 async def _end_of(services: Services, run: Run) -> cmd.ChildEnded:
-    """How a run has ended, as its parent is told."""
+    """Returns how a run has ended, in the form in which its parent is told."""
     result = run.result
     if run.status is Status.COMPLETED and result is None and (loaded := await services.threads.load(run.run_id)) is not None:
         result = canon.encode(canon.FrozenDict(Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.values))

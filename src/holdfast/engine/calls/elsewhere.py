@@ -1,8 +1,8 @@
-"""Tool calls that a runner elsewhere carries out (§11.3).
+"""Tool calls that a runner in another process carries out (§11.3).
 
-The request is an intent, stored in the commit that has the attempt on record and opens a wait for its answer. The run rests; no thread and no
-lease is held for it. The runner's answer comes as a signal, in the commit that settles the intent, and whoever then drives the run writes down
-what came of it, as if it had run the tool itself.
+The request is an intent. It is stored in the commit that records the attempt and opens a wait for the answer. The run then rests, and holds no thread and no lease.
+The runner's answer comes as a signal, in the commit that settles the intent. The process that executes the run next records the outcome as if it had run the tool
+itself.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Args = tuple[Any, ...]
 
 
 class Elsewhere:
-    """The runners of one workspace, as one call asks them. ``made``: the request, from its place, the effect's id and key, and the arguments;
-    ``ended``: what an answer means for the call."""
+    """The runners of one workspace, as one call uses them. ``made``: creates the request from the place, the effect's id and key, and the arguments; ``ended``: turns an
+    answer into the call's outcome."""
 
     def __init__(
         self, attempt: Attempt, workspace: str, tool: str, made: Callable[[str, str, str, Args], Asked], ended: Callable[[Args, Answer], Awaitable[Any]]
@@ -44,11 +44,11 @@ class Elsewhere:
         self._ended = ended
 
     async def end(self, args: Args, answer: Answer) -> Any:
-        """What the call gives, or raises, by this answer."""
+        """Returns or raises what an answer means for the call."""
         return await self._ended(args, answer)
 
     def request(self, effect_id: str) -> str:
-        """The owner of a new attempt: the request for it."""
+        """Returns the request for a new attempt, which names its owner."""
         run = self._attempt.journal.run
         return owner_of(self._type, canon.digest([run.run_id, effect_id, str(run.version)])[:16])
 
@@ -64,10 +64,10 @@ class Elsewhere:
         await self._answer(self._question(path, place, lambda: self._made(place, effect.effect_id, effect.key, args), draft))
 
     async def answer(self, path: str, effect: Effect) -> Answer | None:
-        """The answer to a request that was made; None where it was taken back before anything was begun.
+        """Returns the answer to a request; None if the request was taken back before a runner began it.
 
         Raises:
-            Suspend: there is none yet.
+            Suspend: there is no answer yet.
         """
         place = place_of(effect.owner)
         assert place is not None, "the attempt is not a request"
@@ -78,14 +78,14 @@ class Elsewhere:
                 if (wait := open_at(self._attempt, at)) is not None:
                     self._attempt.journal.hold(Draft(facts=[ev.WaitClosed(wait.wait_id, "nothing is asked of a runner any more")]))
                 if kept is not None and kept.answer and (said := read_answer(kept.answer)).word is not None:
-                    return said  # a person has settled it while the run did not wait
+                    return said  # a person has settled it while the run was not waiting
                 if kept is not None and all(t.outcome in NOT_BEGUN for t in kept.tries):
                     return None
                 return Answer(owner=kept.tries[-1].owner if kept is not None and kept.tries else effect.owner, lost=TAKEN_BACK, closed=kept is not None)
         return await self._answer(self._question(path, place))
 
     async def read(self, args: Args) -> Any:
-        """The outcome of a call that only reads: asked for anew where it was lost."""
+        """Returns the outcome of a call that only reads; requests it again if it was lost."""
         within = calling.get()
         assert within is not None, "a tool that reads is a recorded step"
         run_id = self._attempt.journal.run.run_id
@@ -103,7 +103,7 @@ class Elsewhere:
         return f"{ids.step_id(run_id, self._attempt.step, self._attempt.key)}!{place}{f'.{round}' if round else ''}"
 
     async def _came(self, place: str, kept: Intent | None) -> bool:
-        """Whether an answer is at hand, or in the inbox."""
+        """Whether an answer is recorded or in the inbox."""
         journal, name = self._attempt.journal, owner_of(self._type, place)
         if any(s.name == name for s in journal.run.signals) or await journal.later(name) is not None:
             return True

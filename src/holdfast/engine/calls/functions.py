@@ -1,9 +1,9 @@
-"""Calling user code: coroutine or thread, under a timeout, with its name for the record.
+"""Calls user code, as a coroutine or in a thread, under a timeout, and names it for the record.
 
-Theory of operation. A coroutine is stepped by hand in the task of its caller: its first part before any timer is set, the rest as
-the loop brings it back. So it is seen which cancel it made itself, whether it forked, and whether it goes on though it was
-cancelled; such a one is stepped no further: it is abandoned where it stands. A thread is waited for, and given up. Whatever
-comes out is a value, a failure of the step, a way out that is none (``ControlFlow``), or a cancel from outside (X-24).
+Theory of operation. A coroutine is stepped by hand in its caller's task: the first part before a timer is set, the rest as the event loop resumes it. So the engine
+sees whether the coroutine canceled its own task, whether it forked the process, and whether it continues after a cancel; such a coroutine is abandoned where it stands.
+A thread is waited for until its time is up, and then abandoned. The outcome is a value, a failure of the step, a way out that is no failure (``ControlFlow``), or a
+cancel from outside (X-24).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from holdfast.engine.base.streams import Track
 
 T = TypeVar("T")
 LAMBDA = "<lambda>"
-CLEANUP_SECONDS = 5.0  # so long may a coroutine go on after its cancel, to tidy up
+CLEANUP_SECONDS = 5.0  # how long a coroutine may clean up after a cancel
 log = logs.logger("holdfast.run")
 
 
 class Calling:
-    """An attempt of a recorded call: its ``tag`` stands after that of its node's own, ``.<path>@<attempt>``; ``track``: what it emits."""
+    """An attempt of a recorded call. ``tag`` follows the tag of the node's attempt: ``.<path>@<attempt>``; ``track``: the chunks that it emits."""
 
     __slots__ = ("number", "path", "tag", "track")
     tag: str
@@ -51,12 +51,12 @@ class Calling:
 
 
 calling: contextvars.ContextVar[Calling | None] = contextvars.ContextVar("holdfast_calling", default=None)
-"""The attempt of a recorded call in whose midst the code runs."""
+"""The attempt of a recorded call inside which the code runs."""
 
 
 @contextmanager
 def attempting(path: str, attempt: int) -> Iterator[None]:
-    """Within it, what is made belongs to this attempt of the call at this path."""
+    """Makes what is emitted inside belong to this attempt of the call at this path."""
     token = calling.set(Calling(calling.get(), path, attempt))
     try:
         yield
@@ -65,9 +65,9 @@ def attempting(path: str, attempt: int) -> Iterator[None]:
 
 
 class Patience:
-    """How long something of the user's may take: ``own`` time counts from its start, the default from its last progress (§10.10).
+    """How long user code may take: its ``own`` time counts from its start, the default time from its last progress (§10.10).
 
-    While it is ``held``, its time does not count: a call of its own is under way, which has a time of its own.
+    While it is ``held``, its time does not count: one of its own calls is running and has its own time.
     """
 
     __slots__ = ("_held", "limit_us", "moved", "own")
@@ -80,7 +80,7 @@ class Patience:
 
     @classmethod
     def of(cls, timeout: dt.timedelta | float | None) -> Patience:
-        """That of a call: the time given, else the default one."""
+        """Returns the patience of a call: the given time, or the default."""
         return cls(microseconds(timeout, DEFAULT_TIMEOUT_US), own=timeout is not None)
 
     def move(self, now: float) -> None:
@@ -95,12 +95,12 @@ class Patience:
             self.moved = now
 
     def remaining(self, now: float) -> float:
-        """Seconds until its time is up, if nothing moves it on."""
+        """Returns the seconds until the time is up, if there is no further progress."""
         limit = self.limit_us / 1_000_000
         return limit if self._held and not self.own else self.moved + limit - now
 
     def overdue(self, now: float, still: float) -> bool:
-        """Whether its time is up where it has held the loop for so many seconds, so that no timer could tell."""
+        """Whether the time is up after the code has blocked the event loop for so many seconds, so that no timer could fire."""
         if self.moved and (self.own or not self._held):
             return self.limit_us > 0 and self.remaining(now) <= 0
         return 0 < self.limit_us <= still * 1_000_000
@@ -114,7 +114,7 @@ class Patience:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name a call is recorded under."""
+    """Returns the name under which a call is recorded."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", None) or type(function).__name__
@@ -122,7 +122,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def describe_function(function: Callable[..., Any], name: str) -> str:
-    """The same for people: a method with its class, and a lambda with the line that it stands on."""
+    """Returns the name for people: a method with its class, a lambda with its line."""
     if name == LAMBDA:
         while isinstance(function, functools.partial):
             function = function.func
@@ -145,7 +145,7 @@ def asynchronous(function: Callable[..., Any]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     if type(function) is FunctionType and function.__code__.co_flags & inspect.CO_COROUTINE:
-        return True  # by far the most, and what inspect would find out the long way
+        return True  # the usual case; ``inspect`` takes longer
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
 
 
@@ -153,18 +153,18 @@ async def call(function: Callable[..., Any], args: tuple[Any, ...], limit: int |
     """Awaits a coroutine function, or runs a plain one in a thread.
 
     Raises:
-        StepTimeout: a typed class of its own; what a thread does after it is fenced off (§10.10).
-        StepFailure: the code raised what is no Exception: a failure of this step, not the end of the process that serves others.
+        StepTimeout: its time is up; what a thread still does after that is fenced off (§10.10).
+        StepFailure: the code raised something that is no Exception; that fails this step and does not end the process, which executes other runs too.
     """
     patience = limit if isinstance(limit, Patience) else Patience(limit, own=True)
     return await await_in_time(function(*args) if asynchronous(function) else _in_thread(function, args, what, patience), patience, what)
 
 
 class First(msgspec.Struct):
-    """A coroutine of the user's whose first part, up to where it first waits, has been run already: what is left of it.
+    """A coroutine of user code whose first part, up to where it first waits, has already run.
 
-    It ended with ``value`` or ``error``, or it is ``work`` that stands at ``waiting``. ``began``, ``cancelling`` and ``forks`` are what
-    the clock, its task and the process said before.
+    Either it has ended with ``value`` or ``error``, or ``work`` is the rest of it, which awaits ``waiting``. ``began``, ``cancelling`` and ``forks``: the clock, the cancel
+    count of the task and the fork count of the process before it began.
     """
 
     began: float
@@ -181,17 +181,17 @@ class First(msgspec.Struct):
             try:
                 raise error
             finally:
-                del error  # its traceback refers to this frame, which refers to this
+                del error  # its traceback refers to this frame, which refers to this object
         if self.work is None:
             return self.value
         return (yield from Rest(self.work, self.waiting).__await__())
 
 
 async def await_in_time(work: Coroutine[Any, Any, T] | First, limit: int | Patience, what: str) -> T:
-    """Awaits a coroutine of the user's for as long as its time lasts; zero is for ever. One that was begun elsewhere goes on here.
+    """Awaits a coroutine of user code for as long as its time lasts; zero means for ever. ``First``: a coroutine that began elsewhere and continues here.
 
-    The first part, up to where it first waits, is run before a timer is set: no timer could end that part, and many a node
-    ends in it, for which a timer would cost more than the node.
+    The first part, up to where the coroutine first waits, runs before a timer is set: no timer could end that part, and many nodes end in it, for which a timer would cost
+    more than the node.
 
     Raises:
         StepTimeout, StepFailure: as ``call``.
@@ -223,7 +223,7 @@ async def await_in_time(work: Coroutine[Any, Any, T] | First, limit: int | Patie
         raise
     except BaseException as e:
         if isinstance(e, GeneratorExit) and rest is not None and rest.closed:
-            raise  # whoever awaits this is closed, from outside its task
+            raise  # the awaiting coroutine is being closed from outside its task
         if task.cancelling() > before:
             await _absorb(task, before, rest)
         raise contain(_unwrap(e), what) from e
@@ -232,18 +232,18 @@ async def await_in_time(work: Coroutine[Any, Any, T] | First, limit: int | Patie
             raise contain(asyncio.CancelledError(), what)
         return rest.value
     finally:
-        del task, rest  # a task keeps what it ended with, whose traceback keeps this frame
+        del task, rest  # a task keeps its error, whose traceback keeps this frame
 
 
 async def _absorb(task: asyncio.Task[Any], before: int, rest: Begun[Any] | None) -> bool:
-    """Takes back a cancel that the step has made itself and that would strike whatever its task does next. Whether there was one.
+    """Removes a cancel that the step made itself and that would otherwise hit its task's next wait; returns whether there was one.
 
     Raises:
-        CancelledError: somebody pressed Ctrl-C meanwhile. It goes on from here, whatever the step made of it, for a run of steps that compute may not wait again.
+        CancelledError: the user pressed Ctrl-C meanwhile. It is passed on here, whatever the step made of it, because a run of computing steps may not wait again.
     """
     caused = failures.count_own_cancels(task, before) if rest is None else rest.caused
     if task.cancelling() - before > caused and not failures.did_we_cancel(task) and failures.was_interrupted():
-        await asyncio.sleep(0)  # raises it, unless the step has caught it already
+        await asyncio.sleep(0)  # raises the cancel, unless the step has caught it already
         raise asyncio.CancelledError
     if caused <= 0:
         return False
@@ -258,7 +258,7 @@ async def _absorb(task: asyncio.Task[Any], before: int, rest: Begun[Any] | None)
 
 
 def _unwrap(error: BaseException) -> BaseException:
-    """A group of nothing but ways out of the node is one of them: a TaskGroup puts the wait of its branch into a group."""
+    """Returns the way out in an exception group that holds nothing else: a TaskGroup puts the wait of its branch into a group."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     leaves, rest = error.split(ControlFlow)
@@ -276,7 +276,7 @@ def _flat(group: BaseExceptionGroup[ControlFlow]) -> list[ControlFlow]:
 
 
 async def await_any(work: Awaitable[T]) -> T:
-    """Any awaitable as a coroutine."""
+    """Turns any awaitable into a coroutine."""
     return await work
 
 
@@ -301,7 +301,7 @@ async def _within(rest: Begun[T], began: float) -> None:
 
 
 class _Limit:
-    """Ends a scope once the time of what is in it is up. Each time that it is looked at, it may have been moved on."""
+    """Ends a scope once its time is up. The deadline is read again each time, because progress may have moved it."""
 
     __slots__ = ("_loop", "_rest", "_scope", "_timer")
 
@@ -322,16 +322,15 @@ class _Limit:
         self._timer.cancel()
 
 
-# Coroutines that went on though they were cancelled: kept, so that nothing tries to end them once more.
+# Coroutines that continued after a cancel; kept, so that nothing cancels them again.
 _abandoned: list[Generator[Any, Any, None]] = []
 
 
 class Begun(Generic[T]):
-    """A coroutine whose first part, up to where it first waits, has been run in the caller's task: it is ``over`` and left a
-    ``value``, or it is to be awaited further. What it raises in its first part is raised at once.
+    """A coroutine whose first part, up to where it first waits, has run in the caller's task: it is ``over`` with a ``value``, or must be awaited further. An error of the
+    first part is raised at once.
 
-    ``caused`` counts the cancels of its task that it made itself; ``told``: it was told to end, by a timeout or by the house.
-    ``left_behind`` says what of it goes on.
+    ``caused``: how many cancels of its task it made itself; ``told``: a timeout or the engine has canceled it. ``left_behind``: describes what of it still runs.
     """
 
     __slots__ = ("_forks", "_gives_up", "_steps", "_task", "_timer", "_waiting", "caused", "closed", "left_behind", "over", "patience", "told", "value", "what")
@@ -340,7 +339,7 @@ class Begun(Generic[T]):
     def __init__(self, work: Coroutine[Any, Any, T], task: asyncio.Task[Any], what: str, before: int, forks: int, patience: Patience) -> None:
         self.over = self.told = self.closed = self._gives_up = False
         self.left_behind = ""
-        self._task = weakref.ref(task)  # which keeps what it ended with, whose traceback has frames that keep this
+        self._task = weakref.ref(task)  # a task keeps its error, whose traceback has frames that keep this object
         self.what = what
         self.patience = patience
         self._timer: asyncio.TimerHandle | None = None
@@ -357,7 +356,7 @@ class Begun(Generic[T]):
                 machine.end_child(forks, what)
 
     async def _keep(self, work: Coroutine[Any, Any, T]) -> None:
-        """Keeps the value aside: a coroutine that returns nothing ends without an exception, which would cost more than all of this."""
+        """Stores the value apart: a coroutine that returns None ends without an exception, which would cost more than all of this."""
         self.value = await work
         self.over = True
 
@@ -367,10 +366,10 @@ class Begun(Generic[T]):
             while not self.over:
                 try:
                     yield waiting
-                except BaseException as e:  # a cancel or a timeout strikes where the coroutine waits, so it is thrown in there
+                except BaseException as e:  # a cancel or a timeout is thrown in where the coroutine waits
                     if self._gives_up:
                         if (task := self._task()) is not None:
-                            task.uncancel()  # our own, made to get here
+                            task.uncancel()  # the engine's own cancel, made in order to get here
                         del task
                         raise
                     self.closed = isinstance(e, GeneratorExit) and not self._stepping()
@@ -380,20 +379,20 @@ class Begun(Generic[T]):
                 else:
                     waiting = self._step(steps.send, None)
         finally:
-            del waiting  # a future that failed keeps its error, whose traceback has this frame
+            del waiting  # a failed future keeps its error, whose traceback has this frame
             if self._timer is not None:
                 self._timer.cancel()
 
     def _stepping(self) -> bool:
-        """Whether the loop steps its task now."""
+        """Whether the event loop is stepping its task now."""
         try:
             return asyncio.current_task() is self._task()
         except RuntimeError:
             return False
 
     def _step(self, go_on: Callable[[Any], Any], given: Any) -> Any:
-        """Runs it to where it waits next."""
-        task = self._task()  # None: it was thrown away with its loop, and what it was in the midst of is closed
+        """Runs it until it next waits."""
+        task = self._task()  # None: the task was dropped with its event loop, and its coroutine is being closed
         before = 0 if task is None else task.cancelling()
         try:
             try:
@@ -406,7 +405,7 @@ class Begun(Generic[T]):
         finally:
             if task is not None and (now := task.cancelling()) != before:
                 self.caused = max(0, self.caused + (now - before if now < before else failures.count_own_cancels(task, before)))
-            del task, given  # an error that was thrown in has this frame in its traceback
+            del task, given  # a thrown-in error has this frame in its traceback
             if machine.PROCESS.forks != self._forks:
                 machine.end_child(self._forks, self.what)
 
@@ -416,7 +415,7 @@ class Begun(Generic[T]):
         return task
 
     def _wait_no_longer(self) -> None:
-        """It goes on though it was told to end: it may tidy up for a while, then it is abandoned where it stands."""
+        """Handles a coroutine that continues after a cancel: it may clean up for a while, and is then abandoned where it stands."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(CLEANUP_SECONDS, self._abandon)
 
@@ -429,9 +428,9 @@ class Begun(Generic[T]):
 
 
 async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], what: str, patience: Patience) -> Any:
-    """A plain callable may still hand back an awaitable: a lambda around a coroutine function does."""
+    """Runs a plain callable in a thread, and awaits the result if that is awaitable, as with a lambda around a coroutine function."""
     loop = asyncio.get_running_loop()
-    job = pool.Job(_call_carried, (function, args), what, lambda: patience.move(loop.time()))  # waiting for a thread does not count
+    job = pool.Job(_call_carried, (function, args), what, lambda: patience.move(loop.time()))  # the time spent waiting for a free thread does not count
     try:
         value = await loop.run_in_executor(pool.Taking(job), _call_carried, function, args)
     except asyncio.CancelledError:
@@ -442,8 +441,8 @@ async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], what: 
 
 
 def _call_carried(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Calls it. A future cannot carry a StopIteration, and whoever waited for it would wait for ever; a GeneratorExit that comes out of
-    one looks as if whoever waits were closed."""
+    """Calls a function and converts two errors. A future cannot carry a StopIteration, so its waiter would wait for ever; a GeneratorExit would look as if the waiter
+    itself were closed."""
     try:
         return function(*args)
     except (StopIteration, GeneratorExit) as e:
