@@ -672,13 +672,13 @@ _asking = threading.Lock()
 
 
 class Face(loopwatch.Placed, Protocol):
-    """Gives the context of a step to code that asks for it, and says which step it is."""
+    """Gives the context of a step to code that asks for it, and identifies the step."""
 
     def __call__(self) -> Context: ...
 
 
 class Given:
-    """The face of one attempt that there is already."""
+    """The ``Face`` of an attempt that exists already."""
 
     __slots__ = ("_attempt",)
 
@@ -698,8 +698,8 @@ class Given:
 
 
 class Hand:
-    """The step in hand, and its face while its node is called without an attempt: one is made when its code asks for it. ``asked`` holds that.
-    ``ended``: its code has ended, and an attempt that something asks for which it left running is closed already."""
+    """The current step while its node is called without an ``Attempt``, and its ``Face``: an attempt is created when the node's code asks for one. ``asked`` holds it.
+    ``ended``: the node's code has ended; an attempt that code which it left running asks for is closed from the start."""
 
     __slots__ = ("_key", "_loop", "_number", "_path", "_patience", "_program", "_services", "_state", "asked", "ended", "journal", "node", "task")
 
@@ -707,31 +707,31 @@ class Hand:
         self._services = services
         self.journal = journal
         self._program = program
-        self._loop = loop  # code in a thread may be the first that asks for the attempt
+        self._loop = loop  # code in a thread may be the first to ask for the attempt
         self.asked: list[Attempt] = []
         self.ended = False
         self._key, self._path, self._number = "", "", 1
 
     def at(self, key: str, path: str, number: int) -> None:
-        """Which attempt at it this is, by its number; ``key`` and ``path``: where the step stands, if not as a task of the run."""
+        """Sets the number of the attempt; ``key`` and ``path``: the position of the step, if it is not a task of the run."""
         self._key, self._path, self._number = key, path, number
 
     def take(self, node: Node, task: Task, state: State) -> None:
-        """Takes a step in hand, with what it sees."""
+        """Makes a step the current one, with the state that it sees."""
         self.node, self.task, self._state = node, task, state
         self._patience: Patience | None = None
 
     def drop(self) -> None:
-        """The step is over: what its node was given is nobody's any more, unless its code has kept it."""
+        """Ends the current step; what its node was given can be freed unless its code has kept it."""
         del self._state
 
     def again(self) -> None:
-        """Its code is called once more, in an attempt made anew."""
+        """Prepares another call of the node's code, with a new attempt."""
         self.asked.clear()
         self.ended = False
 
     def send_back(self, target: str | None, feedback: str) -> TaskResult | None:
-        """A person wants ``target`` done again: the result with which the step ends by that. None where it is this very step, which begins again with their words."""
+        """Returns the result with which the step ends because a person sent ``target`` back. None if ``target`` is this step itself, which then runs again with their feedback."""
         at = self.asked[0]
         if target is None:
             at.send_back(feedback)
@@ -756,17 +756,17 @@ class Hand:
 
     @property
     def patience(self) -> Patience:
-        """Its time, to look at; also from another thread."""
+        """The step's patience, for reading; any thread may read it."""
         return self._patience or Patience(self.node.timeout_us, own=self.node.timed)
 
     def time(self) -> Patience:
-        """Its time, from now on kept."""
+        """The step's patience, created if it does not exist yet."""
         if self._patience is None:
             self._patience = self.patience
         return self._patience
 
     def attempt(self) -> Attempt:
-        """An attempt made anew, which counts as the one that was asked for."""
+        """Returns a new attempt, which becomes the one that was asked for."""
         at = Attempt(
             self._services, self.journal, self.node, self.task, number=self._number, key=self.key, inner=self._path, program=self._program, state=self._state,
             patience=self.time(), loop=self._loop,
@@ -775,8 +775,8 @@ class Hand:
         return at
 
     def ask(self) -> Attempt:
-        """The attempt that its code has asked for."""
-        with _asking:  # several threads of the node's may ask at once
+        """Returns the attempt that the node's code has asked for, and creates it the first time."""
+        with _asking:  # several threads of the node may ask at once
             if not self.asked:
                 at = self.attempt()
                 at.plain = not self.node.asynchronous
@@ -791,22 +791,22 @@ class Hand:
 
 
 face: contextvars.ContextVar[Face | None] = contextvars.ContextVar("holdfast_face", default=None)
-"""What gives the context of the node in whose midst this code runs; set for as long as the node's own call lasts."""
+"""Gives the context of the node that is running this code; set while the node's own call lasts."""
 
 
 def current() -> Context | None:
-    """The context of the node that is running this code, also in a thread that the node started for it; None outside of a node."""
+    """Returns the context of the node that is running this code, also in a thread that the node started for it; None outside of a node."""
     found = face.get()
     return None if found is None else found()
 
 
 def _makes_calls(fn: Callable[..., Any]) -> bool:
-    """Whether a plain function makes ctx calls, for whoever calls it to await: a lambda that refers to a context, for a lambda cannot be async."""
+    """Whether a plain function is meant to make ctx calls for its caller to await: a lambda that refers to a context, because a lambda cannot be async."""
     return type(fn) is FunctionType and fn.__name__ == "<lambda>" and Context in map(type, inspect.getclosurevars(fn).nonlocals.values())
 
 
 def _await_calls_of(fn: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
-    """The async function that such a lambda stands for."""
+    """Returns the async function that such a lambda stands for."""
 
     async def awaiting(item: Any) -> Any:
         made = fn(item)
@@ -816,7 +816,7 @@ def _await_calls_of(fn: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]
 
 
 def whose(context: contextvars.Context) -> Face | None:
-    """Whose code runs in that context; None if it is no step's."""
+    """Returns the step whose code runs in that context; None if it is no step's."""
     return context.get(face)
 
 

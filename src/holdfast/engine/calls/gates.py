@@ -1,7 +1,7 @@
-"""Gates before and after a step (§8.1, §8.2): asked once, answered by a verdict or a person, and on record.
+"""Gates before and after a step (§8.1, §8.2): each is asked once, answered by a verdict or a person, and recorded.
 
-A step whose result a person must see first has run: the result is kept beside the question, so that what is approved is what was
-shown (§5.8), and the step does not run again for it.
+A step whose result a person must see has run when the person is asked. The result is kept with the question, so that what is approved is what was shown (§5.8), and
+the step does not run again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def facing(run: Run, node: Node, environment: str, state: Any = None, writes: Ma
 
 
 async def before(attempt: Attempt, node: Node, state: Any) -> None:
-    """Asks whether this step may run. An answer on record under the policy in force is honoured (T-31).
+    """Asks whether this step may run. An answer that is recorded under the current policy counts (T-31).
 
     Raises:
         Halted: it may not. Suspend: a person is asked.
@@ -56,7 +56,7 @@ async def before(attempt: Attempt, node: Node, state: Any) -> None:
         verdict = judge(policy, node, facing(journal.run, node, attempt.services.environment, state))
         waived = verdict.kind is Kind.DENY and node.name in journal.waived
         fact = ev.PolicyEvaluated(node.name, ev.WAIVED if waived else verdict.kind.value, verdict.reason, snapshot or None)
-        if waived:  # once waived it stays waived for this run (§7.4)
+        if waived:  # a waived gate stays waived for this run (§7.4)
             verdict = Verdict(Kind.ALLOW)
         passed = (verdict.kind.value, snapshot, verdict.prompt or verdict.reason, list(verdict.actions))
         record = StepRecord(attempt.key, place, PLACE, value=canon.pack(list(passed), "verdict")[1], kind="gate")
@@ -72,16 +72,16 @@ async def before(attempt: Attempt, node: Node, state: Any) -> None:
             kind=WaitKind.GATE, prompt=prompt or f"may {node.name} run?", actions=offered, path=f"{place}/0", about=about(attempt, None), fits=rejection_of(attempt)
         )
         _pass(attempt, await request(attempt, question), BEFORE_STEP)
-    elif (open_now := open_at(attempt, f"{place}/0")) is not None:  # the policy in force does not ask what another one asked
+    elif (open_now := open_at(attempt, f"{place}/0")) is not None:  # the current policy does not ask the question that an earlier policy asked
         journal.hold(Draft(facts=[ev.WaitClosed(open_now.wait_id, "the current policy does not ask this question")]))
 
 
 def _pass(attempt: Attempt, given: Decision, gate: Mapping[str, Passage]) -> None:
-    """Lets the step go on, or its result stand, by an action that passes this gate, and by no other (§5.5).
+    """Lets the step continue, or its result stand, if the action passes this gate (§5.5).
 
     Raises:
-        StepRejected: a person rejected it. Redo: a person wants it done again, with their words.
-        StepFailure: the action, of a release before this one, has no meaning here.
+        StepRejected: a person rejected it. Redo: a person sent it back, with feedback.
+        StepFailure: the action comes from an earlier release and has no meaning here.
     """
     match gate.get(given.action):
         case Passage.PASSES:
@@ -94,7 +94,7 @@ def _pass(attempt: Attempt, given: Decision, gate: Mapping[str, Passage]) -> Non
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """A result that a person is asked about, and the question."""
+    """A result about which a person is asked, and the question."""
 
     prompt: str
     actions: tuple[str, ...]
@@ -111,16 +111,16 @@ def _find_kept(attempt: Attempt) -> Held | None:
 
 
 def find_held(attempt: Attempt) -> TaskResult | None:
-    """The result of this step that a person is asked about, or was: the step does not run again."""
+    """Returns the result of this step about which a person is or was asked; the step does not run again then."""
     kept = _find_kept(attempt)
     return None if kept is None else kept.result
 
 
 async def after(attempt: Attempt, node: Node, state: Any, result: TaskResult, writes: Mapping[str, Any]) -> TaskResult:
-    """Asks whether what this step made may stand; gives it as it then counts.
+    """Asks whether the result of this step may stand; returns the result as it then counts.
 
     Raises:
-        Halted: it may not. Suspend: a person is asked. Redo: a person wants it done again, with their words.
+        Halted: it may not. Suspend: a person is asked. Redo: a person sent it back, with feedback.
     """
     place = f"{attempt.root}{CHECK}"
     kept = _find_kept(attempt)
@@ -147,16 +147,16 @@ async def after(attempt: Attempt, node: Node, state: Any, result: TaskResult, wr
 
 
 def waive_refusals(policy: Policy | None, nodes: Iterable[Node], run: Run, environment: str) -> list[ev.Fact]:
-    """The gates that the policy in force refuses, as waived by force (§7.4)."""
+    """Returns the facts by which the gates that the current policy refuses are waived by force (§7.4)."""
     found = [(n.name, judge(policy, n, facing(run, n, environment))) for n in nodes if n.name not in run.waived]
     snapshot = policy.snapshot_id if policy is not None else None
     return [ev.PolicyEvaluated(name, ev.WAIVED, verdict.reason, snapshot) for name, verdict in found if verdict.kind is Kind.DENY]
 
 
 def reevaluate(policy: Policy | None, nodes: list[Node], run: Run, environment: str) -> tuple[list[ev.Fact], Denied | None]:
-    """The current policy against every gated step not yet executed (§7.5): its verdicts as facts, and the refusal if it denies one.
+    """Asks the current policy about every gated step that has not run yet (§7.5); returns its verdicts as facts, and the refusal if it denies a step.
 
-    Where it wants a person, the step itself opens the wait when the run comes to it.
+    If it requires a person, the step itself opens the wait when the run comes to it.
     """
     found: list[ev.Fact] = []
     for node in nodes:

@@ -1,11 +1,10 @@
 """The limits that calls hold (§10.11).
 
-A call that uses a limit holds a slot of it from before it begins until it has ended. Where the limit is full the call waits where it is, for a second at
-most; then it leaves the node, and the run rests until it is worth trying again: no thread and no lease is held meanwhile. Nothing has been begun by then,
-so nothing is on record.
+A call with a limit holds a slot from before it begins until it has ended. If the limit is full, the call waits for up to a second; then it leaves the node, and the
+run rests until another try makes sense. No thread and no lease is held meanwhile. Nothing has begun by then, so nothing is recorded.
 
-As long as another call of the same run holds the limit the run cannot rest, so a call waits on where it is and takes its turn. Of the calls of a run that wait
-for one limit only the first asks the store.
+While another call of the same run holds the limit, the run cannot rest, so the call keeps waiting for its turn. If several calls of a run wait for one limit, only
+the first asks the store.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from holdfast.ports import offers_looking_again
 log = logs.logger("holdfast.limits")
 LOOK_US = 50_000
 _around: contextvars.ContextVar[tuple[Users, ...]] = contextvars.ContextVar("holdfast_held", default=())
-"""What is held around the code: a call within it cannot wait for that to end."""
+"""The limits held around the code: a call inside cannot wait for these to be released."""
 
 
 class Crowded(ControlFlow):
-    """Leaves the node because limits that it uses are full, and will be for a while: what each of its calls was told."""
+    """Leaves the node because its limits are full and will be for a while; holds what each of its calls was told."""
 
     def __init__(self, *later: Later) -> None:
         super().__init__("the run pauses until a limit has room; do not catch BaseException around ctx calls")
         self.later = later
 
     def join(self, others: Sequence[ControlFlow]) -> ControlFlow:
-        """All branches rest, or one of them has another way out."""
+        """Combines the ways out of branches: what all were told, or another way out if a branch has one."""
         crowded = [e for e in others if isinstance(e, Crowded)]
         return next((e for e in others if not isinstance(e, Crowded)), Crowded(*self.later, *(later for e in crowded for later in e.later)))
 
 
 @asynccontextmanager
 async def hold(services: Services, journal: Journal, place: str, limit: str) -> AsyncIterator[None]:
-    """Holds a limit for as long as what is within goes on.
+    """Holds a slot of a limit while the code inside runs.
 
     Raises:
-        Crowded: it is full, was for a second, and no other call of the run holds it.
+        Crowded: the limit was full for a second, and no other call of the run holds it.
     """
     await _warn_undeclared(services, limit)
     with services.turns.take(journal.run.run_id, limit) as users:
@@ -68,7 +67,7 @@ async def hold(services: Services, journal: Journal, place: str, limit: str) -> 
 
 
 async def _warn_undeclared(services: Services, limit: str) -> None:
-    """Warns once of a limit that nobody declares: a misspelled one would bound nothing, and nobody would notice."""
+    """Warns once about a limit that nobody declares: a misspelled name would limit nothing, and nobody would notice."""
     if limit in services.limits or limit in services.unbounded or limit in (await services.bounds()).limits:
         return
     services.unbounded.add(limit)
@@ -94,7 +93,7 @@ async def _enter(services: Services, journal: Journal, place: str, limit: str, u
 
 
 async def look_again(services: Services, run_id: str, names: Iterable[str]) -> None:
-    """Looks once more, in the name of a run that rests by now. Who left before it did could not wake it."""
+    """Asks the limits once more on behalf of a run that rests by now: a slot that became free before the run rested could not wake it."""
     store = services.store
     if not offers_looking_again(store):
         return
@@ -103,16 +102,16 @@ async def look_again(services: Services, run_id: str, names: Iterable[str]) -> N
             if await store.look_again(run_id, {name: services.limits.get(name)}):
                 return
     except StoreError:
-        return  # it is due all the same, after a while
+        return  # the run becomes due after a while in any case
 
 
 async def _leave(services: Services) -> None:
-    """Gives back what is held no more; what the store could not be told of is told with the next."""
+    """Releases slots; releases that the store could not be told of are sent with the next ones."""
     places = list(services.leaving)
     try:
         await services.store.leave(services.owner, places)
     except StoreError:
-        return  # its owner holds it until then, or until it ends
+        return  # the owner holds the slot until the next release, or until the owner ends
     services.leaving.difference_update(places)
 
 

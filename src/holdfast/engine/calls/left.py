@@ -1,9 +1,9 @@
-"""What a node did on its way out of an error: in an ``except`` that let it out in the end, in a ``finally``, at the end of a context manager (§4.12).
+"""Calls that a node made on its way out of an error: in an ``except`` that raised again, in a ``finally``, or at the end of a context manager (§4.12).
 
-A node that failed, was canceled, or was handed back in the middle is entered again from its first line, and goes another way then: it does what it had not come to.
-What it did on its way out is on record at the places of those calls. So the end of the attempt tells which records these are, and who enters the node again
-forgets them. After a failure they are forgotten when somebody goes on with the run, or the node is tried again: a replay fails like its source, and is served them.
-After a cancel they are forgotten at once, for nobody who enters the node again is canceled there.
+A node that failed, was canceled, or was handed back in the middle runs again from its first line, and this time it may take another way: it makes the calls that it
+did not reach before. The calls on its way out are recorded at those places. So the end of the attempt names these records, and they are dropped before the node runs
+again. After a failure they are dropped when the run is resumed or the node retried: a replay fails like its source and is answered with them. After a cancel they are
+dropped at once, because the node is not canceled again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from holdfast.engine.calls.attempt import Attempt
 
 
 async def note(error: BaseException, attempts: Iterable[Attempt], outer: BaseException | None) -> None:
-    """What is to be said of attempts that end with an error. ``outer``: what their caller handles, if anything."""
+    """Records for attempts that end with an error which calls they made on their way out. ``outer``: the error that their caller is handling, if any."""
     for attempt in attempts:
         if isinstance(error, StepTimeout) and attempt.parked:
-            await attempt.journal.safe_points.stand(attempt)  # its time was up while it stood still, to be handed back: that is no failure of its own
+            await attempt.journal.safe_points.stand(attempt)  # if its time ran out while it was stopped to be handed back, that is no failure of its own
         _tell_left(attempt, error, outer)
 
 
 def _tell_left(attempt: Attempt, error: BaseException, outer: BaseException | None) -> None:
-    """Tells which calls of an attempt were made on the way out."""
+    """Adds a record for each call that an attempt made on its way out to the next commit."""
     handled = attempt.places.handled
     if not handled or attempt.journal.dead is not None or any(find_ways_out(error)):
         return
@@ -47,7 +47,7 @@ def _tell_left(attempt: Attempt, error: BaseException, outer: BaseException | No
 
 
 def _add_causes(error: BaseException, found: dict[int, BaseException]) -> None:
-    """An error with all that led to it, each once; a way out is none."""
+    """Collects an error and all errors that led to it, each once, without ways out of the node."""
     todo = [error]
     while todo:
         each = todo.pop()

@@ -1,7 +1,7 @@
-"""Trying again: what is on record of a failure, and whether a failed step may be tried again by itself (§10.9).
+"""Retries: the record of a failure, and whether a failed step may be retried without asking (§10.9).
 
-What is on record is not done again, so a retry repeats only what failed. An effect that failed may have acted all the same: unless its receiver
-dedupes by the key, a person says whether it is tried again, once for each failure, however the step came to be retried.
+A recorded call is not repeated, so a retry repeats only what failed. An effect that failed may still have happened. Unless its receiver deduplicates by the key, a
+person decides whether it is retried, once for each failure, whatever caused the retry.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ FRESH = (0, 0)
 
 
 def again(attempt: Attempt, path: str, called: Called, number: int, retry: Retry, error: ErrorValue, seed: str) -> ev.StepRetryScheduled:
-    """The fact that a call is tried again after its ``number``-th failure; its place counts it from now on."""
+    """Returns the fact that a call is retried after its ``number``-th failure; its place counts the failures from now on."""
     due = attempt.services.clock.now() + backoff(f"{seed}@{number}", number, retry.base_us)
     attempt.journal.progress.attempts[attempt.key, path] = (number, due)
     return ev.StepRetryScheduled(attempt.step, attempt.key, number, due, error, path, called)
 
 
 async def ask_consent(attempt: Attempt) -> None:
-    """Returns where another attempt repeats nothing unsafe, or a person has allowed it.
+    """Returns if another attempt repeats nothing unsafe, or a person has allowed it.
 
     Raises:
         Suspend: a person is asked.
@@ -36,7 +36,7 @@ async def ask_consent(attempt: Attempt) -> None:
     unsafe = find_unsafe(effects)
     if not unsafe:
         return
-    failures = sum(map(_unsafe, effects))  # also of those that were done later: a question about another failure is another question
+    failures = sum(map(_unsafe, effects))  # failures of effects that succeeded later count too: a question about another failure is another question
     node = attempt.node.name
     names = ", ".join(dict.fromkeys(e.capability.removeprefix("node:") for e in unsafe))
     which = {"effects": [e.effect_id for e in unsafe], "errors": [e.error.message for e in unsafe if e.error is not None]}
@@ -56,7 +56,7 @@ async def is_allowed(attempt: Attempt, path: str) -> bool:
 
 
 def find_unsafe(effects: list[Effect]) -> list[Effect]:
-    """The failures of effects that another attempt would repeat: at each place that ended in one, all of them."""
+    """Returns the failures of effects that another attempt would repeat: all failures at each place whose last attempt failed."""
     last = {e.path: e for e in effects}
     return [e for e in effects if e.status is EffectStatus.FAILED and _unsafe(last[e.path])]
 

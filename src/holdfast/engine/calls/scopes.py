@@ -1,8 +1,8 @@
-"""Scopes of recorded calls: ``gather``, ``map``, ``first_of``, and the two ways out of a node that are no error (§4.12).
+"""Scopes of recorded calls: ``gather``, ``map`` and ``first_of``, and the two ways out of a node that are no error (§4.12).
 
-A scope numbers the calls of one line of control. Concurrent calls get scopes of their own beneath the call that opened
-them, so that a call's place does not depend on which of them was quicker. What a scope decided (who came first, which
-failure was raised) is recorded, for a node that catches it and goes on must find the same when it is entered again.
+A scope numbers the calls of one line of control. Concurrent calls get scopes of their own beneath the call that opened them, so that the place of a call does not
+depend on which call was faster. The outcome of a scope (which call was first, which failure was raised) is recorded, because a node that catches it and continues
+must find the same outcome when it runs again.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SCOPES = frozenset({"scope", "first_of"})
 
 
 async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, name: str) -> list[Any]:
-    """All results, in the order of the calls, at most ``limit`` of them at once.
+    """Returns all results in the order of the calls; at most ``limit`` of them run at once.
 
-    When one fails, those under way are still waited for, so that what they finish is on record; none is begun after it.
+    If one fails, the running ones are still awaited, so that their results are recorded; no further one begins.
 
     Raises:
         Exception: that of the first call in order that failed.
@@ -52,7 +52,7 @@ async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, 
 
 
 def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: int, common: Branch, *, race: bool = False) -> list[asyncio.Task[Any]]:
-    """``race``: each is begun, also after another has failed, for what is on record of it may be older than that failure."""
+    """Starts the branches. ``race``: each of them begins, even after another has failed, because its records may be older than that failure."""
     room, above = asyncio.Semaphore(max(1, limit)), attempt.places.scope()
     failed = False
 
@@ -69,7 +69,7 @@ def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: i
                 failed = True
                 attempt.places.errors.append(e)
                 raise
-            except BaseException as e:  # let out of a task, an exit would end the loop
+            except BaseException as e:  # an exit that leaves a task would end the event loop
                 error = contain(e, f"branch {number} of {path}")
                 failed = True
                 attempt.places.errors.append(error)
@@ -93,11 +93,11 @@ async def _gather(attempt: Attempt, path: str, name: str, tasks: list[asyncio.Ta
             raise Suspend(tuple(suspended.values()))
         return [t.result() for t in tasks]
     finally:
-        del failed, tasks  # a task keeps the error it ended with, whose traceback refers to this frame
+        del failed, tasks  # a task keeps its error, whose traceback refers to this frame
 
 
 def _find_what_they_raised(tasks: list[asyncio.Task[Any]]) -> tuple[BaseException | None, dict[str, Wait]]:
-    """The failure of tasks that have ended, and the waits of those that rest."""
+    """Returns the failure of tasks that have ended, and the waits of those that rest."""
     suspended: dict[str, Wait] = {}
     failed: BaseException | None = None
     for task in tasks:
@@ -105,15 +105,15 @@ def _find_what_they_raised(tasks: list[asyncio.Task[Any]]) -> tuple[BaseExceptio
         if isinstance(error, Suspend):
             suspended |= {w.wait_id: w for w in error.waits}
         elif error is not None and (failed is None or isinstance(failed, Exception) > isinstance(error, Exception)):
-            failed = error  # the first in order; a way out that is no error goes before
+            failed = error  # the first in order; a way out that is no failure takes precedence
     return failed, suspended
 
 
 async def first_of(attempt: Attempt, calls: Iterable[Awaitable[Any]]) -> tuple[int, Any]:
-    """The (index, value) of the call that is done first; the others are given up, their waits closed.
+    """Returns the (index, value) of the call that finishes first; the other calls are canceled, and their waits closed.
 
     Raises:
-        Exception: the first that was done had failed.
+        Exception: the first call to finish failed.
         Suspend: all of them rest.
     """
     given = list(calls)
@@ -142,14 +142,14 @@ async def _race(attempt: Attempt, path: str, tasks: list[asyncio.Task[Any]], com
         await _settle(attempt, path, "another came first", common, [winner], ev.StepCompleted(attempt.step, attempt.key, path=path, call=Called("first_of")), done)
         return winner, value[1]
     finally:
-        del error, tasks  # as in gather
+        del error, tasks  # as in ``_gather``
 
 
 async def _first(attempt: Attempt, path: str, tasks: list[asyncio.Task[Any]]) -> int:
-    """The index of the first task that is done and does not rest. Of those whose answers are on record it is the one whose answer came first.
+    """Returns the index of the first task that has finished and does not rest. If several have their answers on record, it is the one whose answer came first.
 
     Raises:
-        Suspend: every one of them rests, or there is none.
+        Suspend: all of them rest, or there is none.
     """
     suspended: dict[str, Wait] = {}
     open_tasks = set(tasks)
@@ -172,7 +172,7 @@ async def _first(attempt: Attempt, path: str, tasks: list[asyncio.Task[Any]]) ->
 
 
 async def _catch_up(attempt: Attempt, path: str, tasks: list[asyncio.Task[Any]]) -> None:
-    """Lets a branch whose answers are on record come to its end: if it has scopes of its own, it needs some turns of the loop for that, and commits."""
+    """Lets branches whose answers are on record finish: a branch with scopes of its own needs some turns of the event loop for that, and commits."""
     for _ in range(TURNS):
         if not any(not task.done() and _answers(attempt, f"{path}/{n}") for n, task in enumerate(tasks)):
             return
@@ -181,13 +181,13 @@ async def _catch_up(attempt: Attempt, path: str, tasks: list[asyncio.Task[Any]])
 
 
 def _answers(attempt: Attempt, path: str) -> list[tuple[int, StepRecord]]:
-    """What is on record beneath a place, each with its number in the order in which it came. What a scope made of it came with it."""
+    """Returns the records beneath a place, each with its number in the order in which they came. Records of scopes are left out: they came with the others."""
     records = attempt.journal.progress.records.values()
     return [(n, r) for n, r in enumerate(records) if r.task == attempt.key and r.path.startswith(f"{path}/") and r.kind not in SCOPES]
 
 
 def _earliest(attempt: Attempt, path: str, done: list[int]) -> int:
-    """Which of several branches that are done was first: the one whose last record is the oldest. A deadline has come when it fell due, whenever that was noticed."""
+    """Returns which of several finished branches was first: the one whose last record is the oldest. A timer counts from when it fell due, whenever that was noticed."""
     last: dict[int, tuple[int, StepRecord]] = {branch: found[-1] for branch in done if (found := _answers(attempt, f"{path}/{branch}"))}
     first = min(done, key=lambda branch: last[branch][0] if branch in last else math.inf)
     times = {branch: time for branch, (_, record) in last.items() if (time := _find_time(attempt, record)) is not None}
@@ -198,7 +198,7 @@ def _earliest(attempt: Attempt, path: str, done: list[int]) -> int:
 
 
 def _find_time(attempt: Attempt, record: StepRecord) -> int | None:
-    """When an answer came; None of any other record."""
+    """Returns when an answer came; None for any other record."""
     if record.kind != "wait":
         return None
     given = decisions.read_answer(record)
@@ -207,7 +207,7 @@ def _find_time(attempt: Attempt, record: StepRecord) -> int | None:
 
 
 async def all_end(tasks: list[asyncio.Task[Any]]) -> None:
-    """Waits for every task, whatever becomes of it; a cancellation is passed on to all of them and awaited."""
+    """Waits for every task, whatever its outcome; a cancel is passed on to all of them and awaited."""
     try:
         if tasks:
             await asyncio.wait(tasks)
@@ -219,9 +219,9 @@ async def all_end(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 async def _record_failure(attempt: Attempt, path: str, name: str, error: BaseException, common: Branch, failed: Collection[int]) -> None:
-    """Records which failure a scope raised and closes the waits beneath it, so that a node may catch it and go on. ``failed``: which branches did.
+    """Records which failure a scope raised and closes the waits beneath it, so that a node may catch it and continue. ``failed``: the branches that failed.
 
-    A mistake in the code, of the store or of a lost lease is not recorded: mended, it must not come back.
+    A mistake in the code, an error of the store and a lost lease are not recorded: once fixed, they must not come back.
     """
     if not isinstance(error, Exception) or isinstance(error, UsageError | RecordMismatch | StoreError | Conflict) or attempt.journal.dead is not None:
         return
@@ -232,9 +232,9 @@ async def _record_failure(attempt: Attempt, path: str, name: str, error: BaseExc
 
 
 async def _settle(attempt: Attempt, path: str, reason: str, common: Branch, used: Collection[int], fact: ev.Fact, done: StepRecord) -> None:
-    """Records what a scope came to. The same commit closes the waits beneath it, and gives back the signals that nobody made use of.
+    """Records the outcome of a scope. The same commit closes the waits beneath it, and gives back the signals that no code has used.
 
-    It is put together when its turn comes, so that what was answered meanwhile is in it. ``used``: the branches whose outcome is the scope's.
+    The commit is composed when its turn comes, so that it includes what was answered meanwhile. ``used``: the branches whose outcome is the scope's.
     """
     branches, returned = [f"{path}/{number}" for number in used], list[ev.WaitClosed]()
 
@@ -250,7 +250,7 @@ async def _settle(attempt: Attempt, path: str, reason: str, common: Branch, used
 
 
 def _close(attempt: Attempt, run: Run, path: str, reason: str) -> list[ev.WaitClosed]:
-    """Forgets the waits beneath a place; the facts close those that are open already."""
+    """Drops the waits beneath a place; returns facts that close those that are open already."""
 
     def below(wait: Wait) -> bool:
         return wait.task == attempt.key and wait.step == attempt.step and wait.path.startswith(path + "/")
@@ -261,7 +261,7 @@ def _close(attempt: Attempt, run: Run, path: str, reason: str) -> list[ev.WaitCl
 
 
 def _drop(calls: Iterable[Awaitable[Any]]) -> None:
-    """Closes calls that were never begun; Python would warn that nobody awaited them."""
+    """Closes calls that never began; otherwise Python warns that they were never awaited."""
     for call in calls:
         if inspect.iscoroutine(call) and inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
             if call.cr_code in (gather.__code__, first_of.__code__):

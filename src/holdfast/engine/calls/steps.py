@@ -1,4 +1,4 @@
-"""Recorded calls that act on nothing outside: steps, recorded values, and what they spend (§4.12, §8.5)."""
+"""Recorded calls without side effects: steps, recorded values, and budgets (§4.12, §8.5)."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ async def step(
 
 
 async def _patiently(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], patience: Patience, name: str) -> Any:
-    """Calls it, and lets progress move its time on meanwhile."""
+    """Calls the function; progress extends its time."""
     with attempt.minding(patience):
         return await call(fn, args, patience, name)
 
 
 async def item(attempt: Attempt, fn: Callable[[Any], Any], value: Any, awaiting: Callable[[Any], Awaitable[Any]] | None = None) -> Any:
-    """``fn(value)`` as one item of a map: a recorded step, in which ``fn`` may make recorded calls of its own. ``awaiting``: what is called for a plain ``fn``
-    that makes such calls."""
+    """Runs ``fn(value)`` as one item of a map: a recorded step in which ``fn`` may make recorded calls of its own. ``awaiting``: the async function to call instead of a
+    plain ``fn`` that makes such calls."""
     name, args, short = name_of(fn), (value,), brief(value, attempt.journal.run.secrets)
     with attempt.places.open(name) as path:
 
@@ -64,7 +64,7 @@ async def item(attempt: Attempt, fn: Callable[[Any], Any], value: Any, awaiting:
                 return await _patiently(attempt, fn, args, Patience.of(None), name)
             token = current.set(Scope(attempt.places.mark, f"{path}/", attempt.places.scope().within + 1, short))
             try:
-                return await call(awaiting or fn, args, 0, name)  # its own calls have their timeouts, and the node has one
+                return await call(awaiting or fn, args, 0, name)  # its own calls have timeouts, and so has the node
             finally:
                 current.reset(token)
 
@@ -89,14 +89,14 @@ async def _once(attempt: Attempt, made: Call, retry: Retry, act: Act) -> Any:
 
 
 async def _try(attempt: Attempt, made: Call, retry: Retry, act: Act) -> tuple[Any, bytes, int]:
-    """Tries until it works or the budget is spent; every failure is durable before the next try (§10.9)."""
+    """Retries until the call succeeds or its attempts are used up; every failure is durable before the next attempt (§10.9)."""
     progress = attempt.journal.progress
     number, due = progress.attempts.get((attempt.key, made.path), retries.FRESH)
     while True:
         if due:
             await attempt.pause(due, number, retry.base_us)
         number += 1
-        if number > 1:  # the first one is told by the step's own end (§10.9)
+        if number > 1:  # the event of the step's end tells of the first attempt (§10.9)
             attempt.journal.hold(Draft(facts=[ev.AttemptStarted(attempt.step, attempt.key, number, attempt.services.owner, made.path, made.called)]))
         try:
             with attempting(made.path, number):
@@ -115,7 +115,7 @@ async def _try(attempt: Attempt, made: Call, retry: Retry, act: Act) -> tuple[An
 
 
 def digest_of(args: tuple[Any, ...]) -> str:
-    """Tells calls of one function apart by their arguments; empty where these have no stable form."""
+    """Returns a digest that distinguishes calls of one function by their arguments; empty if the arguments have no stable form."""
     try:
         return hashlib.blake2b(_plain.encode(args), digest_size=8).hexdigest()
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -126,7 +126,7 @@ def digest_of(args: tuple[Any, ...]) -> str:
 
 
 def value(attempt: Attempt, name: str, make: Callable[[], Any]) -> Any:
-    """A value of the clock or of the dice, recorded."""
+    """Returns a recorded value of the clock or of the random generator."""
     with attempt.places.open(name) as path:
         record = attempt.places.lookup(Call(path, name, "value"))
         if record is not None:
@@ -150,7 +150,7 @@ def spend(attempt: Attempt, amounts: Mapping[str, float]) -> None:
 
 
 async def afford(attempt: Attempt, path: str) -> None:
-    """Rests in a wait of kind ``budget`` if one of the run's budgets is spent (§8.5)."""
+    """Waits for a person (kind ``budget``) if one of the run's budgets is exceeded (§8.5)."""
     while attempt.journal.run.budgets:
         over = await _find_exceeded(attempt)
         place = "" if over is None else f"{path}?{over.name}={over.limit:g}"
@@ -158,7 +158,7 @@ async def afford(attempt: Attempt, path: str) -> None:
         if over is None:
             return
         if attempt.record(place) is not None:
-            return  # decided, and it was not extended: this step was allowed all the same
+            return  # a person decided not to extend the budget, but allowed this step
         wait_id = ids.wait_id(attempt.journal.run.run_id, attempt.step, attempt.key, place)
         if all(w.wait_id != wait_id for w in attempt.journal.run.waits):
             attempt.journal.hold(Draft(facts=[ev.BudgetExceeded(over.name, over.used, over.limit)]))
@@ -170,14 +170,14 @@ async def afford(attempt: Attempt, path: str) -> None:
 
 
 def _close_others(attempt: Attempt, path: str, place: str) -> None:
-    """Closes what was asked about a budget before this call, but at ``place``: another answer has extended it meanwhile."""
+    """Closes the questions about a budget that were asked before this call, except the one at ``place``: another answer has extended the budget meanwhile."""
     asked = [w for w in attempt.journal.run.waits if w.kind is WaitKind.BUDGET and (w.step, w.task) == (attempt.step, attempt.key) and w.path.startswith(f"{path}?")]
     if stale := [w for w in asked if w.path != place]:
         attempt.journal.hold(Draft(facts=[ev.WaitClosed(w.wait_id, "the budget was extended by another answer") for w in stale]))
 
 
 async def _find_exceeded(attempt: Attempt) -> budgets.Exceeded | None:
-    """The first budget that is spent: what was reported and is not durable yet counts too, also where a commit with it is under way."""
+    """Returns the first budget that is exceeded. Amounts that are reported and not yet durable count too."""
     found: list[budgets.Exceeded | None] = []
 
     def look(run: Run) -> None:

@@ -1,10 +1,9 @@
-"""A child graph in a node's place (§4.14).
+"""Runs a child graph in place of a node (§4.14).
 
-Theory of operation. The child works on checkpoints of its own that live in memory: they are a pure function of what
-it was given and of its finished tasks. Each finished task is a recorded call of the parent's task, at the place
-``<super-step>.<task>`` beneath the parent's path, and so is whatever it did through ``ctx``. Entered again after a crash
-or a wait, the child goes the same way over those records and runs only what has none. The parent sees nothing of it before it
-returns one merged write.
+Theory of operation. The child has checkpoints of its own, which are kept in memory only: they are a pure function of the child's input and of its finished tasks.
+Each finished task is a recorded call of the parent's task, at the place ``<super-step>.<task>`` beneath the parent's path, and so is everything that the task did
+through ``ctx``. If the parent's task runs again after a crash or a wait, the child replays those records and runs only what has none. The parent sees nothing of the
+child before it returns one merged write.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _result = msgspec.msgpack.Decoder(TaskResult)
 
 
 class Ended(msgspec.Struct):
-    """What a child leaves. ``wrote``: its own writes to each channel, in order; ``given``: the channels it was passed."""
+    """The result of a child. ``wrote``: its own writes to each channel, in order; ``given``: the channels that it was passed."""
 
     given: frozenset[str]
     values: Mapping[str, Any] = {}
@@ -42,7 +41,7 @@ class Ended(msgspec.Struct):
     ledger: list[LedgerWrite] = []
 
     def merge(self, parent: Program, node: Node) -> dict[str, Any]:
-        """The one write that goes through the parent's reducers: what the child added to a channel that grows, else its last value."""
+        """Returns the one write that goes through the parent's reducers: what the child added to a channel that grows, otherwise its last value."""
         out: dict[str, Any] = {}
         for name in node.pass_out or ():
             into, own = _reducer(parent, name), _reducer(node.child, name)
@@ -63,7 +62,7 @@ def _reducer(program: Program, name: str) -> str:
 
 
 class Subflow:
-    """One attempt at a child graph. ``one`` executes a task of it: with its channels' values, at its path."""
+    """One attempt at a child graph. ``one`` executes a task of it, with the values of its channels and at its path."""
 
     def __init__(self, journal: Journal, node: Node, key: str, path: str, parallel: int, one: One) -> None:
         self._journal = journal
@@ -75,11 +74,11 @@ class Subflow:
         self._one = one
 
     async def drive(self, values: Mapping[str, Any], payload: Any) -> Ended:
-        """Runs the child to its end. The payload of a ``Send``, if it is a mapping, is input beside the copied channels.
+        """Runs the child to its end. If the payload of a ``Send`` is a mapping, it is input in addition to the copied channels.
 
         Raises:
-            Suspend: tasks of it rest in waits.
-            StepLimit: it went round more often in one attempt than its own bound allows (§4.9).
+            Suspend: some of its tasks rest in waits.
+            StepLimit: it made more super-steps in one attempt than its limit allows (§4.9).
         """
         program = self._program
         given = {n: values[n] for n in self._node.pass_in or () if n in values}
@@ -119,7 +118,7 @@ class Subflow:
         return result, cps.decode_writes(result)
 
     async def _round(self, cp: Checkpoint, todo: list[Task]) -> dict[str, Done]:
-        """One super-step: what finishes is durable at once; the rest decides in task order how it ends."""
+        """Runs one super-step. Each result is durable at once; the first other outcome in task order decides how the super-step ends."""
         if len(todo) == 1:
             return {todo[0].key: await self._turn(cp, todo[0])}
         stop = False

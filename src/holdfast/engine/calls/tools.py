@@ -1,4 +1,4 @@
-"""``ctx.tool``: a call of a declared tool: a recorded step if it only reads, else an effect (§6.1, §11.1)."""
+"""``ctx.tool``: a call of a declared tool: a recorded step if the tool only reads, otherwise an effect (§6.1, §11.1)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHOWN = 500
 
 
 class ToolCall:
-    """The act: it goes through the runner, with the effect's key in its environment if it has one. ``elsewhere``: the runners of a workspace that is not here."""
+    """Runs a tool through the runner, with the effect's key in its environment if it has one. ``elsewhere``: the runners of a workspace in another process."""
 
     def __init__(self, attempt: Attempt, tool: Tool, env: Mapping[str, str], paths: tuple[str, ...], timeout_us: int, check: bool) -> None:
         self.__name__ = f"tool:{tool.name}"
@@ -79,10 +79,10 @@ class ToolCall:
         )
 
     async def _answer(self, args: tuple[Any, ...], answer: Answer) -> ToolOutcome:
-        """The outcome that a runner has answered, which is judged as one of this process.
+        """Returns the outcome that a runner has answered; it is checked like one of this process.
 
         Raises:
-            ToolFailed: what it answered is no outcome. Else what the runner's call has raised.
+            ToolFailed: the answer is no outcome. Any other error is that of the runner's call.
         """
         if answer.error is not None:
             raise revive(answer.error)
@@ -94,10 +94,11 @@ class ToolCall:
         return await self._end(outcome, None, told=answer.word is not None)
 
     def take_word(self, value: Any) -> Callable[[], Awaitable[ToolOutcome]]:
-        """What the call gives by the word of a person: an outcome by the names of its fields, which is judged as any other; one of a program stays as it is.
+        """Returns a function that gives the call's value from what a person has said: an outcome by the names of its fields, which is checked like any other
+        outcome; an outcome object is used as it is.
 
         Raises:
-            InvalidInput: they have said nothing that is an outcome.
+            InvalidInput: what they said is no outcome.
         """
         outcome = value if isinstance(value, ToolOutcome) else outcome_told({} if value is None else value, "payload")
 
@@ -107,9 +108,9 @@ class ToolCall:
         return judge_word
 
     async def _end(self, outcome: ToolOutcome, request: ToolRequest | None, *, told: bool = False) -> ToolOutcome:
-        """What a call is given by an outcome. ``request``: what this process ran; None where it ran elsewhere, and its files are in the store.
-        ``told``: a person has said what the outcome is, which is all the evidence that is asked for."""
-        if self._attempt.node.capabilities:  # the tool is what one of them is bound to
+        """Returns the call's value for an outcome. ``request``: what this process ran; None if it ran elsewhere and its files are in the store. ``told``: a person has stated the
+        outcome, so no other evidence is required."""
+        if self._attempt.node.capabilities:  # one of the capabilities is bound to this tool
             bound = ev.BindingAttempted(self._attempt.key, self._tool.name, "ok" if outcome.ok else "failed")
             self._attempt.journal.hold(Draft(facts=[bound]))
         if told and not outcome.reports:
@@ -125,12 +126,12 @@ class ToolCall:
         return outcome
 
     async def _keep_evidence(self, outcome: ToolOutcome, request: ToolRequest | None) -> None:
-        """Keeps what was seen with the call's end, be it good or bad (§11.4).
+        """Records the evidence with the end of the call, whether it succeeded or failed (§11.4).
 
         Raises:
-            ToolFailed: a postcondition does not hold. Unserializable: a name or a detail is what no store could keep.
+            ToolFailed: a postcondition does not hold. Unserializable: a name or a detail cannot be stored.
         """
-        canon.pack((outcome.reports, outcome.artifacts), self._tool.name)  # a name of a file need not be text: it is refused before it is in any event (§1.10)
+        canon.pack((outcome.reports, outcome.artifacts), self._tool.name)  # a file name may not be valid text: it is refused before it enters an event (§1.10)
         kept = Draft(facts=[ev.PostconditionEvaluated(r.kind, r.ok is True, r.detail, r.ok is not None) for r in outcome.reports])
         fetch = getattr(self._attempt.services.tool_runner, "content", None)
         for artifact in outcome.artifacts:
@@ -147,18 +148,18 @@ class ToolCall:
 
 
 def _encode_input(given: Any) -> bytes:
-    """What goes to a tool's standard input."""
+    """Returns what is passed on a tool's standard input."""
     return b"" if given is None else msgspec.json.encode(canon.thaw(given))
 
 
 async def accept(attempt: Attempt, tool: Tool, call: Awaitable[Any]) -> Any:
-    """The outcome of a call; where evidence of it is missing, a person says whether it counts (§11.4, T-96).
+    """Returns the outcome of a call; if evidence is missing, a person decides whether it counts (§11.4, T-96).
 
-    The call is on record by then: approved, the run goes on with it, and nothing is done a second time.
+    The call is recorded by then. If it is approved, the run continues with it, and nothing is done a second time.
     """
     outcome = await call
     if not isinstance(outcome, ToolOutcome):
-        return outcome  # what a verify= has found, which is evidence
+        return outcome  # a verify function has found it, which is evidence
     unseen = [r for r in outcome.reports if r.ok is None]
     if unseen:
         said = "; ".join(f"{r.kind}: {r.detail}" for r in unseen)
@@ -169,24 +170,24 @@ async def accept(attempt: Attempt, tool: Tool, call: Awaitable[Any]) -> Any:
 
 
 def find_tool(value: object, field: str) -> str | Tool:
-    """A tool by its name, or as it is declared."""
+    """Finds a tool by its name, or takes a declared one."""
     return value if isinstance(value, Tool) else text(value, field)
 
 
 def call_tool(
     attempt: Attempt, called: str | Tool, argv: Sequence[str], *, cwd: Any, input: Any, env: Mapping[str, str], paths: Sequence[Any], check: bool, timeout: Any, **options: Any
 ) -> Any:
-    """The coroutine of one ``ctx.tool`` call."""
+    """Returns the coroutine of one ``ctx.tool`` call."""
     tool = called if isinstance(called, Tool) else attempt.services.tools.get(called) or Tool(called)
     timeout_us = microseconds(timeout if timeout is not None else tool.timeout, 60_000_000)
     act = ToolCall(attempt, tool, env, tuple(paths), timeout_us, check)
     chosen = performing.Options(
         side_effects=tool.side_effects,
         idempotent=tool.idempotency != Idempotency.NOT_SUPPORTED,
-        # The runner ends the process itself; this bound is for a runner that does not come back.
+        # The runner itself ends the process at its timeout; this bound is for a runner that does not return.
         timeout_us=timeout_us + SLACK_US,
         retry=coerce(options.pop("retry", None)),
-        limit=tool.limit if act.elsewhere is None else None,  # a runner elsewhere holds it while it acts
+        limit=tool.limit if act.elsewhere is None else None,  # a runner in another process holds the limit while it runs the tool
         elsewhere=act.elsewhere,
         told=act.take_word,
         **options,
@@ -197,8 +198,7 @@ def call_tool(
 
 
 async def at_its_place(attempt: Attempt, tool: Tool, call: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
-    """The outcome of a call in the workspace: which folder that is goes on record with the run's first one, before it acts, and whoever writes there
-    is alone (§11.3)."""
+    """Returns the outcome of a call in the workspace. The run's first such call records which folder that is before it acts; only one run at a time writes there (§11.3)."""
     services, journal = attempt.services, attempt.journal
     try:
         folder = workspaces.find_id(services.workspace) if services.workspace is not None else None

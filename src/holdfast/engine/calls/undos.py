@@ -1,8 +1,7 @@
-"""The functions that take effects back: under which name they are on record, and how another process finds them (§6.11).
+"""The functions that undo effects: the name under which each is recorded, and how another process finds it (§6.11).
 
-A process knows those that its own calls have given it. Another one, after a crash or a wait, looks for the recorded name
-among the functions that the skill's own code names behind ``undo=``, and nowhere else: what is stored never chooses
-what is imported (§14.3). What it cannot find so is for a person.
+A process knows the functions that its own calls have passed. Another process, after a crash or a wait, looks for the recorded name among the functions that the skill's
+own code names in ``undo=``, and nowhere else: stored data never chooses what is imported (§14.3). If it cannot find the function this way, a person is asked.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _result = msgspec.msgpack.Decoder(TaskResult)
 
 
 def label(undo: Undo) -> str:
-    """``module:qualified name``; a function made on the spot has one that nothing else has."""
+    """Returns ``module:qualified name``; a function that was created at run time has a name that no other function has."""
     if isinstance(undo, functools.partial):
         return f"partial {label(undo.func)}"
     named = undo if hasattr(undo, "__qualname__") else type(undo)
@@ -37,7 +36,7 @@ def label(undo: Undo) -> str:
 
 
 def keep(known: dict[str, Undo], effect_place: str, undo: Undo) -> None:
-    """Remembers the function for as long as this process has room for it, the newest first."""
+    """Remembers an undo function by its effect's place. Beyond ``KEPT`` functions the oldest is dropped."""
     known.pop(effect_place, None)
     known[effect_place] = undo
     if len(known) > KEPT:
@@ -45,7 +44,7 @@ def keep(known: dict[str, Undo], effect_place: str, undo: Undo) -> None:
 
 
 def find(known: Mapping[str, Undo], program: Program, effect: Effect) -> Undo | None:
-    """The function that takes an effect back; None if this process has it not, or cannot tell which of several it is."""
+    """Returns the function that undoes the effect; None if this process does not have it, or several functions match."""
     if _is_declared(effect):
         return next((n.undo for p in _programs(program) for n in p.nodes.values() if n.undo is not None and label(n.undo) == effect.undo), None)
     here = known.get(effect.effect_id.rpartition("#")[0])
@@ -56,13 +55,13 @@ def find(known: Mapping[str, Undo], program: Program, effect: Effect) -> Undo | 
     for undo in _find_undos(program):
         if label(undo).partition(":")[2] == name and undo not in found:
             found.append(undo)
-    same = [u for u in found if label(u) == effect.undo]  # a script run by itself is another module than the same file imported
+    same = [u for u in found if label(u) == effect.undo]  # a script that is run has another module name than the same file when imported
     sure = same or found
     return sure[0] if len(sure) == 1 and "<lambda>" not in name and not module.startswith("partial ") else None
 
 
 def read_given(effect: Effect) -> tuple[Any, ...]:
-    """What the function is given: what the effect gave, then what it was given; a declared node's writes, then the state it saw."""
+    """Returns the arguments of the undo function: the effect's result and its arguments, or for a declared node its writes and the state that it saw."""
     result = None if effect.result is None else canon.decode(effect.result)
     if _is_declared(effect) and isinstance(result, bytes):
         result = decode_writes(_result.decode(result))
@@ -74,7 +73,7 @@ def _is_declared(effect: Effect) -> bool:
 
 
 def fitting(undo: Undo, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """As many of the arguments as the function takes: an ``undo(receipt)`` need not name what it has no use for."""
+    """Returns as many of the arguments as the function takes: an ``undo(receipt)`` need not declare arguments that it does not use."""
     try:
         parameters = inspect.signature(undo).parameters.values()
     except (TypeError, ValueError):
@@ -96,7 +95,7 @@ def _programs(program: Program) -> Iterator[Program]:
 
 
 def _find_undos(program: Program) -> Iterator[Undo]:
-    """What stands behind ``undo=`` in the code of a skill's nodes and of the functions of the same package that they call."""
+    """Returns the functions named in ``undo=`` in the code of a skill's nodes and of the functions of the same package that they call."""
     todo = [n.call for p in _programs(program) for n in p.nodes.values()]
     seen: set[Any] = set()
     while todo:
@@ -111,10 +110,10 @@ def _find_undos(program: Program) -> Iterator[Undo]:
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
         except (OSError, TypeError, SyntaxError):
-            continue  # no source to look into, as under an interactive prompt
+            continue  # no source is available, as at an interactive prompt
         names = _visible(function)
         if owner is not None and function.__code__.co_argcount:
-            names[function.__code__.co_varnames[0]] = owner  # a method of an object that the skill was made with
+            names[function.__code__.co_varnames[0]] = owner  # a method of an object from which the skill was built
         for call in (c for c in ast.walk(tree) if isinstance(c, ast.Call)):
             for keyword in call.keywords:
                 if keyword.arg == "undo" and callable(undo := _value(keyword.value, names)):
@@ -125,7 +124,7 @@ def _find_undos(program: Program) -> Iterator[Undo]:
 
 
 def _visible(function: FunctionType) -> dict[str, Any]:
-    """The names that mean the same inside and outside of a function: its globals and what it closes over, less its own."""
+    """Returns the names that mean the same inside and outside of a function: its globals and closure variables, without its local names."""
     code = function.__code__
     names = dict(function.__globals__)
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -144,7 +143,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return names.get(name)
         case ast.Attribute(value=inner, attr=name):
             base = _value(inner, names)
-            there = inspect.getattr_static(base, name, None)  # nothing of the author's runs for being looked at
+            there = inspect.getattr_static(base, name, None)  # reads the attribute without running user code
             return None if there is None or isinstance(there, property | functools.cached_property) else getattr(base, name, None)
     return None
 

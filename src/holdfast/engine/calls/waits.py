@@ -1,9 +1,8 @@
-"""What a node does to rest: approvals, questions, handoffs, signals, timers (§5); children are in ``children``.
+"""The waits of a node: approvals, questions, handoffs, signals and timers (§5); children are in ``children``.
 
-Theory of operation. Every wait stands at a place of its task. A call looks there first: an answer on record is given back; a
-wait that is open suspends the node again; otherwise a new wait is opened and the node leaves by ``Suspend``. Each asking at
-one place has a round, so a question that is asked anew (the run was cancelled and resumed, the answer did not fit, the
-policy changed) has an id that no older answer can be meant for.
+Theory of operation. Every wait has a place in its task. A call first looks there: a recorded answer is returned; a wait that is open suspends the node again; otherwise
+a new wait is opened, and the node leaves by ``Suspend``. Each question at one place has a round number. So a question that is asked again (the run was canceled and
+resumed, the answer did not fit, the policy changed) has a new id, and no older answer can apply to it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ HERE = "node"
 
 
 class Unattended(ControlFlow):
-    """Leaves the node because nobody is there for an authoritative question (§5.17)."""
+    """Leaves the node because nobody is there to answer an authoritative question (§5.17)."""
 
     def __init__(self, wait: Wait) -> None:
         super().__init__("the run is unattended")
@@ -47,7 +46,8 @@ class Unattended(ControlFlow):
 
 
 class Halted(ControlFlow):
-    """The run ends, by ``stop_reason``: nothing more of the node runs, is retried or caught. A policy said no (§8.1), or the answer on record ends it (§5.5)."""
+    """Ends the run with ``stop_reason``: the rest of the node does not run, is not retried, and cannot catch this. A policy refused (§8.1), or the recorded answer ends
+    the run (§5.5)."""
 
     def __init__(self, why: str, stop_reason: str) -> None:
         super().__init__(why)
@@ -55,7 +55,7 @@ class Halted(ControlFlow):
 
 
 class Redo(ControlFlow):
-    """Leaves the node so that ``target`` is done again with a person's feedback; None is this very node (§5.5)."""
+    """Leaves the node so that ``target`` runs again with a person's feedback; None means this node (§5.5)."""
 
     def __init__(self, target: str | None, feedback: str) -> None:
         super().__init__("the step is done again with feedback")
@@ -64,9 +64,9 @@ class Redo(ControlFlow):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked at a place. ``fits`` says what is wrong with an answer on record, or None if it may be used. ``about``: what a
-    consent to it covers (§5.8); then the prompt's wording does not tell it from another question. ``wait_id``: that of the same question,
-    where another run of the lineage asks it too. ``stands``: whether what is on record here, or asked already, may be this call's."""
+    """A question at a place. ``fits``: returns what is wrong with a recorded answer, or None if it can be used. ``about``: what a consent covers (§5.8); if it is given, the
+    wording of the prompt does not identify the question. ``wait_id``: the id of the same question of another run of the lineage. ``stands``: whether a record or an
+    earlier question at this place may belong to this call."""
 
     kind: WaitKind
     prompt: str = ""
@@ -97,18 +97,18 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def request(attempt: Attempt, ask: Ask) -> RawDecision:
-    """Opens a wait at this place, or gives the decision that is on record there.
+    """Opens a wait at this place, or returns the decision that is recorded there.
 
     Raises:
         Suspend: the node rests.
         Halted: the decision ends the run.
-        RecordMismatch: another question stands at this place (L-10).
+        RecordMismatch: another question is recorded at this place (L-10).
     """
     name, verdict, places = ask.asked, ask.verdict, attempt.places
     with places.open(ask.kind.value) if ask.path is None else nullcontext(ask.path) as path:
         outdated = attempt.journal.progress.outdated and places.is_outdated(path)
         again = not ask.stands or (outdated and not _asks_the_same(attempt, ask, path, verdict))
-        if not again and ask.about is not None and ask.kind is not WaitKind.INPUT:  # a consent is told by its place and by what it covers: its wording may change (§5.8)
+        if not again and ask.about is not None and ask.kind is not WaitKind.INPUT:  # a consent is identified by its place and by what it covers; its wording may change (§5.8)
             before = places.find_question(path, ask.kind, ask.prompt, swappable=ask.path is None)
             name = name if before is None else before.asked
         record = None if again else places.lookup(Call(path, name, "wait"))
@@ -116,7 +116,7 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
             given = decisions.read_answer(record)
             wrong = explain_outdated(attempt.services, given) or (ask.fits(given) if ask.fits is not None else None) or _explain_change(attempt, ask, path, given)
             if wrong is None:
-                if (halt := ws.find_halt(ask, given)) is not None:  # given to a failed run, which goes by it now that it is resumed
+                if (halt := ws.find_halt(ask, given)) is not None:  # the answer was given while the run had failed; now that the run is resumed, it ends the run
                     raise Halted(f"{given.actor} answered {given.action}", halt)
                 return given
             verdict = wrong
@@ -147,7 +147,7 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
                 del attempt.waits[wait.wait_id]
                 raise
         elif attempt.concurrent:
-            # Its siblings may go on for long; the question is asked when the task reaches it (§5.2).
+            # Other tasks may run for long; the question is asked as soon as this task reaches it (§5.2).
             await _open(attempt, attempt.save(Draft(facts=[ev.WaitRequested(wait)])))
             if ask.kind is WaitKind.SIGNAL and (came := await _take_arrived(attempt, wait)) is not None:
                 return came
@@ -155,17 +155,17 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
 
 
 async def _open(attempt: Attempt, opening: Awaitable[None]) -> None:
-    """Opens a wait. A call that is given up meanwhile goes on until that is durable: whoever gave it up closes what is open."""
+    """Opens a wait. If the call is canceled meanwhile, it continues until the wait is durable, because the code that canceled it closes the open waits."""
     try:
         await opening
     except asyncio.CancelledError:
         with suppress(HoldfastError):
-            await attempt.journal.command(lambda run: None, ev.SYSTEM)  # its turn comes after that commit
+            await attempt.journal.command(lambda run: None, ev.SYSTEM)  # continues after that commit
         raise
 
 
 def _asks_the_same(attempt: Attempt, ask: Ask, path: str, verdict: str) -> bool:
-    """Whether what was asked at a place is word for word what is asked now. A signal goes by its name, and a child by its input."""
+    """Whether the recorded question has exactly the wording of this one. A signal is compared by its name, and a child by its input."""
     before = attempt.journal.progress.questions.get((attempt.key, path))
     if before is None or ask.kind in (WaitKind.SIGNAL, WaitKind.CHILD):
         return before is None or before.asked == ask.asked
@@ -174,7 +174,7 @@ def _asks_the_same(attempt: Attempt, ask: Ask, path: str, verdict: str) -> bool:
 
 
 def _say(wait: Wait) -> tuple[object, ...]:
-    """All that a question says, and how long it waits for its answer."""
+    """Returns the full text of a question, and how long it waits for an answer."""
     return wait.asked, wait.digest, wait.covers, wait.schema, None if wait.deadline is None else wait.deadline - wait.requested_at
 
 
@@ -184,7 +184,7 @@ def open_at(attempt: Attempt, path: str) -> Wait | None:
 
 
 def _explain_change(attempt: Attempt, ask: Ask, path: str, given: RawDecision) -> str | None:
-    """Why a consent on record does not count: what it covered is not what the step is about now (§5.8)."""
+    """Returns why a recorded consent does not count: it covered something other than what the step is about now (§5.8)."""
     before = attempt.journal.progress.questions.get((attempt.key, path))
     if ask.about is None or before is None or before.wait_id != given.wait_id or given.action not in (*ws.CONSENTS, ws.ANSWER):
         return None
@@ -193,14 +193,14 @@ def _explain_change(attempt: Attempt, ask: Ask, path: str, given: RawDecision) -
 
 
 def about(attempt: Attempt, show: Any, verdict: str = "") -> waits.Subject:
-    """What a question here is about: what is shown, else the arguments and the state that the step reads."""
+    """Returns what a question at this place is about: what is shown, or else the arguments and the state that the step reads."""
     if show is not None:
         return waits.subject_of(show, verdict)
     return waits.read(attempt.reads, attempt.journal.run.secrets, verdict)
 
 
 def explain_outdated(services: Services, given: RawDecision) -> str | None:
-    """A consent given under another policy snapshot does not cover what would happen now (§5.8)."""
+    """Returns why a consent does not count that was given under another policy snapshot (§5.8)."""
     policy = services.policy
     if policy is None or given.policy is None or given.policy == policy.snapshot_id or given.action not in ws.CONSENTS:
         return None
@@ -208,7 +208,7 @@ def explain_outdated(services: Services, given: RawDecision) -> str | None:
 
 
 def make_wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
-    """The wait that a question opens."""
+    """Returns the wait that a question opens."""
     run, step_id = attempt.journal.run, attempt.step_id
     round = attempt.journal.progress.asked.get((attempt.key, path), 0)
     wait_id = ids.again(ask.wait_id, round) if ask.wait_id else ids.wait_id(run.run_id, attempt.step, attempt.key, path, round)
@@ -255,7 +255,7 @@ async def _take_arrived(attempt: Attempt, wait: Wait) -> RawDecision | None:
 
 
 async def take_signal(journal: Journal, wait: Wait, now: int, branch: Branch | None = None) -> RawDecision | None:
-    """The oldest signal of that name that came before anybody asked, taken in the commit that records it (T-37); in a branch together with those of others."""
+    """Takes the oldest signal of that name that came before the wait, in the commit that records it (T-37); in a branch, together with those of other branches."""
     signals = enumerate(journal.run.signals)
     place, at_hand = next(((n, s) for n, s in signals if s.name == wait.name and (s.name, s.key) not in journal.taking), (0, None))
     found = (at_hand, 0) if at_hand is not None else await journal.later(wait.name)
@@ -271,7 +271,7 @@ async def take_signal(journal: Journal, wait: Wait, now: int, branch: Branch | N
 
 
 async def _inherit(attempt: Attempt, wait: Wait, echo: Echo) -> RawDecision | None:
-    """A consent given in a forebear to the very same question, where such are inherited; on record here as asked and answered (§5.8)."""
+    """Takes over a consent to the very same question from a run that this one forks or replays, if consents are inherited; records it here as asked and answered (§5.8)."""
     if (found := echo.consents.get((wait.step, wait.task, wait.path))) is None:
         return None
     before, consent = found
@@ -291,7 +291,7 @@ def read_value(given: RawDecision) -> Any:
 
 
 async def approve(attempt: Attempt, prompt: str, schema: Any, *, redo: str | None, **options: Any) -> Decision:
-    """Approves, denies, or, where ``redo`` names what can be done again, sends it back with feedback (§5.5)."""
+    """Asks for approval or denial; if ``redo`` names what can run again, a person may also send it back with feedback (§5.5)."""
     target = _target(attempt, redo)
     _check_default(schema, options)
     question = Ask(kind=WaitKind.APPROVAL, prompt=prompt, schema=schema_of(schema), about=about(attempt, options["show"]), **options)
@@ -304,12 +304,12 @@ async def approve(attempt: Attempt, prompt: str, schema: Any, *, redo: str | Non
 
 
 def _target(attempt: Attempt, redo: str | None) -> str | None:
-    """The node that ``redo`` names; None if it is this very one."""
+    """Returns the node that ``redo`` names; None for this node."""
     return None if redo in (None, HERE, attempt.node.name) and HERE not in attempt.nodes else redo
 
 
 async def ask(attempt: Attempt, prompt: str, schema: Any, **options: Any) -> Any:
-    """The answer as a value of the type asked for; what does not fit is asked again."""
+    """Returns the answer as a value of the given type; an answer that does not fit is asked again."""
     canon.register_named(schema)
     _check_default(schema, options)
     shown = None if options["show"] is None else about(attempt, options["show"])
@@ -328,7 +328,7 @@ async def ask(attempt: Attempt, prompt: str, schema: Any, **options: Any) -> Any
 
 
 def _check_default(schema: Any, options: Mapping[str, Any]) -> None:
-    """Refuses, before anybody is asked, what would be given in the place of an answer and is none.
+    """Refuses, before anybody is asked, a default that is no valid answer.
 
     Raises:
         InvalidInput: it does not have the type of an answer.
@@ -341,7 +341,7 @@ def _check_default(schema: Any, options: Mapping[str, Any]) -> None:
 
 
 def schema_of(kind: Any) -> dict[str, Any] | None:
-    """The JSON schema of a type, for people and for refusing early; None for a type that has none."""
+    """Returns the JSON schema of a type, for people and for early checks; None for a type that has none."""
     if kind is None or kind is Any or kind is object:
         return None
     if isinstance(kind, Mapping):
@@ -356,10 +356,10 @@ def schema_of(kind: Any) -> dict[str, Any] | None:
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """A stored answer as the type that was asked for.
+    """Returns a stored answer as a value of the type that was asked for.
 
     Raises:
-        InvalidInput: it is something else.
+        InvalidInput: it has another type.
     """
     found = None if kind is object or isinstance(kind, Mapping) or kind is None else kinds.compile_kind(kind)
     try:
@@ -369,7 +369,7 @@ def convert(value: Any, kind: Any) -> Any:
 
 
 async def handoff(attempt: Attempt, prompt: str, *, verdict: str, redo: str | None, authoritative: bool, actions: Iterable[str] | None, **options: Any) -> Decision:
-    """Hands a machine's verdict to a person (§5.5). In an unattended run an advisory one goes on by a recorded decision (§5.17)."""
+    """Shows a verdict of the program to a person (§5.5). In an unattended run an advisory handoff continues with a recorded decision (§5.17)."""
     journal = attempt.journal
     offered = ws.ACTIONS[WaitKind.HANDOFF] if actions is None else tuple(actions)
     for action in offered:
@@ -403,14 +403,14 @@ async def handoff(attempt: Attempt, prompt: str, *, verdict: str, redo: str | No
 
 
 def reject(attempt: Attempt, given: RawDecision) -> StepRejected:
-    """The failure of a step that a person rejected. It is used up by the run's failing: a resume asks anew."""
+    """Returns the failure of a step that a person rejected, and records the rejection as used: after a resume the question is asked again."""
     attempt.journal.hold(Draft(results=[StepRecord(attempt.key, _rejection(given), ws.REJECT, value=canon.encode(given.wait_id), kind="wait:used")]))
     why = given.feedback or given.note
     return StepRejected(f"{attempt.node.name} was rejected by {given.actor}" + (f": {why}" if why else ""))
 
 
 def rejection_of(attempt: Attempt) -> Callable[[RawDecision], str | None]:
-    """Whether an answer on record is a rejection that has failed the step already."""
+    """Returns a check for recorded answers: it refuses a rejection that has failed the step already, and says why."""
 
     def tell_used(given: RawDecision) -> str | None:
         if given.action != ws.REJECT or attempt.record(_rejection(given)) is None:

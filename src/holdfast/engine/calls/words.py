@@ -1,4 +1,4 @@
-"""What a person says of an attempt, written on its record: that it was done and what it gave, or how its undo went (§6.5)."""
+"""Writes what a person says about an attempt into its record: that it happened and with which result, or how its undo ended (§6.5)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TOOL = "tool:"
 
 
 def settle(effect: Effect, decision: Decision, data: bytes, now: int) -> Draft:
-    """An attempt of which a person says that it was done, and gave ``data``."""
+    """Returns the draft for an attempt that, as a person says, happened and returned ``data``."""
     return Draft(facts=[_fact(ev.SideEffectRecorded, effect, _as_found(decision))], effects=[_record_done(effect, data, now)])
 
 
 def settle_undo(effect: Effect, undo: Effect, decision: Decision, now: int) -> Draft:
-    """The attempt to take an effect of this run back, as a person says it ended: it came through, or the effect stands."""
+    """Returns the draft for the attempt to undo an effect of this run, as a person says it ended: the effect is undone, or it stands."""
     if decision.action == ABANDON:
         gone = replace(undo, status=EffectStatus.ABANDONED, closed=True, settled_at=now, detail=fx.BY_DECISION)
         return Draft(facts=[_fact(ev.SideEffectAbandoned, undo, fx.BY_DECISION)], effects=[gone])
@@ -33,15 +33,12 @@ def settle_undo(effect: Effect, undo: Effect, decision: Decision, now: int) -> D
 
 
 def read_payload(decision: Decision) -> bytes:
-    """What a person says that a call gave, encoded; nothing is an answer too."""
+    """Returns the encoded result that a person states; no result is an answer too."""
     return canon.encode(None) if decision.payload is None else bytes(decision.payload)
 
 
 def read_result(effect: Effect, decision: Decision) -> bytes | None:
-    """The same as the call would give it, whose code is not at hand: that of a tool gives an outcome.
-
-    None where it would be asked for again, or says of a tool that it failed: then nobody knows whether there is anything to take back.
-    """
+    """Returns the stated result in the form in which the call itself would record it, for a call whose code is not here: that of a tool is an outcome."""
     data = read_payload(decision)
     if not effect.capability.startswith(TOOL):
         return data
