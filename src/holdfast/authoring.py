@@ -1,4 +1,4 @@
-"""What people write: ``State``, ``Graph``, ``flow``, ``Tool``: sugar over ``core.graph``."""
+"""The API for authors: ``State``, ``Graph``, ``flow`` and ``Tool``, on top of ``core.graph``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Field:
-    """Reads one channel of a snapshot; a class attribute, so that a channel may bear any name."""
+    """Reads one channel of a snapshot. It is a class attribute, so that a channel may have any name."""
 
     __slots__ = ("name",)
 
@@ -89,7 +89,7 @@ def _absent(state: State, name: str) -> Any:
 
 
 def _names(frame: Any) -> dict[str, Any]:
-    """The local names in scope where a class is made, so that annotations of nested classes resolve."""
+    """Returns the local names in scope where a class is created, so that annotations of nested classes resolve."""
     names: dict[str, Any] = {}
     while frame is not None:
         names = {**frame.f_locals, **names}
@@ -98,11 +98,7 @@ def _names(frame: Any) -> dict[str, Any]:
 
 
 def _hints_of(cls: type, names: dict[str, Any]) -> dict[str, Any]:
-    """The annotations of a state.
-
-    Raises:
-        InvalidGraph: one cannot be resolved, which it names.
-    """
+    """Returns the annotations of a state."""
     try:
         return typing.get_type_hints(cls, localns=names, include_extras=True)
     except UNRESOLVED as e:
@@ -116,7 +112,7 @@ def _hints_of(cls: type, names: dict[str, Any]) -> dict[str, Any]:
 
 
 UNRESOLVED = (NameError, AttributeError, TypeError, SyntaxError)
-"""What Python raises of an annotation that is text: a name that is not there, or text that is no type."""
+"""What Python raises for an annotation that is a string: the name does not exist, or the string is no type."""
 
 
 def _channel(name: str, hint: Any, default: Any) -> Channel:
@@ -178,12 +174,12 @@ class State(Mapping[str, Any]):
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
-        """What its channels hold before anything is written."""
+        """Returns the values of its channels before anything is written."""
         return {n: c.initial for n, c in cls.__channels__.items() if c.initial is not MISSING}
 
     @classmethod
     def _view(cls, values: Mapping[str, Any], only: tuple[str, ...] | None = None) -> State:
-        """A snapshot over frozen values, copied nowhere (§4.2)."""
+        """Returns a snapshot over frozen values, without a copy (§4.2)."""
         self = _blank(cls)
         if only is None:
             _set_values(self, values)
@@ -222,7 +218,7 @@ class State(Mapping[str, Any]):
 
 
 _blank = object.__new__
-_set_values, _set_only = State.__dict__["_values"].__set__, State.__dict__["_only"].__set__  # a snapshot is made for each step: this is what its __setattr__ refuses
+_set_values, _set_only = State.__dict__["_values"].__set__, State.__dict__["_only"].__set__  # used to create snapshots quickly; their own __setattr__ refuses to set these
 
 
 class Values(State):
@@ -237,11 +233,11 @@ After = NodeRef | AnyOf | list[NodeRef] | tuple[NodeRef, ...]
 _ON_FAIL = tuple(o.value for o in OnFail)
 _EFFECTS = tuple(c.value for c in EffectClass)
 TIMEOUT = lasting(low=1)
-"""A bound in time that is none at all would end every step before it began."""
+"""A timeout must be positive: one of zero would end every step before it began."""
 
 
 class _Declared(msgspec.Struct, frozen=True, kw_only=True):
-    """What an author says about a node, a sub-graph or a flow."""
+    """The options of a node, a sub-graph or a flow."""
 
     start: bool = False
     after: After | None = None
@@ -470,7 +466,7 @@ class Graph(NotCalled, Generic[S]):
             reads=_names_of(declared.reads, "reads"),
             writes=_names_of(declared.writes, "writes"),
             delivers=declared.delivers,
-            # A sub-graph's nodes have timeouts of their own; as a whole it has one only if it is given.
+            # The nodes of a sub-graph have timeouts of their own; the sub-graph has one only if it is given.
             **declared.common(label, 0 if shape == "subgraph" else DEFAULT_TIMEOUT_US),
             **more,
         )
@@ -595,7 +591,7 @@ class Graph(NotCalled, Generic[S]):
         )
 
     def _with_child(self, node: Node) -> Node:
-        """A sub-graph's node with the child's program in it, and what is passed spelt out."""
+        """Returns a sub-graph's node with the child's program, and with the passed channels named."""
         child = node.child
         if not isinstance(child, Graph):
             return node
@@ -649,11 +645,7 @@ async def _never(*_: Any) -> None:
 
 
 def _reference(ref: Any, field: str) -> NodeRef:
-    """A node's name, or its function.
-
-    Raises:
-        InvalidInput: it is neither.
-    """
+    """Returns a node's name or its function."""
     if isinstance(ref, str):
         return text(ref, field)
     if not is_function(ref):
@@ -666,14 +658,14 @@ def _names_of(names: list[str] | tuple[str, ...] | str | None, field: str) -> tu
 
 
 def _label(function: Callable[..., Any]) -> str:
-    """The name of a function, of what a partial wraps, or of a callable's class."""
+    """Returns the name of a function, of the function that a partial wraps, or of a callable's class."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", None) or type(function).__name__)
 
 
 def _way_out(given: object) -> str:
-    """What to write in place of a node that is no function."""
+    """Returns what to write instead of something that is no node function."""
     if isinstance(given, Graph):
         return f"a graph in a node's place: graph.subgraph({given.id!r}, …)"
     if isinstance(given, Flow):
@@ -682,7 +674,7 @@ def _way_out(given: object) -> str:
 
 
 def _calling(function: Callable[..., Any], tool: str | Tool, label: str, takes: int) -> Callable[..., Any]:
-    """A tool node: what the function yields is asked of the tool, whose outcome, or failure, it is given; what it returns are its writes."""
+    """Returns a tool node: each value that the function yields is passed to the tool; the function gets the outcome, or the failure; its return value is the node's writes."""
     if not isinstance(tool, str | Tool):
         raise wrong("tool", "the name of a tool, or a Tool", tool)
     if not inspect.isgeneratorfunction(function):
@@ -703,7 +695,7 @@ def _calling(function: Callable[..., Any], tool: str | Tool, label: str, takes: 
                 outcome, failure = None, None
                 try:
                     outcome = await ctx.tool(tool, options.pop("args", ()), **options)
-                except Exception as e:  # the node may know what to do about it
+                except Exception as e:  # the node may handle it
                     failure = e
         finally:
             calls.close()
@@ -712,10 +704,7 @@ def _calling(function: Callable[..., Any], tool: str | Tool, label: str, takes: 
 
 
 def _may_route(functions: list[Any]) -> bool:
-    """Whether a node could name its successor by Goto or Send: the code of one, or a function it calls, knows one of them.
-
-    A guess that errs towards yes: objects whose code is not at hand may do anything.
-    """
+    """Whether a node may name its successor by Goto or Send, because its code, or a function that it calls, refers to one of them."""
     seen: set[Any] = set()
     todo = list(functions)
     while todo:
@@ -733,7 +722,7 @@ def _may_route(functions: list[Any]) -> bool:
 
 
 def _sends(functions: list[Any], targets: list[str]) -> tuple[str, ...]:
-    """Which of these nodes a node's code, or that of its routers, sends to: those that it names, else the only one there is."""
+    """Returns which of these nodes the code of a node or of its routers sends to: the nodes that it names, or else the only one there is."""
     seen: set[Any] = set()
     named: set[Any] = set()
     todo, knows = list(functions), False
@@ -750,13 +739,13 @@ def _sends(functions: list[Any], targets: list[str]) -> tuple[str, ...]:
 
 
 def _texts(code: types.CodeType) -> set[str]:
-    """The texts that stand in a function's code."""
+    """Returns the string constants in a function's code."""
     found = {c for c in code.co_consts if isinstance(c, str)}
     return found.union(*(_texts(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
 
 def _foreign(value: Any) -> bool:
-    """Data, and code that cannot know of Goto: the standard library's and this package's own."""
+    """Whether a value is data, or code that cannot know of Goto: the standard library's, or this package's own."""
     kind = value if isinstance(value, type) else type(value)
     if isinstance(value, types.FunctionType):
         return (value.__module__ or "").partition(".")[0] in _INNOCENT
@@ -768,7 +757,7 @@ _INNOCENT = frozenset(sys.stdlib_module_names) | {"holdfast"}
 
 
 def _resolve_names(function: Any) -> list[Any]:
-    """What the global names, free variables and module attributes in a function's code stand for."""
+    """Returns the values of the global names, free variables and module attributes in a function's code."""
     names: list[str] = []
     codes = [function.__code__]
     while codes:
@@ -780,7 +769,7 @@ def _resolve_names(function: Any) -> list[Any]:
         try:
             scope[name] = cell.cell_contents
         except ValueError:
-            return [_UNKNOWN]  # a name that is bound later may be bound to anything
+            return [_UNKNOWN]  # a name that is bound later may refer to anything
     found = [scope[n] for n in names if n in scope]
     modules = [m for m in found if isinstance(m, types.ModuleType) and m.__name__.partition(".")[0] not in sys.stdlib_module_names]
     return found + [getattr(m, n) for m in modules for n in names if hasattr(m, n)]
@@ -860,22 +849,18 @@ PLAIN = frozenset({"str", "int", "float", "bool", "bytes", "list", "dict", "tupl
 
 
 def _is_context(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter is meant to be given the context, by its name or its annotation."""
+    """Whether a parameter is meant for the context, by its name or its annotation."""
     return parameter.name == "ctx" or _kind(parameter) == "Context"
 
 
 def _kind(parameter: inspect.Parameter) -> str:
-    """The name of the class that a parameter is annotated with; its annotation may be text."""
+    """Returns the name of the class with which a parameter is annotated; the annotation may be a string."""
     said = parameter.annotation
     return str(getattr(said, "__name__", said)).strip("'\"").partition("[")[0].rpartition(".")[2]
 
 
 def _check_context(id: str, name: str, parameters: list[inspect.Parameter]) -> None:
-    """Refuses a flow whose first argument is not meant for ctx: one of its inputs would be given it, or the run be refused for the lack of one.
-
-    Raises:
-        InvalidGraph: with the declaration that is meant.
-    """
+    """Refuses a flow whose first parameter is not meant for ctx; otherwise the context would be passed as one of its inputs, or the run be refused because one is missing."""
     first, *rest = parameters
     late = next((p for p in rest if _is_context(p)), None)
     if _is_context(first) or (late is None and _kind(first) not in PLAIN):
@@ -886,7 +871,7 @@ def _check_context(id: str, name: str, parameters: list[inspect.Parameter]) -> N
 
 
 def _hints(function: Callable[..., Any], frame: Any) -> dict[str, Any]:
-    """The annotations of a function that is declared in ``frame``."""
+    """Returns the annotations of a function that is declared in ``frame``."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except NameError:
@@ -894,9 +879,9 @@ def _hints(function: Callable[..., Any], frame: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, localns=_names(frame), include_extras=True)
     except NameError as e:
-        if "secret" in str(function.__annotations__):  # what is to be hidden must not be shown because of a name
+        if "secret" in str(function.__annotations__):  # a secret must not be shown because a name does not resolve
             raise InvalidGraph(f"an annotation of {_label(function)!r} cannot be resolved: {e}", hint="define the name before the flow") from None
-        return {}  # annotations of names that come later; they only spare the author a register() call
+        return {}  # annotations whose names are defined later; they are optional
 
 
 @check_arguments(check=function, timeout=TIMEOUT, limit=as_given)

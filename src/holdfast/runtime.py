@@ -1,7 +1,4 @@
-"""``Runtime``: the façade and composition root: the only module that knows stores and engine.
-
-It is long because each verb lists its options with their types and says what they mean: no verb takes ``**options``.
-"""
+"""``Runtime``: the façade and composition root; the only module that imports stores and engine."""
 
 from __future__ import annotations
 
@@ -84,7 +81,7 @@ T = TypeVar("T")
 log = logs.logger("holdfast.runtime")
 CLOSE_SECONDS = 5.0
 MOST_DECISIONS = 100_000
-"""How many waits one decision may be about."""
+"""How many waits one call of ``decide`` may name."""
 CHANGE_TRIES = 10
 DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
 _OWN_ROUTES = routes({"webhook": Webhook()})
@@ -158,7 +155,7 @@ class Runtime(EnteredAsync):
         self._executor = executor
         if clock is not None:
             door.has("clock", clock, "now", "monotonic", "sleep")
-        # A store judges leases by the clock since boot (X-13), unless the caller's own clock stands in for it.
+        # A store measures leases by the clock since boot (X-13), unless the caller passes a clock.
         now = None if clock is None else clock.now
         if store_url is not None and not isinstance(store_url, str):
             door.check_store(store_url)
@@ -231,7 +228,7 @@ class Runtime(EnteredAsync):
             await self.close()
 
     def _begin_anew(self) -> None:
-        """Entered again after it was closed, it is another owner of leases: the one before is proven to be gone."""
+        """Makes a runtime that is entered again a new owner of leases; the owner before it is proven to be gone."""
         self._services.begin_anew(owner_id())
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
         self._services.go_by(self._heartbeat)
@@ -241,7 +238,7 @@ class Runtime(EnteredAsync):
         self._registered = False
 
     async def _start_over(self) -> None:
-        """The store knows this owner no more: it is gone, with what it drove, and this runtime is another one from here on."""
+        """Makes this runtime a new owner, because the store does not know the old one any more; runs that the old owner executed are given up."""
         if await self._heartbeat.settle():
             await retire(self._services)
         self._watch.stop()
@@ -250,11 +247,7 @@ class Runtime(EnteredAsync):
         self._begin_anew()
 
     def _here(self, part: T) -> T:
-        """A part of the engine, for the loop and the process that this runtime was entered in.
-
-        Raises:
-            ForeignLoop: for any other loop, or thread. ProcessForked: in the child of a fork.
-        """
+        """Returns a part of the engine, after a check that the event loop and the process are those in which this runtime was entered."""
         if self._loop is None or not self._open:
             return part
         if machine.PROCESS.forks != self._forks:
@@ -287,7 +280,7 @@ class Runtime(EnteredAsync):
         return self._here(self._parts.conductor)
 
     async def _own(self) -> None:
-        """Registers this process as an owner of leases, once, when it first drives something."""
+        """Registers this process as an owner of leases, once, before it first executes a run."""
         self._here(None)
         if self._loop is not None and not self._open:
             raise StoreClosed("this runtime was closed")
@@ -297,7 +290,7 @@ class Runtime(EnteredAsync):
             await (heartbeat := self._heartbeat).begin()
         except Exception:
             if heartbeat is self._heartbeat:
-                self._begin_anew()  # it may be registered all the same, and no name is registered twice
+                self._begin_anew()  # the registration may have been applied, and no name may be registered twice
             raise
         self._registered = True
         self._watch.start()
@@ -321,7 +314,7 @@ class Runtime(EnteredAsync):
                 self._watch.stop()
                 self._heartbeat.stop()
                 await retire(self._services)
-        finally:  # whatever stands in the way of a handing back, this owner is gone now, and closing proves it
+        finally:  # even if handing back fails, this owner is gone now, and closing proves it
             self._watch.stop()
             self._heartbeat.stop()
             if self._heartbeat.begun and not self._services.acting:
@@ -335,7 +328,7 @@ class Runtime(EnteredAsync):
         return Dispatcher(self._store, self._clock, self._sender, self._routes, self._links, limits=self._services.limits)
 
     async def _end_work(self) -> None:
-        """Ends the workers of this runtime and what it drives otherwise; what a thread does can be waited for, and no more."""
+        """Ends the workers of this runtime and everything else that it executes; threads can only be waited for."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._services.grace + CLOSE_SECONDS):
                 await asyncio.gather(*(w.close() for w in list(self._working)))
@@ -522,7 +515,7 @@ class Runtime(EnteredAsync):
         return await self.kernel_invoke(skill, inputs, request, step_limit=step_limit, detach=detach)
 
     def _stand_in(self, skill: Any) -> Any:
-        """The executor given, or the one that the function given makes for a skill."""
+        """Returns the custom executor, or the one that the given function creates for a skill."""
         made: Any = self._executor
         return made if hasattr(made, "invoke") and not isinstance(made, type) else made(self, skill)
 
@@ -629,21 +622,21 @@ class Runtime(EnteredAsync):
 
     @contextlib.asynccontextmanager
     async def _sends(self, told: bool = True) -> AsyncIterator[None]:
-        """For so long everybody is told that this process sends what it has transports for."""
+        """Tells the store that this process sends intents for which it has transports, for as long as the code inside runs."""
         if not told:
             yield
             return
         self._sending += 1
         self._services.sends = tuple(self._routes)
         try:
-            if not self._working:  # else they tell it with what they work on
+            if not self._working:  # otherwise the workers tell it with their own offer
                 await self._store.offer(self._services.owner, Offer((), (), works=False, sends=self._services.sends))
             yield
         finally:
             self._sending -= 1
             if not self._sending:
                 self._services.sends = ()
-                with contextlib.suppress(StoreError):  # one in trouble, or closed: what this process offers ends with its lease
+                with contextlib.suppress(StoreError):  # the store fails or is closed: the offer of this process ends with its lease
                     await self._store.offer(self._services.owner, next((w.offer for w in self._working), Offer((), (), works=False, sends=())))
 
     @check_arguments(state=bounds.word(*IntentState), after=bounds.text)
@@ -1397,7 +1390,7 @@ class Runtime(EnteredAsync):
             await feed.aclose()  # type: ignore[attr-defined]
 
     async def _drive_to_its_end(self, run_id: str) -> None:
-        """Drives a run as far as it goes, and on whenever its wait is over."""
+        """Executes a run as far as possible, and continues whenever its wait is over."""
         while (driven := await self._conductor.drive_on(run_id, named=False)).status not in TERMINAL:
             waits = driven.blocked_by is not None
             while waits or not await self._moves(run_id):
@@ -1405,7 +1398,7 @@ class Runtime(EnteredAsync):
                 waits = False
 
     async def _moves(self, run_id: str) -> bool:
-        """Whether a run has ended, or has something to be driven for."""
+        """Whether a run has ended, or can be continued."""
         run, lease = await self._reader.find(run_id)
         now = self._store.now()
         return run.status in TERMINAL or (not lease.live(now) and lease.due is not None and lease.due <= now)
@@ -1426,7 +1419,7 @@ class Runtime(EnteredAsync):
         return await histories.diff(self._reader, run_id, a, b)
 
 async def _end_threads(services: Services) -> None:
-    """Waits a while for the threads that still run plain code, and says which run on: nothing can end them."""
+    """Waits a while for the threads that still run plain code, and reports those that continue: a thread cannot be ended."""
     services.drivers.abandon()
     pool = services.pool
     left = await asyncio.get_running_loop().run_in_executor(None, pool.close, CLOSE_SECONDS) if pool.running else pool.close(0)
@@ -1435,7 +1428,7 @@ async def _end_threads(services: Services) -> None:
 
 
 def _home() -> None:
-    """Makes the folder of the default store."""
+    """Creates the folder of the default store."""
     try:
         pathlib.Path(".holdfast").mkdir(exist_ok=True)
     except OSError as e:
