@@ -1,8 +1,8 @@
-"""What every store decides alike, said once: what a commit, a claim, a put, the use of a token, a rebuild, an adoption and a prune
-need to know, and what becomes of them: rows, or a typed refusal.
+"""What all stores decide in the same way: for a commit, a claim, a put, the use of a token, a rebuild, an adoption and a prune, what they need to
+know and what they result in: rows, or a typed refusal.
 
-Pure functions over plain values. A store reads what they ask for, writes what they give, and makes one transaction of it; stores
-differ only in how they keep things.
+These are pure functions over plain values. A store reads what they ask for, writes what they return, and does both in one transaction; stores differ
+only in how they keep things.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ _key_of = operator.attrgetter("key")
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
-    """A commit encoded before its transaction begins (§1.11). ``whole`` is a whole checkpoint if it is time for one; ``since`` and
-    ``whole_size`` go into the tip; ``step``: it changes nothing but the log and the hot columns of a run that its owner keeps, so that it
-    is written as such; ``plain``: it writes nothing beside its log row and the run's. ``effects``: as the commit leaves them, in the order in
-    which they are written: an attempt is settled before the next under its key begins; ``encoded``: their bytes. ``closed``: the waits that it closes, the links given
-    out for which are revoked (§5.9, §5.14)."""
+    """A commit encoded before its transaction begins (§1.11). ``whole`` is a whole checkpoint if one is due; ``since`` and ``whole_size`` go into the
+    tip. ``step`` is set if the commit changes nothing but the log and the hot columns of a run that its owner keeps, and is written as such;
+    ``plain``: it writes nothing beside its log row and the run's. ``effects``: as the commit leaves them, in the order in which they are written, so
+    that an attempt is settled before the next under its key begins; ``encoded``: their bytes. ``closed``: the waits that it closes; the links given
+    out for these are revoked (§5.9, §5.14)."""
 
     commit: Commit
     sealed: codec.Sealed
@@ -93,7 +93,7 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def birth(self) -> bool:
-        """Whether it is the birth of a run that begins at once, and writes nothing that is not the run's own."""
+        """Whether this is the birth of a run that begins at once, and writes nothing except the run's own rows."""
         c = self.commit
         if c.after is not None or type(c.lease) is not Take or c.run.terminal or self.whole is not None or c.max_queued is not None:
             return False
@@ -101,7 +101,7 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def end(self) -> bool:
-        """Whether it is the end of a run that went well, and writes nothing but its log row and the run's."""
+        """Whether this is the end of a run that succeeded, and writes nothing but its log row and the run's."""
         c = self.commit
         if not c.run.terminal or c.after is None or self.whole is not None or type(c.lease) is not Release or c.max_queued is not None:
             return False
@@ -109,21 +109,21 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
         return self.plain and _ENDING.issuperset(events.kinds if type(events) is Recorded else map(type, map(fact_of, events)))
 
     def tip(self, row: int) -> Tip:
-        """Where the log ends once this is durable as ``row``."""
+        """Returns the end of the log once this commit is durable as ``row``."""
         return Tip(self.sealed.row.seq, self.sealed.row.hash, row, self.since, self.whole_size)
 
 
 KEY = "effect"
-"""The kind of the claims of keys under which runs share what was done."""
+"""The kind of claims on effect keys that runs share."""
 
 
 def is_of_effect(v: Voucher) -> bool:
-    """Whether what is vouched for is the claim of such a key."""
+    """Whether the voucher is for the claim of an effect key."""
     return v.id.startswith(f"{KEY}\x1f")
 
 
 def prepare(commit: Commit) -> Prepared:
-    """Holds a commit, and all that it creates, against what must hold of every commit, and encodes it."""
+    """Checks what must be true of every commit, for this one and all that it creates, and encodes it."""
     after = commit.after
     if after is None:
         after = _NOWHERE
@@ -139,9 +139,9 @@ def prepare(commit: Commit) -> Prepared:
     encoded = tuple([codec.encode_effect(e) for e in effects]) if effects else ()
     sealed = codec.seal(commit, after.hash)
     since, size = len(sealed.row.data) + after.since + SIGNAL_EXTRA_BYTES * signals, after.whole
-    if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
+    if commit.behind is not None:  # what a load reads of earlier runs counts as if it were this run's own (§4.15)
         since, size = since + commit.behind.since, size + commit.behind.whole
-    whole = None  # nearly always, which the floor alone says
+    whole = None  # the usual case; the comparison with the floor alone decides it
     saved = commit.stands if commit.checkpoint is None else commit.checkpoint if since > WHOLE_FLOOR and whole_due(since, size) and _has_advanced(commit) else None
     if saved is not None:
         whole = codec.encode_whole(saved, sealed.row.hash)
@@ -154,20 +154,20 @@ def prepare(commit: Commit) -> Prepared:
 
 
 def order_effects(effects: Sequence[Effect]) -> tuple[Effect, ...]:
-    """Effects as a commit that names them leaves them, what is settled before what begins."""
+    """Returns the effects as a commit leaves them, settled ones before those that begin."""
     if len(effects) < 2:
         return tuple(effects)
     return tuple(sorted({e.effect_id: e for e in effects}.values(), key=lambda e: e.open))
 
 
 def claim_keys(effects: Iterable[Effect], *, all: bool = False) -> list[DedupClaim]:
-    """What outlives the records under keys that runs share: who finds the key taken and no record knows that one was lost (§12.1). Whoever attempts an effect
-    takes its key; ``all``: the effects come from elsewhere, with their outcomes."""
+    """Returns claims on the keys that runs share. They outlive the effects' records, so that a taken key without a record shows that a record was
+    lost (§12.1). An attempt takes its effect's key; ``all``: the effects come from another store, with their outcomes, and all take their keys."""
     return [DedupClaim(KEY, "", e.key, e.run_id, "") for e in effects if e.shared and (all or e.open)]
 
 
 def _has_advanced(commit: Commit) -> bool:
-    """Whether the checkpoint took in all pending results: loading starts after a whole one and would miss them."""
+    """Whether the checkpoint includes all pending results: loading starts after a whole checkpoint and would miss them."""
     if commit.delta is None:
         return False
     delta = _delta.decode(commit.delta)
@@ -175,7 +175,7 @@ def _has_advanced(commit: Commit) -> bool:
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
-    """A run's row as whoever writes to it finds it. ``live``: somebody lives on it; ``row`` and ``hash``: where its log ends."""
+    """A run's row as the writer finds it. ``live``: its owner is not lost (``why_lost``); ``row`` and ``hash``: where its log ends."""
 
     fence: int
     owner: str | None
@@ -188,9 +188,9 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ruling(msgspec.Struct, frozen=True, gc=False):
-    """What becomes of a run's row by a commit. ``turn`` 0: it gets a new place in its lane. ``lane``: nobody may hold the lane, nor be
-    due in it before that turn; None where the lane need not be asked. ``ends``: the run ends by it, which it may not over an unread inbox.
-    ``due``: when it next needs a worker."""
+    """What a commit makes of a run's row. ``turn`` 0: the run gets a new place in its lane. ``lane``: no other run may hold the lane, or be due in it
+    before that turn; None if the lane need not be checked. ``ends``: the commit ends the run, which is refused if its inbox is unread. ``due``: when
+    the run next needs a worker."""
 
     owner: str | None
     holds: bool
@@ -201,13 +201,13 @@ class Ruling(msgspec.Struct, frozen=True, gc=False):
 
 
 def rule(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) -> Ruling | HoldfastError:
-    """What a commit makes of a run in this state (None: there is no such run), or why it may not.
+    """Returns what a commit makes of a run in this state (None: there is no such run), or why it is refused.
 
     Args:
         p: the commit.
-        found: the run as it is; only where the commit takes it does ``live`` matter.
-        incarnation: the store's; only a new run's fence is held against it.
-        taker: whether the worker that the commit takes the run for is known; True where it takes it for nobody.
+        found: the run as it is; ``live`` matters only if the commit takes the run.
+        incarnation: the store's; only the fence of a new run is compared with it.
+        taker: whether the worker that takes the run by this commit is known; True if no worker does.
     """
     c = p.commit
     if not taker:
@@ -228,35 +228,35 @@ def rule(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) -> 
 
 
 class Sight(Protocol):
-    """What a commit may need to know of a store beside the run's own row: each is asked only of a commit that touches it."""
+    """What a commit may need to know of a store beside the run's own row. Each question is asked only for a commit that touches its subject."""
 
     def missing(self, run_id: str) -> RunNotFound:
-        """What is said of a run that is not there."""
+        """Returns the error for a run that does not exist."""
 
     def there(self, run_id: str) -> bool: ...
 
     def blocker(self, run: Run, turn: int) -> str | None:
-        """The run that holds the lane of this one, or is due in it before that turn (§10.8)."""
+        """Returns the run that holds the lane of this one, or is due in it before that turn (§10.8)."""
 
     def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd: ...
 
     def unread(self, run_id: str, took: Sequence[str]) -> bool:
-        """Whether the run's inbox holds what nobody has taken, apart from these."""
+        """Whether the run's inbox has items that were not taken, apart from ``took``."""
 
     def untaken(self, run_id: str, key: str) -> bool: ...
 
     def claimant(self, claim: DedupClaim) -> str | None:
-        """The run that has this key already."""
+        """Returns the run that already has this key."""
 
     def attempts(self, key: str) -> Collection[str]:
-        """The open attempts under an effect's key."""
+        """Returns the open attempts under an effect's key."""
 
     def has_blob(self, digest: str) -> bool: ...
 
     def schedule(self, schedule_id: str) -> Schedule | None: ...
 
     def waiting(self, queue: str, tenant_id: str) -> int:
-        """How many runs of a tenant wait in a queue and have not begun."""
+        """Returns how many runs of a tenant wait in a queue and have not begun."""
 
 
 def _never_asked() -> bool:
@@ -264,13 +264,13 @@ def _never_asked() -> bool:
 
 
 def admit(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int, taker: bool, now: int, limited: Callable[[], bool] = _never_asked) -> Ruling:
-    """What a commit makes of a run in this state, once everything that it touches beside the run's row has been held against it.
+    """Returns what a commit makes of a run in this state, after checking all else that the commit touches.
 
-    It says nothing of the runs that the commit creates: each is admitted by itself. ``limited`` tells whether any limit is stored; it is asked where
-    the commit stands in the place of a claim.
+    Runs that the commit creates are not checked: each is admitted by itself. ``limited`` returns whether any limit is stored; it is called if the
+    commit replaces a claim.
 
     Raises:
-        HoldfastError: why it may not be applied, as ``Store.commit`` has it.
+        HoldfastError: why the commit may not be applied, as ``Store.commit`` documents.
     """
     ruling, c, run = rule(p, found, incarnation=incarnation, taker=taker), p.commit, p.commit.run
     if isinstance(ruling, RunNotFound):
@@ -302,7 +302,7 @@ def admit(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int, t
 
 
 def _beside(p: Prepared, sight: Sight) -> None:
-    """Refuses what a commit would write beside its log row, where somebody else has it or it is not there."""
+    """Refuses what a commit would write beside its log row if another run has it already, or if what it refers to is missing."""
     c, run_id = p.commit, p.commit.run.run_id
     for predecessor in c.behind.runs if c.behind is not None else ():
         if not sight.there(predecessor):
@@ -310,7 +310,7 @@ def _beside(p: Prepared, sight: Sight) -> None:
     for claim in c.claims:
         if (taken := sight.claimant(claim)) is not None:
             raise claim_taken(claim.kind, claim.key, taken)
-    written = {e.effect_id for e in c.effects}  # what the commit settles is out of the way of what it begins
+    written = {e.effect_id for e in c.effects}  # effects that the commit settles do not stand against those it begins
     begun = [e for e in p.effects if e.status in OPEN]
     for effect in begun:
         if sum([e.key == effect.key for e in begun]) > 1 or not written.issuperset(sight.attempts(effect.key)):
@@ -327,7 +327,7 @@ def _beside(p: Prepared, sight: Sight) -> None:
 
 
 def refusal(commit: Commit, found: Found) -> HoldfastError | None:
-    """Why a commit may not be applied to a run in this state, or None (§10.2)."""
+    """Returns why a commit may not be applied to a run in this state, or None (§10.2)."""
     return _refuse(commit.run.run_id, commit.fence, commit.after, found, taking=isinstance(commit.lease, Take | Touch))
 
 
@@ -347,7 +347,7 @@ def _refuse(run_id: str, under: int, after: Tip | None, found: Found, *, taking:
 
 
 def step_refused(step: Step, found: Found) -> HoldfastError | None:
-    """Why a plain step may not be written to a run in this state, or None: what ``rule`` says of the same commit (§10.2)."""
+    """Returns why a plain step may not be written to a run in this state, or None, as ``rule`` does for the same commit (§10.2)."""
     return _refuse(step.run_id, step.fence, step.after, found)
 
 
@@ -356,45 +356,46 @@ def unread_at_the_end(run_id: str) -> InboxUnread:
 
 
 def first_fence(commit: Commit, incarnation: int) -> HoldfastError | None:
-    """A new run begins with counter 1 under the store's incarnation; anything else is a worker of another one (X-02)."""
+    """A new run begins with counter 1 under the store's incarnation; a commit with any other fence comes from a worker of another store (X-02)."""
     if commit.fence != incarnation << COUNTER_BITS | 1:
         return LeaseLost(f"{commit.run.run_id} does not begin at fence 1 of this generation of the store", hint="open the store again")
     return None
 
 
 def owner_after(commit: Commit, owner: str | None) -> str | None:
-    """Who holds the run after this commit."""
+    """Returns the owner of the run after this commit."""
     if commit.run.status in TERMINAL or isinstance(commit.lease, Release | Touch):
         return None
     return commit.lease.owner if isinstance(commit.lease, Take) else owner
 
 
 def wants_lane(commit: Commit) -> bool:
-    """Whether the commit begins to execute, so that the run's lane must be free for it (§10.8)."""
+    """Whether the commit begins to execute the run, for which the run's lane must be free (§10.8)."""
     executed = commit.after is None and isinstance(commit.lease, Release) and commit.run.status is not Status.PENDING
     return executed or isinstance(commit.lease, Take)
 
 
 def holds_after(commit: Commit, held: bool) -> bool:
-    """Whether the run holds its lane after this commit: from its claim to its end, waits included unless it lets go."""
+    """Whether the run holds its lane after this commit. It holds the lane from its claim to its end, also while it waits, unless it releases the lane
+    then."""
     run = commit.run
     if run.status in TERMINAL or (run.status in WAITING and run.paused_lane == "release"):
         return False
     if run.status is Status.PENDING and isinstance(commit.lease, Release | Touch):
-        return False  # it was only told something: it has not begun
+        return False  # it only got a command: it has not begun
     return held or wants_lane(commit)
 
 
 def would_hold(run: Run) -> bool:
-    """Whether a run of which nothing else is known holds its lane: one that has begun does, from then to its end (§10.8)."""
+    """Whether a run, by its record alone, holds its lane: one that has begun does, until its end (§10.8)."""
     return run.status not in TERMINAL and run.started_at is not None and not (run.status in WAITING and run.paused_lane == "release")
 
 
 def due_after(commit: Commit, owner: str | None, now: int, unread: Callable[[], bool]) -> int | None:
-    """When the run next needs a worker. ``unread`` tells whether its inbox holds what nobody has taken; a resting run must look at it.
+    """Returns when the run next needs a worker. ``unread`` returns whether its inbox has items that were not taken; a resting run must look at them.
 
-    Only a time that somebody asked for, or a timer's, is a time; everything else is due at once under any clock (§10.3, X-20). A command
-    that came while the run was held woke nobody: its owner leaves for no later time over it (§10.16), unless it is unfit to take it.
+    Only a requested time or a timer's is stored as a time; all else is due at once under any clock (§10.3, X-20). A command that came while the run
+    was held woke nobody, so its owner cannot leave it with a later due time (§10.16), unless that owner is unfit to take the command.
     """
     run = commit.run
     if run.status in TERMINAL:
@@ -403,11 +404,11 @@ def due_after(commit: Commit, owner: str | None, now: int, unread: Callable[[], 
         return at_once(now) if commit.due == AT_ONCE or (owner is None and not commit.due_stands and unread()) else commit.due
     if owner is not None:
         return at_once(now)
-    return None if run.interrupted_at is not None else due_at_rest(run, now, unread())  # held until a named actor resumes it (§10.6)
+    return None if run.interrupted_at is not None else due_at_rest(run, now, unread())  # an interrupted run is held until a named actor resumes it (§10.6)
 
 
 def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
-    """When a run that nobody holds next needs a worker."""
+    """Returns when a run without an owner next needs a worker."""
     if run.status in TERMINAL:
         return None
     if unread:
@@ -418,7 +419,8 @@ def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
 
 
 def news_of(p: Prepared, owned: bool) -> int:
-    """Whom a commit concerns, beside those who wait for its run (``ports.News``). ``owned``: whether somebody holds the run after it."""
+    """Returns the kinds of news in a commit, beside news for those who wait for its run (``ports.News``). ``owned``: whether the run has an owner
+    after it."""
     c, found = p.commit, 0
     if not owned:
         found = _FREED if c.run.status in TERMINAL else _FREED | _DUE
@@ -430,15 +432,15 @@ def news_of(p: Prepared, owned: bool) -> int:
 
 
 def due_ranges(now: int) -> tuple[tuple[int, int], ...]:
-    """Where to look for what is due, each range after its first value and up to its second: due at once and stamped by a clock ahead,
-    due at once, and due since a time. Each is one range of an index; ``due_since`` puts their rows into one order."""
+    """Returns the ranges of due values to search, each after its first value and up to its second: due at once and stamped by a clock ahead, due at
+    once, and due since a time. Each is one range of an index; ``due_since`` puts their rows into one order."""
     return (at_once(now), -1), (2 * AT_ONCE, at_once(now)), (-1, now)
 
 
 def due_when_woken(found: Found, due: int | None, now: int) -> int | None:
-    """When a run needs a worker once a command was put into its inbox: at rest now, or earlier (§10.16); else as before.
+    """Returns when a run needs a worker after a command was put into its inbox: a run at rest now, or earlier (§10.16); any other as before.
 
-    One that nobody drives in mid-run and that is never due is interrupted: it goes on when a named actor resumes it (§10.6).
+    A run without an owner that is in the middle of its work and never due is interrupted: it goes on when a named actor resumes it (§10.6).
     """
     if found.owner is not None or found.status in TERMINAL or (due is None and found.status in LIVE):
         return due
@@ -446,32 +448,33 @@ def due_when_woken(found: Found, due: int | None, now: int) -> int | None:
 
 
 def is_unbegun(loaded: Loaded) -> bool:
-    """Whether a run that nobody holds stands as its birth left it, so that it begins with its input and nothing else."""
+    """Whether a run without an owner is as its birth left it, so that it begins with its input and nothing else."""
     run, plain = loaded.run, loaded.whole is None and len(loaded.rows) == 1 and not loaded.inbox and not loaded.emitted
     return plain and run.status is Status.PENDING and loaded.lease.owner is None and run.source_run_id is None and not run.origin
 
 
 def takeable(found: Found, claimer: str) -> bool:
-    """Whether a run that was asked for by name may be claimed, its lane apart: it has not ended, and nobody else lives on it."""
+    """Whether a run that was asked for by name may be claimed, apart from its lane: it has not ended, and no other live owner has it."""
     return found.status not in TERMINAL and (found.owner is None or found.owner == claimer or not found.live)
 
 
 def take(run_id: str, fence: int, owner: str | None, claimer: str, lost: str | None) -> Claim:
-    """A claim of a run that stood at this fence. ``lost``: why its owner's runs may be taken over, None while that one lives."""
+    """Returns the claim of a run that had this fence. ``lost``: why its owner's runs may be taken over, None while that owner is alive."""
     if owner is None:
         return Claim(run_id, fence + 1)
     return Claim(run_id, fence + 1, owner, lost or (RECLAIMED if owner == claimer else EXPIRED))
 
 
 def why_lost(expires_in: int | None, alive: Alive) -> str | None:
-    """Why an owner's runs may be taken over: it is proven dead, its lease has run out (None: it is not known); None while it lives."""
+    """Returns why an owner's runs may be taken over: it is proven dead, or its lease has expired (None: the owner is unknown); None while it is
+    alive."""
     if alive is Alive.NO:
         return OWNER_DEAD
     return EXPIRED if expires_in is None or expires_in <= 0 else None
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a claimer takes: of which queues (none: all of them), of which skills and shapes (None: any); or one run by its name."""
+    """What a claimer takes: of which queues (empty: all), skills and shapes (None: any); or one run by its name."""
 
     claimer: str
     queues: Sequence[str] = ()
@@ -480,7 +483,7 @@ class Wanted(msgspec.Struct, frozen=True):
     run_id: str | None = None
 
     def fits(self, run: Run, found: Found, due: int | None, now: int) -> bool:
-        """Whether a run may be claimed, its lane and what limits it apart."""
+        """Whether a run may be claimed, apart from its lane and from limits."""
         if self.run_id is not None:
             return run.run_id == self.run_id and takeable(found, self.claimer)
         if not takeable(found, "") or (found.owner is None and (due is None or due > now)):
@@ -500,8 +503,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def choose(candidates: Iterable[Candidate], wanted: Wanted, sight: Sight, use: Use | None, now: int, limit: int) -> Chosen:
-    """Which of these runs a claimer takes, and the buckets after that (§10.8, §10.11). What it holds already it holds, whatever is full.
-    Without ``use``: it asks for one run by its name, and no limit is in force."""
+    """Returns which of these runs a claimer takes, and the buckets after that (§10.8, §10.11). A run that it holds already it keeps, even if a limit
+    is exhausted. Without ``use``, one run is asked for by its name, and no limit is in force."""
     fit = [c for c in candidates if wanted.fits(c.run, c.found, c.due, now)]
     free = [c for c in fit if c.found.holds or sight.blocker(c.run, c.found.turn) is None]
     if use is None or (wanted.run_id is not None and free and free[0].found.owner == wanted.claimer):
@@ -510,7 +513,7 @@ def choose(candidates: Iterable[Candidate], wanted: Wanted, sight: Sight, use: U
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call that holds limits, or waits for them: then nobody is its ``owner`` (§10.11)."""
+    """A call that holds limits, or waits for them; one that waits has no ``owner`` (§10.11)."""
 
     place: str
     owner: str | None
@@ -520,7 +523,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What becomes of a call that wants to begin: ``call`` is kept, ``buckets`` are changed; ``later``: it may not begin yet."""
+    """The result for a call that wants to begin: ``call`` is to be stored, ``buckets`` are changed; ``later``: it may not begin yet."""
 
     call: Call | None = None
     buckets: Mapping[str, int] = {}
@@ -530,7 +533,7 @@ class Entry(msgspec.Struct, frozen=True):
 def enter(
     wanted: Call, needs: Mapping[str, Limit | None], there: Call | None, rules: Iterable[Rule], in_use: Mapping[str, int], buckets: Mapping[str, int], *, resting: bool
 ) -> Entry:
-    """A call that uses these limits begins, or says when to come back (§10.11). ``there``: the call that is at its place already."""
+    """Lets a call that uses these limits begin, or says when to come back (§10.11). ``there``: the call that is stored at its place already."""
     if there is not None and there.owner == wanted.owner:
         return Entry()
     stored, since = in_force({}, rules).limits, None if there is None else there.since
@@ -542,8 +545,8 @@ def enter(
 
 
 def next_in_line(ended: Iterable[Call], waiting: Iterable[Call], asleep: Callable[[str], bool]) -> list[str]:
-    """The runs to wake when these calls have ended: of those that wait for what they held, whoever has waited longest; each keeps its
-    place until it enters. ``asleep``: whether a run is at rest and not due."""
+    """Returns the runs to wake after these calls have ended: of the runs that wait for the limits they held, those that have waited longest. Each
+    keeps its place until it enters. ``asleep``: whether a run is at rest and not due."""
     room = Counter(name for call in ended for name in call.names)
     out: list[str] = []
     for call in sorted(waiting, key=lambda c: c.since):
@@ -554,7 +557,7 @@ def next_in_line(ended: Iterable[Call], waiting: Iterable[Call], asleep: Callabl
 
 
 def backlog(due: Iterable[tuple[Run, int, bool]]) -> list[Backlog]:
-    """Due runs that nobody has taken, counted; of each when it became due, and whether it stands behind another run of its lane."""
+    """Counts due runs without an owner. For each, ``due`` has when it became due, and whether it stands behind another run of its lane."""
     found: dict[tuple[str, str, str, str], Backlog] = {}
     for run, at, laned in due:
         place = (run.queue, run.tenant_id, run.skill_id, run.shape)
@@ -564,7 +567,7 @@ def backlog(due: Iterable[tuple[Run, int, bool]]) -> list[Backlog]:
 
 
 def usable(token: Token | None, now: int, *, answered: bool) -> Token | None:
-    """The token after its use; None where it stays as it is, because the question has been answered otherwise (§5.9).
+    """Returns the token after its use; None if it stays as it is, because the question was already answered in another way (§5.9).
 
     Raises:
         TokenRefused: unknown, used, revoked or expired.
@@ -576,7 +579,7 @@ def usable(token: Token | None, now: int, *, answered: bool) -> Token | None:
 
 
 class Stands(msgspec.Struct, frozen=True):
-    """The operational columns of a row that is written anew."""
+    """The operational columns of a rebuilt row."""
 
     owner: str | None
     due: int | None
@@ -584,9 +587,9 @@ class Stands(msgspec.Struct, frozen=True):
 
 
 def rebuilt(commit: Commit, stood: Stands | None, moved: bool, now: int, *, unread: bool, taken: bool) -> Stands:
-    """How a run stands whose row is written anew. What the row said stands, for a repair resumes nothing, unless the status ``moved``, or a
-    wait's deadline or an answer was forgotten: those are found again from what the events tell (§5.10). ``stood``: None where nothing is known; ``taken``: another run
-    holds its lane.
+    """Returns the operational columns of a rebuilt row. They stay as they were, because a repair resumes nothing, unless the status ``moved``, or the
+    deadline of a wait or an answer was forgotten: these are derived again from the events (§5.10). ``stood``: the former columns, None if they are
+    unknown; ``taken``: another run holds the lane.
     """
     run, stood = commit.run, stood or Stands(None, None, would_hold(commit.run))
     owner, due = stood.owner, stood.due
@@ -601,7 +604,7 @@ def rebuilt(commit: Commit, stood: Stands | None, moved: bool, now: int, *, unre
 
 
 def mendable(evidence: Evidence, there: Evidence | None, now: int) -> HoldfastError | None:
-    """Why a run may not be rebuilt: it is not as it was looked at, or somebody lives on it (§12.3)."""
+    """Returns why a run may not be rebuilt, or None: it has changed since it was read, or a live owner has it (§12.3)."""
     if there is None or there.raw != evidence.raw:
         return VersionConflict(f"{evidence.run_id} has changed since it was read", hint="read it again")
     if there.lease is not None and there.lease.live(now):
@@ -610,7 +613,7 @@ def mendable(evidence: Evidence, there: Evidence | None, now: int) -> HoldfastEr
 
 
 class Adopted(msgspec.Struct, frozen=True):
-    """How a run from elsewhere stands here: at rest, under a fence of this store."""
+    """The state of a run from another store after its adoption here: at rest, under a fence of this store."""
 
     fence: int
     seq: int
@@ -623,8 +626,8 @@ class Adopted(msgspec.Struct, frozen=True):
 
 
 def adopt(d: Dossier, incarnation: int, now: int, *, taken: bool) -> Adopted:
-    """What becomes of a run that is taken over from elsewhere (§12.5). ``taken``: another run holds its lane here; else one that has begun
-    holds it here too, so that what was submitted after it stays behind it (§10.8)."""
+    """Returns the state of a run that is adopted from another store (§12.5). ``taken``: another run holds its lane here; otherwise a run that has
+    begun holds its lane here too, so that runs submitted after it stay behind it (§10.8)."""
     newest = codec.open_row(d.rows[-1])
     return Adopted(
         fence=incarnation << COUNTER_BITS | max(1, counter(newest.fence)),
@@ -639,7 +642,7 @@ def adopt(d: Dossier, incarnation: int, now: int, *, taken: bool) -> Adopted:
 
 
 def newest_fence(row: codec.Row) -> int:
-    """Under which fence a row of a log was written, as far as it is counted; 0 where that cannot be read."""
+    """Returns the counter of the fence under which a log row was written; 0 if that cannot be read."""
     try:
         return counter(codec.open_row(row).fence)
     except HoldfastError:
@@ -647,10 +650,10 @@ def newest_fence(row: codec.Row) -> int:
 
 
 def same(d: Dossier, mine: Sequence[codec.Row]) -> bool:
-    """Whether the run that is here already is that one, gone on with or not.
+    """Returns True if the run that is here already is this one, continued or not.
 
     Raises:
-        VersionConflict: it is another one.
+        VersionConflict: it is another run.
     """
     if [r.data for r in mine[: len(d.rows)]] == [r.data for r in d.rows]:
         return True
@@ -658,13 +661,13 @@ def same(d: Dossier, mine: Sequence[codec.Row]) -> bool:
 
 
 def tombstones(effects: Iterable[Effect]) -> tuple[list[str], set[str]]:
-    """What a pruned run's effects leave: those that go, and the large results that stay for a key which other runs share (§6.10)."""
+    """Returns the effects of a pruned run that are deleted, and the large results that stay because their key is shared with other runs (§6.10)."""
     kept = [e for e in effects if e.shared]
     return [e.effect_id for e in effects if not e.shared], set(blobs.name_blobs((), kept))
 
 
 class Aged(msgspec.Struct, frozen=True):
-    """A run as pruning looks at it. ``ended``: when it ended; None while it has not."""
+    """A run as pruning sees it. ``ended``: when it ended; None if it has not."""
 
     run_id: str
     root: str
@@ -677,13 +680,13 @@ class Aged(msgspec.Struct, frozen=True):
 
 
 def prunable(runs: Iterable[Aged], before: int, open_roots: Set[str], carries: Sequence[tuple[str, str]] = ()) -> Pruned:
-    """Which lineages may go as a whole (§6.10).
+    """Returns which lineages may be deleted as a whole (§6.10).
 
     Args:
-        runs: all there are; children go with their parents.
-        before: runs must have ended before that time.
+        runs: all runs; children are deleted with their parents.
+        before: runs must have ended before this time.
         open_roots: lineages with intents or effects that are not settled.
-        carries: runs that carry their thread on from another one's log, and that one (§4.15).
+        carries: pairs of a run that continues its thread from the log of another, and that other (§4.15).
     """
     members: dict[str, list[Aged]] = {}
     root_of: dict[str, str] = {}
@@ -718,7 +721,7 @@ def prunable(runs: Iterable[Aged], before: int, open_roots: Set[str], carries: S
 def sendable(
     open_intents: Iterable[Intent], types: Sequence[str], run_id: str | None, now: int, gone: Callable[[Intent], bool]
 ) -> tuple[list[Intent], list[Intent]]:
-    """Of the open intents, oldest first, those whose sender is ``gone``, and those that are due and first under their order key (§9.4)."""
+    """Returns, of the open intents (oldest first), those whose sender is ``gone``, and those that are due and first under their order key (§9.4)."""
     heads: dict[tuple[str, str, str], str] = {}
     lost: list[Intent] = []
     due: list[Intent] = []
@@ -736,7 +739,7 @@ def sendable(
 def by_turns(
     lost: Sequence[Intent], due: Sequence[Intent], limit: int, each: int, room: Mapping[tuple[str, str, str], int]
 ) -> list[Intent]:
-    """Which intents are sent next: those of lost senders, then one lane after the other in turn, each as far as there is room (§9.4)."""
+    """Returns the intents to send next: those of lost senders, then one of each lane in turn, as far as the lane has room (§9.4)."""
     left: dict[tuple[str, str, str], int] = {}
     lanes: dict[tuple[str, str, str], list[Intent]] = {}
     for intent in (*lost, *due):
@@ -748,7 +751,7 @@ def by_turns(
 
 
 def find_broken(run_id: str, rows: Iterable[codec.Row], previous: bytes = b"") -> Problem | None:
-    """What is wrong with a run's log, or a part of it: the first row that does not follow the one before (§1.9)."""
+    """Returns what is wrong with a run's log, or a part of it: the first row that does not follow the one before (§1.9)."""
     for row in rows:
         try:
             codec.from_chain(row, previous)
@@ -773,14 +776,14 @@ def queue_full(run: Run, most: int) -> QueueFull:
 
 
 def still_taken(claim: DedupClaim, status: str | None, now: int) -> bool:
-    """Whether a key is not free yet: its time is not over, or the run that has it has not ended (§3.5). ``status``: that run's, None where
-    it is not here."""
+    """Whether a key is still taken: its time has not passed, or the run that has it has not ended (§3.5). ``status``: that run's, None if it is not
+    in this store."""
     return claim.expires_at is None or claim.expires_at > now or (status is not None and status not in TERMINAL)
 
 
 def outlasts(claim: DedupClaim, now: int) -> bool:
-    """Whether a claim stays where its run is pruned: an effect's key, and any key whose time is not over (§3.5, §6.10). Whoever comes under it is told
-    that the run was pruned."""
+    """Whether a claim stays when its run is pruned: an effect's key, and any key whose time has not passed (§3.5, §6.10). A later request with that
+    key is told that the run was pruned."""
     return claim.kind == "effect" or (claim.expires_at is not None and claim.expires_at > now)
 
 

@@ -1,4 +1,5 @@
-"""Prunes take lineages in batches, over whatever keeps them: each batch is one short transaction, and others write while the prune rests (§6.10)."""
+"""Prunes delete lineages in batches, in every store with transactions: each batch is one short transaction, and others write during the pauses
+(§6.10)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ Place = TypeVar("Place")
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What one transaction of a prune did. ``done``: with how many of the lineages that it was given, from the first on; ``took``: for how many
-    seconds it stood in the way of others."""
+    """The result of one transaction of a prune. ``done``: how many of the given lineages were handled, from the first on; ``took``: for how many
+    seconds it blocked others."""
 
     pruned: Pruned
     done: int
@@ -25,16 +26,16 @@ class Batch(msgspec.Struct, frozen=True):
 async def prune_in_batches(
     start: Place, find: Callable[[Place], Awaitable[Sequence[tuple[Place, str]]]], take: Callable[[Sequence[str]], Awaitable[Batch]], *, rest: float
 ) -> Pruned:
-    """Goes through all lineages that may be old enough.
+    """Handles all lineages that may be old enough.
 
-    A lineage goes in one transaction, with all that must go or stay with it. Whatever ends a prune between two of them leaves lineages that are
-    whole and lineages that are gone; the next prune begins from the start and finds what is left.
+    A lineage is deleted in one transaction, with all that must be deleted or kept with it. If a prune is interrupted between two transactions, each
+    lineage is whole or gone; the next prune begins from the start and finds the rest.
 
     Args:
         start: the place before all others.
-        find: the next lineages behind a place, by their roots, each with its own place; nothing where there are no more.
-        take: lets the first of these lineages go, or says why they stay, after it has looked at them again.
-        rest: for each second of a transaction, so many seconds until the next one.
+        find: returns the next lineages after a place, by their roots, each with its own place; empty if there are no more.
+        take: checks the first of these lineages again, and deletes them or says why they stay.
+        rest: seconds of pause for each second of a transaction.
     """
     gone: set[str] = set()
     kept: dict[str, str] = {}
@@ -44,7 +45,7 @@ async def prune_in_batches(
         after = found[-1][0]
         left = [root for root in dict.fromkeys(root for _, root in found) if root not in seen]
         seen.update(left)
-        while left := [root for root in left if root not in gone and root not in kept]:  # what hangs together was settled with the first of it
+        while left := [root for root in left if root not in gone and root not in kept]:  # related ones were handled together
             await asyncio.sleep(pause)
             batch = await take(left)
             gone.update(batch.pruned.run_ids)

@@ -1,12 +1,13 @@
-"""Waiting for news: a hint that shortens a poll, never the truth (§1.5, §10.16).
+"""Waiting for news: a hint that shortens a poll and may be lost (§1.5, §10.16).
 
-Whoever waits is woken by whatever happened since *its own* last return, so a change between looking and waiting is not
-missed. With a ``probe`` (a number that moves when another process writes) one timer polls for all waiters together. A ``Board`` says which
-kinds of news the other processes have written: whoever waits for one of these only is not woken by everything else, and does not probe.
+A waiting task is woken by every change since *its own* last return, so a change between looking and waiting is not missed. With a ``probe`` (a number
+that changes when another process writes) one timer polls for all waiters together. A ``Board`` says which kinds of news the other processes have
+written: a task that waits for certain kinds only is not woken by other news, and needs no probe.
 
-A ``Bell`` tells the other processes of this machine that have the same file open: an empty datagram, upon which they look. It
-may be lost, and processes elsewhere never hear it: the poll goes on, and is the truth. Where others hear, it may be slow. Each process says on the
-board which kinds of news somebody in it waits for, so that the bell wakes nobody in vain: a worker that has no room waits for nothing new.
+A ``Bell`` notifies the other processes of this machine that have the same file open: it sends an empty datagram, upon which they look. The datagram
+may be lost, and processes on other machines never get it, so the poll continues and is what can be relied on; it may be slow if others get datagrams.
+Each process writes on the board which kinds of news its tasks wait for, so that the bell wakes nobody in vain: a worker without free capacity does
+not wait for new runs.
 """
 
 from __future__ import annotations
@@ -24,35 +25,35 @@ from typing import Any
 from holdfast.core.errors import HoldfastError, StoreClosed, make_own
 from holdfast.ports import ANYTHING, News
 
-# A look and its turn of the loop cost about 25 us: a part in 40 of one processor for a second after news, in 400 after that.
+# One look, with its turn of the event loop, costs about 25 us: 1/40 of one processor for a second after news, 1/400 after that.
 ACTIVE_POLL = 0.001
 IDLE_POLL = 0.010
 ACTIVE_FOR = 1.0
 PLACES = 16
 ASK_AGAIN_SECONDS = 1.0
-BOARD = "!news"  # in the folder of those that live, where it can be the name of none of them
-_KINDS = tuple(int(kind) for kind in News)  # plain numbers: to combine flags costs several calls each time
+BOARD = "!news"  # in the folder of the proofs of life, where no owner can have this name
+_KINDS = tuple(int(kind) for kind in News)  # plain integers, because combining flags costs several calls each time
 OTHER, INBOX = int(News.OTHER), int(News.INBOX)
 _POSTED = tuple(kind for kind in _KINDS if kind != OTHER)
 _WIDTH = 8
-_LISTENS = 64  # from here on a byte for each process, by its place
-_SAID = 0x80  # in such a byte: the kinds in it were said, where 0 says nothing
+_LISTENS = 64  # from here on one byte for each process, by its place
+_SAID = 0x80  # set in such a byte: the process has said which kinds it waits for; the byte 0 means that it has not
 AFTER_NEWS = 128
-"""So many bytes of a board are for news; what other modules put on it lies behind them."""
+"""The first bytes of a board, which are for news; other modules keep their own bytes behind them."""
 _MOST = 1 << 8 * _WIDTH
 
 
 class Bell:
-    """Tells the processes of this machine that have the same file open of news. Each has one of a few names that the kernel keeps and no
-    folder shows; with more processes than names, and on other systems than Linux, the rest is told by its own poll."""
+    """Tells the processes of this machine that have the same file open that there is news. Each process has one of ``PLACES`` abstract socket names,
+    which are not in any folder. If there are more processes than names, or the system is not Linux, the others find news by their own poll."""
 
     def __init__(self, file: os.stat_result) -> None:
         self._names = [f"\0holdfast-{os.geteuid()}-{file.st_dev:x}-{file.st_ino:x}-{n}" for n in range(PLACES)]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        weakref.finalize(self, self._socket.close)  # of a store that nobody closes: its process has ended, as far as others know
+        weakref.finalize(self, self._socket.close)  # also for a store that nobody closes: to other processes this one has ended
         self.place: int | None = None
         for place, name in enumerate(self._names):
-            with contextlib.suppress(OSError):  # another has this name
+            with contextlib.suppress(OSError):  # another process has this name
                 self._socket.bind(name)
                 self.place = place
                 break
@@ -62,7 +63,7 @@ class Bell:
 
     @classmethod
     def of(cls, path: str) -> Bell | None:
-        """The bell of a file; None where there is nothing like it."""
+        """Returns the bell of a file; None if the system has no such sockets."""
         try:
             return cls(os.stat(path)) if sys.platform == "linux" else None
         except OSError:
@@ -70,15 +71,15 @@ class Bell:
 
     @property
     def heard(self) -> bool:
-        """Whether anybody heard when it was last rung."""
+        """Whether any other process was reached when the bell was last rung."""
         return bool(self._others)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def ring(self, news: int, listens: bytes) -> None:
-        """Tells all who wait for news of these kinds, as far as they say what they wait for. Who there is to tell is found out anew after a second, by telling
-        all."""
+        """Notifies the processes that wait for news of these kinds, and those that have not said what they wait for. Once a second it notifies all
+        places, to find out again which processes there are."""
         if (now := time.monotonic()) - self._asked > ASK_AGAIN_SECONDS:
             self._asked = now
             self._others = [place for place in range(PLACES) if place != self.place and self._tell(place)]
@@ -90,13 +91,13 @@ class Bell:
         try:
             self._socket.sendto(b"!", self._names[place])
         except BlockingIOError:
-            pass  # it has been told more than it has looked at
+            pass  # its queue is full: it has been notified of more than it has looked at
         except OSError:
             return False
         return True
 
     def drain(self) -> None:
-        """Forgets what came: it all means the same."""
+        """Discards the datagrams received: all mean the same."""
         with contextlib.suppress(OSError):
             while self._socket.recv(8):
                 pass
@@ -106,26 +107,26 @@ class Bell:
 
 
 class Board:
-    """A file beside the database that says of which kind the last news was, so that whoever waits for one kind need not look at each commit.
+    """A file beside the database that says of which kinds the last news was, so that a task that waits for one kind need not look at each commit.
 
-    Each kind has eight bytes, and whoever has written something of that kind puts a number there that nobody has put there before. To ask costs one read
-    of a few bytes and no statement. Like the bell it is a hint: a process that dies between its commit and its number told nobody, and those who wait come
-    back by themselves after a while.
+    Each kind has eight bytes. A process that has written something of that kind puts a number there that was never there before. To ask costs one
+    read of a few bytes, and no statement. Like the bell this is a hint: a process that dies between its commit and its number has told nobody, and
+    waiting tasks look by themselves after a while.
     """
 
     def __init__(self, path: str, mode: int) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
         self.close = weakref.finalize(self, os.close, self._fd)
-        with contextlib.suppress(OSError):  # another user's, who has done it
-            os.fchmod(self._fd, mode)  # whoever may write the database may write here, whatever the umask of its first user was
-        self._number = int.from_bytes(os.urandom(_WIDTH))  # two processes never count through the same numbers
+        with contextlib.suppress(OSError):  # the file of another user, who has set its mode
+            os.fchmod(self._fd, mode)  # all who may write the database may write here, whatever the umask of the first user was
+        self._number = int.from_bytes(os.urandom(_WIDTH))  # random, so that two processes do not count through the same numbers
         self._mine = [bytes(_WIDTH)] * len(_POSTED)
         self._seen = self._read()
 
     @classmethod
     def of(cls, path: str, database: str) -> Board | None:
-        """The board at a path; None where it can be neither made nor written."""
+        """Returns the board at a path; None if it cannot be created or written."""
         try:
             return cls(path, os.stat(database).st_mode & 0o666)
         except OSError:
@@ -135,31 +136,31 @@ class Board:
         return os.pread(self._fd, _WIDTH * len(_POSTED), 0).ljust(_WIDTH * len(_POSTED), b"\0")
 
     def listen(self, place: int, kinds: int) -> None:
-        """Says for the process at a place which kinds of news it waits for."""
-        with contextlib.suppress(OSError):  # no room on the disk: it is told of other kinds, or comes back by itself
+        """Writes which kinds of news the process at a place waits for."""
+        with contextlib.suppress(OSError):  # the disk is full: this process is notified of other kinds too, or looks by itself
             os.pwrite(self._fd, bytes([_SAID | kinds]), _LISTENS + place)
 
     def listens(self) -> bytes:
-        """What each process has said that it waits for, by places."""
+        """Reads which kinds each process has said it waits for, by place."""
         try:
             return os.pread(self._fd, PLACES, _LISTENS).ljust(PLACES, b"\0")
         except OSError:
             return bytes(PLACES)
 
     def say(self, news: int) -> None:
-        """Says that something of these kinds was written. Who waits in this process is to be told afterwards: a number of another process
-        that this one covers belongs to what was committed before."""
+        """Announces that something of these kinds was written. Must be called before the tasks of this process are woken: if its number overwrites
+        that of another process, that process had committed before."""
         for i, kind in enumerate(_POSTED):
             if kind & news:
                 self._number = (self._number + 1) % _MOST
                 self._mine[i] = number = self._number.to_bytes(_WIDTH)
                 try:
                     os.pwrite(self._fd, number, i * _WIDTH)
-                except OSError:  # no room on the disk: the others come back by themselves
+                except OSError:  # the disk is full: the others look by themselves
                     return
 
     def hear(self) -> int:
-        """The kinds of which other processes have written something since this was last asked; all of them where that cannot be read."""
+        """Returns the kinds of which other processes have written something since the last call; all kinds if the board cannot be read."""
         try:
             now, before = self._read(), self._seen
         except OSError:
@@ -175,40 +176,40 @@ class Board:
 
 
 class Changes:
-    """The waiters of one store. ``tell`` may be called from the loop's thread only."""
+    """The tasks that wait for news of one store. ``tell`` may be called from the event loop's thread only."""
 
     def __init__(self, probe: Callable[[], int] | None = None) -> None:
         self._probe = probe
         self._probed: int | None = None
-        self._generations = [0] * len(_KINDS)  # replaced with each news, never changed
-        self._waiters: dict[asyncio.Future[None], int] = {}  # in order, so that whoever waited first is woken first
+        self._generations = [0] * len(_KINDS)  # replaced at each news, never changed in place
+        self._waiters: dict[asyncio.Future[None], int] = {}  # in order, so that the first to wait is woken first
         self._seen: weakref.WeakKeyDictionary[asyncio.Task[Any], list[int]] = weakref.WeakKeyDictionary()
         self._board: Callable[[], Board | None] = _none
         self._posted: Board | None = None
         self._asked = False
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None
         self._news = False
-        self._active_until = 0.0  # by the clock of the loop that waits
+        self._active_until = 0.0  # by the clock of the event loop that waits
         self._closed = False
         self.bell: Bell | None = None
         self._listens: asyncio.AbstractEventLoop | None = None
-        self._rings = 0  # the kinds of news that the others are to be told of after this turn of the loop
-        self._listening: int | None = None  # the kinds that this process has said it waits for
+        self._rings = 0  # the kinds of news that other processes are notified of after this turn of the event loop
+        self._listening: int | None = None  # the kinds that this process has announced it waits for
         self.looks = 0
 
     def tell(self, news: int = int(ANYTHING)) -> None:
-        """Something of interest to others was written here. Their answer may not be long in coming: that is looked out for more often."""
+        """Announces that something of interest to others was written here. Polls more often for a while, because they may soon answer."""
         board = self._posted if self._asked else self._posting()
         if board is not None:
             board.say(news)
         if self.bell is not None:
             if not self._rings:
-                asyncio.get_running_loop().call_soon(self._ring)  # what is written in this turn is told of once
+                asyncio.get_running_loop().call_soon(self._ring)  # one datagram for all that is written in this turn of the event loop
             self._rings |= news | OTHER
         self._wake(news | OTHER)
 
     def _posting(self) -> Board | None:
-        """The board, made when it is first needed: whoever only reads makes no file."""
+        """Returns the board. It is created when it is first needed, so a process that only reads creates no file."""
         if not self._asked:
             self._asked, self._posted = True, self._board()
         return self._posted
@@ -230,15 +231,16 @@ class Changes:
                     del self._waiters[waiter]
 
     async def wait(self, timeout: float, about: News = ANYTHING) -> News:
-        """Returns at once if anything of it changed since this task's last return, else at the next change or the timeout; gives what changed.
+        """Returns at once if anything of these kinds changed since this task's last return, else at the next change or the timeout; returns what
+        changed.
 
         Raises:
-            StoreClosed: it was closed before or meanwhile: nothing will change any more.
-            HoldfastError: the store could not be looked at.
+            StoreClosed: the store was closed before or meanwhile: nothing will change any more.
+            HoldfastError: the store could not be read.
         """
         kinds = int(about)
         if kinds & OTHER or (self._probe is not None and self._posting() is None):
-            kinds = OTHER  # of every change, which the probe finds; without a board it is of no kind
+            kinds = OTHER  # woken by every change, which the probe finds; without a board its kind is unknown
         if self._listening is None or kinds & ~self._listening:
             self._say_what(kinds)
         self._look(kinds)
@@ -251,7 +253,7 @@ class Changes:
         return ANYTHING if found & OTHER else News(found)
 
     def _say_what(self, kinds: int) -> None:
-        """Says which kinds of news are waited for here: these, and those that others wait for."""
+        """Announces which kinds of news this process waits for: the given ones, and those of the tasks that wait now."""
         for about in self._waiters.values():
             kinds |= about
         if kinds != self._listening and self.bell is not None and self.bell.place is not None and (board := self._posting()) is not None:
@@ -280,14 +282,14 @@ class Changes:
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.bell is not None and self._listens is not loop:
             self._listens = loop
-            with contextlib.suppress(NotImplementedError):  # a loop that cannot: the poll does
+            with contextlib.suppress(NotImplementedError):  # this event loop has no readers: the poll is enough
                 loop.add_reader(self.bell, self._hear, loop)
 
     def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Somebody has rung: a look, at once."""
+        """Looks for news at once, because another process has rung."""
         if self.bell is not None:
             self.bell.drain()
-            self._say_what(0)  # whoever no longer waits need not be told
+            self._say_what(0)  # this process need not be notified of what nobody waits for any more
             if self._timer is not None:
                 self._timer[1].cancel()
             self._tick(loop)
@@ -309,8 +311,8 @@ class Changes:
         self._timer = (loop, loop.call_at(at, self._tick, loop))
 
     def _hurries(self) -> bool:
-        """Whether somebody waits for what may come back at any moment. Commands for runs that are driven here come from people, and the processes of this
-        machine ring."""
+        """Whether any task waits for something that may arrive at any moment. Commands for runs that are driven here come from people, and the
+        processes of this machine ring the bell."""
         return self.bell is None or {*self._waiters.values()} != {INBOX}
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -319,7 +321,7 @@ class Changes:
             return
         try:
             self._look(OTHER if OTHER in self._waiters.values() else 0)
-        except HoldfastError as e:  # nobody awaits this timer: whoever waits for news hears what was wrong (X-14)
+        except HoldfastError as e:  # nobody awaits this timer, so the waiting tasks get the error (X-14)
             self._tell_error(e)
         if self._waiters:
             self._arm(loop)
@@ -331,7 +333,7 @@ class Changes:
         self._waiters.clear()
 
     def _look(self, about: int) -> None:
-        """Looks for what others have written: of which kinds, and where somebody waits for any change by the probe too."""
+        """Looks for what other processes have written: reads its kinds from the board and, if a task waits for any change, asks the probe too."""
         if self._probe is None or self._closed:
             return
         self.looks += 1
@@ -345,7 +347,7 @@ class Changes:
             self._wake(news)
 
     def close(self) -> None:
-        """Lets everybody go."""
+        """Wakes all waiting tasks, which get ``StoreClosed``, and closes bell and board."""
         self._closed = True
         if self._timer is not None:
             self._timer[1].cancel()
@@ -361,7 +363,7 @@ class Changes:
         self._wake(int(ANYTHING))
 
     def reopen(self, bell: Bell | None = None, board: Callable[[], Board | None] | None = None) -> None:
-        """``board`` makes the board when it is first needed."""
+        """Makes the closed store ready to wait again. ``board`` creates the board when it is first needed."""
         self._closed = False
         self._probed = self._listening = None
         self.bell = bell
@@ -373,7 +375,8 @@ def _none() -> None:
 
 
 def _task() -> asyncio.Task[Any]:
-    """The task that waits. No frame of a wait keeps it: one that is cancelled has those frames in its traceback, and would keep itself."""
+    """Returns the waiting task. No frame of a wait may have a reference to it: the traceback of a cancelled task contains those frames, so the task
+    would keep itself alive."""
     task = asyncio.current_task()
     assert task is not None
     return task

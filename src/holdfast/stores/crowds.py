@@ -1,8 +1,8 @@
-"""When a store looks for crowds: many due runs that stand behind the holder of their lane, and that every claim would go through in vain.
+"""When a store looks for crowds: many due runs that stand behind the holder of their lane, so that every claim would examine them in vain.
 
-Those are marked as standing behind it, and claims do not look at them any more; whoever lets go of a lane takes the mark from the first that
-stands behind. The mark saves work and decides nothing: a run that lacks it is refused by its lane, and one that has it for no reason loses it
-when the lanes are gone through, some at each look.
+Such runs are marked as standing behind, and claims no longer examine them. When a run leaves its lane, the first run behind it loses its
+mark. The mark saves work and decides nothing: a run that lacks it is refused because of its lane, and a run that has it without reason loses
+it when its lane is checked; each look checks some lanes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-CALLS = 20  # claims before the first look, and at least between two: what is claimed seldom may take its time
-SECONDS = 1.0  # at least between two looks
-LINES = 64  # queues, priorities and tenants that a look goes through
-FEW = 32  # due runs of each of them that it looks at ...
-CROWD = 16  # ... of which so many stand behind a holder, where there is a crowd
-AMONG = 2_000  # due runs of a line among which those are looked for that are marked
-MARKED = 1_000  # of them at once: some 40 ms over PostgreSQL
-LANES = 256  # in which somebody is marked, gone through at each look
+CALLS = 20  # claims before the first look and, at the least, between two looks: where claims are rare, looks may be too
+SECONDS = 1.0  # the least time between two looks
+LINES = 64  # lines (queue, priority, tenant) that a look examines
+FEW = 32  # due runs of each line that a look examines ...
+CROWD = 16  # ... and how many of these stand behind a holder in a crowd
+AMONG = 2_000  # due runs of a line among which a look finds those to mark
+MARKED = 1_000  # runs marked at once: about 40 ms over PostgreSQL
+LANES = 256  # lanes with marked runs that each look checks
 
 Line = tuple[str, int, str]
 Lane = tuple[str, str, str]
@@ -26,8 +26,8 @@ START: Lane = ("", "", "")
 
 
 class Crowds:
-    """What one process knows of them. ``lines``: where a crowd was seen, each a queue, a priority and a tenant; ``lane``: the tenant, session
-    and name of the lane behind which the next look goes on."""
+    """What one process knows of crowds. ``lines``: where crowds were seen, each a queue, a priority and a tenant; ``lane``: the tenant,
+    session key and name of the lane after which the next look continues."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.lines: list[Line] = []
@@ -37,7 +37,7 @@ class Crowds:
         self._looked = clock()
 
     def look(self) -> bool:
-        """Whether this claim looks for crowds."""
+        """Returns whether this claim is to look for crowds."""
         self._calls += 1
         if self._calls < CALLS or (now := self._clock()) - self._looked < SECONDS:
             return False
@@ -45,12 +45,12 @@ class Crowds:
         return True
 
     def see(self, lines: Sequence[Sequence[Any]], last: Sequence[Any] | None) -> None:
-        """What a look has found. ``last``: the last lane that it has gone through, None where there was none any more."""
+        """Stores what a look has found. ``last``: the last lane that it has checked, None if it has reached the end."""
         self.lines = [(queue, priority, tenant) for queue, priority, tenant in lines]
         self.lane = START if last is None else (last[0], last[1], last[2])
 
     def mark(self, line: Line, count: int) -> None:
-        """So many of its runs were marked: the line is crowded no longer where they are few."""
+        """Notes that ``count`` runs of a line were marked; if they are few, the line is not crowded any more."""
         if count < CROWD and line in self.lines:
             self.lines.remove(line)
 

@@ -1,4 +1,4 @@
-"""Records as JSON with their field names, for people, and back: what ``meta.json`` holds (§12.5)."""
+"""Records as JSON with their field names, for people, and back: the content of ``meta.json`` (§12.5)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def document(struct: msgspec.Struct) -> dict[str, Any]:
-    """A record with its field names, for people and for ``revive``."""
+    """Returns a record with its field names, for people and for ``revive``."""
     return {name: _plain(name, getattr(struct, name)) for name in struct.__struct_fields__}
 
 
@@ -48,10 +48,10 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def revive(kind: type[msgspec.Struct], fields: Any) -> Any:
-    """The record of these fields, checked by type.
+    """Returns the record with these fields, checked by type.
 
     Raises:
-        EventUnreadable: it is no such record.
+        EventUnreadable: it is not such a record.
         UnknownStatus: its status is none of the eight (§2.6).
     """
     try:
@@ -67,7 +67,7 @@ def _positions(kind: type[msgspec.Struct], fields: Any) -> list[Any]:
     for field in msgspec.structs.fields(kind):
         name = field.name
         if name not in fields and not field.required:
-            # A file of an earlier release does not know the field: it has the value that its events imply, the default.
+            # The file of an earlier release does not know the field: it gets the value that its events imply, the default.
             out.append(msgspec.to_builtins(field.default if field.default is not msgspec.NODEFAULT else field.default_factory()))
             continue
         value = fields[name]
@@ -81,12 +81,12 @@ def _positions(kind: type[msgspec.Struct], fields: Any) -> list[Any]:
 
 
 def agenda(schedules: Iterable[Schedule]) -> bytes:
-    """Schedules as the text of a file."""
+    """Returns schedules as the text of a file."""
     return msgspec.json.format(msgspec.json.encode(list(schedules)), indent=2) + b"\n"
 
 
 def read_schedules(text: bytes) -> dict[str, Schedule]:
-    """The schedules of such a text, by id.
+    """Returns the schedules of such a text, by id.
 
     Raises:
         EventUnreadable: it is damaged.

@@ -1,4 +1,4 @@
-"""A run's row as it stands, sound or not: what a checker looks at, and a repair keeps before it writes (§12.1)."""
+"""A run's row as it is, sound or not: what a checker examines, and what a repair backs up before it writes (§12.1)."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from holdfast.core.status import LIVE, Status
 COPIED = ("tenant_id", "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root")
 
 STANDING = ("fence", "owner", "due", "holds", "turn")
-"""What no event tells: columns that the row itself vouches for."""
+"""Columns that no event determines; a checksum in the row vouches for them."""
 
 
 def stands(raw: Mapping[str, Any]) -> bool:
-    """Whether what a row says beside its log is what was written."""
+    """Whether a row's columns that are not in its log are what was written."""
     before = {n: raw[n] for n in ("previous", "cause") if n in raw}
     return bool(raw["seal"] == plain(vouch.standing(raw["run_id"], *[raw[n] for n in STANDING], **before)))
 
 
 def copy_of(run: Run, column: str) -> Any:
-    """What stands in a column that repeats a part of the run."""
+    """Returns the value of a column that repeats a part of the run."""
     return run.shape if column == "fingerprint" else getattr(run, column)
 
 
 def plain(value: Any) -> Any:
-    """A column's value, writable as JSON."""
+    """Returns a column's value, writable as JSON."""
     return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
 
 
 def behind_its_log(run_id: str) -> StoreCorrupt:
-    """What is said of a run whose row is older than the end of its log: what it shows is over, and what was written after it would be a second history."""
+    """Returns the error for a run whose row is older than the end of its log: the row is out of date, and commits based on it would begin a second
+    history."""
     about = f"the row of {run_id} does not fit its log: all of it, or a part, is older than the newest commit there"
     return StoreCorrupt(about, hint=f"holdfast repair-state {run_id} --apply rewrites the row from the log", code="snapshot_field_drift")
 
 
 def beyond_its_log(run_id: str, ends: int, written: int) -> LogRolledBack:
-    """What is said of a run whose row was written with a commit that its log does not have any more (§1.9)."""
+    """Returns the error for a run whose row was written with a commit that its log no longer has (§1.9)."""
     about = f"the log of {run_id} ends with event {ends}, but its row was written with event {written}: the end of the log was lost"
     return LogRolledBack(about, hint="restore a backup; until then nothing is written to this run")
 
 
 def misfit(record: Run, status: Status, ends: int) -> StoreCorrupt | None:
-    """Why a run's record, beside a column with this status, cannot be that of a log with so many events; None if it can. Plain steps leave the record as it is,
-    and are made only while the run is driven."""
+    """Returns why a run's record, beside a column with this status, cannot belong to a log with so many events; None if it can. Plain steps leave the
+    record as it is, and are made only while the run is driven."""
     if record.version > ends:
         return beyond_its_log(record.run_id, ends, record.version)
     if record.status is not status or (record.version < ends and status not in LIVE):
@@ -60,7 +61,7 @@ def misfit(record: Run, status: Status, ends: int) -> StoreCorrupt | None:
 
 
 def changes_record(row: Row) -> bool:
-    """Whether a commit changes more of a run's record than plain steps do. One that cannot be read is named by whoever reads the log."""
+    """Whether a commit changes more of a run's record than plain steps do. A commit that cannot be read is reported when the log is read."""
     try:
         codec.plain_decoders()[0](row.data)
     except codec.UNDECODABLE:
@@ -70,13 +71,13 @@ def changes_record(row: Row) -> bool:
 
 
 def doc_of(raw: Mapping[str, Any]) -> bytes:
-    """The encoded part of a raw row."""
+    """Returns the encoded part of a raw row."""
     doc = raw["doc"]
     return base64.b64decode(doc["base64"]) if isinstance(doc, dict) else str(doc).encode()
 
 
 def as_loaded(raw: Mapping[str, Any]) -> Run | HoldfastError:
-    """The run of a raw row, or why it cannot be read."""
+    """Returns the run of a raw row, or why it cannot be read."""
     try:
         status = Status(raw["status"])
     except ValueError:
@@ -89,7 +90,7 @@ def as_loaded(raw: Mapping[str, Any]) -> Run | HoldfastError:
 
 
 def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int | None) -> list[Problem]:
-    """What the columns beside the encoded part say otherwise than it does."""
+    """Returns where the columns differ from the encoded part of the row."""
     run_id = raw["run_id"]
     found = []
     if isinstance(run, Run):
@@ -112,15 +113,15 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
 
 
 def end_problems(raw: Mapping[str, Any], run: Run | HoldfastError) -> list[Problem]:
-    """What the column by which prunes find old runs says otherwise than the encoded part."""
-    if not isinstance(run, Run) or raw["ended"] == end_of(codec.decode_run(doc_of(raw))):  # a status that differs is told of as such
+    """Returns where the column by which prunes find old runs differs from the encoded part."""
+    if not isinstance(run, Run) or raw["ended"] == end_of(codec.decode_run(doc_of(raw))):  # a status that differs is reported as such
         return []
     hint = "holdfast repair-state RUN --apply rewrites it from the events"
     return [problem("snapshot_field_drift", "the column 'ended' differs from the row that it indexes", hint, raw["run_id"])]
 
 
 def end_of(run: Run) -> int | None:
-    """When a run ended; None while it has not."""
+    """Returns when a run ended; None if it has not."""
     return run.finished_at if run.terminal else None
 
 

@@ -1,4 +1,4 @@
-"""What a disk can say, as Holdfast's errors; and whether a path still leads to the file that was opened."""
+"""Maps errors of the operating system to Holdfast's; and tells whether a path still leads to the file that was opened."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NO_MORE = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def fix_place(path: str) -> str:
-    """The path as it leads from the working directory of now, which a node may change. An absolute one stays as it is."""
+    """Returns the path as an absolute one, from the current working directory, which a node may change. An absolute path stays as it is."""
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
 def store_error(error: OSError, path: str) -> StoreError:
-    """What an error of the operating system means to whoever must act."""
+    """Maps an error of the operating system to one of Holdfast's, which says who must act."""
     said = error.strerror or str(error)
     if error.errno in _FULL:
         return StoreFull(f"{path}: the disk is full: {said}", hint="free some space, then try again: everything committed before is intact")
@@ -37,7 +37,7 @@ def store_error(error: OSError, path: str) -> StoreError:
 
 @contextlib.contextmanager
 def on_disk(path: str) -> Iterator[None]:
-    """Raises Holdfast's errors for the operating system's."""
+    """Raises Holdfast's errors instead of the operating system's."""
     try:
         yield
     except OSError as e:
@@ -48,8 +48,8 @@ C = TypeVar("C")
 
 
 def disk_told(place: Callable[[Any], str]) -> Callable[[type[C]], type[C]]:
-    """A store whose verbs raise Holdfast's errors for the operating system's, every verb that it declares: none is forgotten. ``place``
-    says of a store where its files are."""
+    """A class decorator for stores: every public verb that the class defines raises Holdfast's errors instead of the operating system's. ``place``
+    returns where a store's files are."""
 
     def verb(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         @functools.wraps(function)
@@ -71,8 +71,8 @@ def disk_told(place: Callable[[Any], str]) -> Callable[[type[C]], type[C]]:
 
 
 class Identity:
-    """Which file a path led to when it was opened: a file that is removed, moved or replaced under a process is no longer there, also where a
-    link to it is left behind. ``filled``: it is never empty from then on."""
+    """Which file a path led to when it was opened. A file that is removed, moved or replaced while it is open is noticed, even if a link to it is
+    left in its place. ``filled``: it is never empty from then on."""
 
     def __init__(self, path: str, *, filled: bool = False) -> None:
         self._path = path
@@ -82,7 +82,7 @@ class Identity:
             self._plain = os.lstat(path)[:3] if self._first is not None and self._first[1] == self._first[2] else None  # its mode, inode and device
 
     def is_plain(self) -> bool:
-        """Whether it is the same at the first glance, as nearly always. If not, ``tell_lost`` looks."""
+        """A quick check whether the file is the same, which nearly always succeeds. If it does not, ``tell_lost`` decides."""
         try:
             found = os.lstat(self._path)
         except OSError:
@@ -90,7 +90,7 @@ class Identity:
         return found[:3] == self._plain and (found[6] > 0 or not self._filled)
 
     def _now(self) -> tuple[tuple[int, int, int] | None, int]:
-        """Which file is there, by which name of its own, and its size."""
+        """Returns which file is there, with the inode of the name itself, and its size."""
         try:
             found = name = os.lstat(self._path)
             if stat.S_ISLNK(name.st_mode):
@@ -100,7 +100,7 @@ class Identity:
         return (found.st_dev, found.st_ino, name.st_ino), found.st_size
 
     def tell_lost(self) -> str:
-        """What has become of the file: empty while it is the same, else what is there in its place."""
+        """Returns what has become of the file; empty if it is the same."""
         try:
             there, size = self._now()
         except OSError as e:

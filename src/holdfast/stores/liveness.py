@@ -1,8 +1,8 @@
-"""Proof of life: a file per owner beside the database, locked for as long as its process lives (§2.9).
+"""Proof of life: a file per owner beside the database, locked as long as its process lives (§2.9).
 
-The kernel lets go of the lock when the process ends, however it ends. Whoever can take the lock has proof that the
-owner is dead; whoever cannot has proof that it lives. Where there is no file, the owner's name may still prove it: the
-machine was started anew, or there is no such process. A file stays for as long as an open attempt names its owner.
+The kernel releases the lock when the process ends, however it ends. If another process can take the lock, the owner is proven dead; if it cannot,
+the owner is proven alive. If there is no file, the owner's name may still prove its death: the machine was restarted, or there is no such process. A
+file stays as long as an open attempt names its owner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _all: weakref.WeakSet[Liveness] = weakref.WeakSet()
 
 
 def _note_fork() -> None:
-    """A child holds no proof of its parent's life: it would keep a dead owner alive."""
+    """Closes the locks in a forked child: a child with a lock of its parent would keep a dead owner alive."""
     for liveness in list(_all):
         liveness.let_go()
     for fd in _kept.values():
@@ -47,7 +47,7 @@ class Liveness:
         _all.add(self)
 
     def let_go(self) -> None:
-        """Closes what it holds, in the child of a fork: the parent holds it still."""
+        """Closes the locks in the child of a fork; the parent still has them."""
         for fd in self._held.values():
             os.close(fd)
         self._held.clear()
@@ -77,7 +77,7 @@ class Liveness:
         return owner in self._held
 
     def release(self, owner: str) -> None:
-        """A clean end: the file goes too, unless it is kept."""
+        """Ends an owner cleanly: the file is deleted too, unless it is kept."""
         fd = self._held.pop(owner, None)
         if self._path(owner) not in _kept:
             self.forget(owner)
@@ -85,13 +85,13 @@ class Liveness:
             os.close(fd)
 
     def keep(self, owner: str) -> None:
-        """The owner is gone, but something of it still runs here: its file stays locked until this process ends."""
+        """Keeps the owner's file locked until this process ends: the owner is retired, but some of its work still runs here."""
         fd = self._held.pop(owner, None)
         if fd is not None:
             _kept[self._path(owner)] = fd
 
     def drop(self, owner: str) -> None:
-        """Lets go of the lock and leaves the file: from now on the owner is proven dead."""
+        """Releases the lock and leaves the file: from now on the owner is proven dead."""
         fd = self._held.pop(owner, None)
         if fd is not None:
             os.close(fd)
@@ -101,7 +101,7 @@ class Liveness:
             os.unlink(self._path(owner))
 
     def alive(self, owner: str) -> Alive:
-        """By proof only, from the owner's file; where there is none, from its name."""
+        """Returns whether an owner is alive, by proof only: from its file or, if there is none, from its name."""
         path = self._path(owner)
         if owner in self._held or path in _kept:
             return Alive.YES
@@ -124,7 +124,7 @@ class Liveness:
         return Alive.NO
 
     def living(self) -> list[str]:
-        """The owners that are proven to live, by name."""
+        """Returns the owners that are proven alive, by name."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The lines of a workspace's log: what a commit is as text, and what a file of them says (§12.5, T-16). No I/O: bytes in, bytes out."""
+"""The lines of a workspace's log: how a commit is written as text, and how a file of them is read (§12.5, T-16). No I/O: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _LOOK = "restore a backup; what is before it can be read"
 
 
 def line(fields: dict[str, Any]) -> bytes:
-    """One line: JSON that ends with a digest of itself."""
+    """Returns one line: JSON that ends with a digest of itself."""
     body = json.dumps(fields, ensure_ascii=False, default=str)[:-1].encode()
     return body + f', "sum": "{hashlib.sha256(body).hexdigest()[:16]}"}}\n'.encode()
 
 
 def unline(data: bytes) -> dict[str, Any] | None:
-    """The fields of a line without its newline; None if a byte of it has changed."""
+    """Returns the fields of a line without its newline; None if a byte of it has changed."""
     found = _SUM.search(data)
     if found is None or hashlib.sha256(data[: found.start()]).hexdigest()[:16].encode() != found[1]:
         return None
     try:
         fields = json_of(data)
-    except (ValueError, RecursionError):  # signed by somebody who knows how, and still none that was written here
+    except (ValueError, RecursionError):  # it has a valid digest, but was not written here
         return None
     return fields if isinstance(fields, dict) else None
 
@@ -55,7 +55,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beside(msgspec.Struct):
-    """What a file of records says: its whole lines, where it ends, and what is wrong with it (``missing`` lines, and those that are altered)."""
+    """The content of a file of records: its whole lines, where it ends, and what is wrong with it (``missing`` lines, and ``altered`` ones)."""
 
     lines: list[dict[str, Any]] = []
     end: End = End()
@@ -64,7 +64,7 @@ class Beside(msgspec.Struct):
 
 
 def number_lines(records: Iterable[dict[str, Any]], end: End) -> tuple[bytes, End]:
-    """Records as lines that go on from ``end``: each says its number and the digest of the one before."""
+    """Returns records as lines that continue from ``end``: each has its number and the digest of the one before."""
     out = []
     for fields in records:
         text = line({**fields, "n": end.number + 1, "prev": end.sum})
@@ -79,9 +79,10 @@ def _sum_of(text: bytes) -> str:
 
 
 def read_beside(data: bytes, stated: End | None) -> Beside:
-    """The lines of a file of records, held against each other and against what is stated elsewhere of its end. It never raises.
+    """Reads the lines of a file of records, and checks them against each other and against what is stated elsewhere about its end. It never
+    raises.
 
-    What follows the last newline was being written when its process ended: it belongs to nothing. Lines of a past release have no number.
+    What follows the last newline is the rest of an unfinished write, and does not count. Lines of a past release have no number.
     """
     kept = Beside()
     at_stated = stated is None or stated.number == 0
@@ -94,7 +95,7 @@ def read_beside(data: bytes, stated: End | None) -> Beside:
             fields = None
         if fields is None:
             kept.altered.append(f"line {place}")
-            kept.end = End(kept.end.number + 1, "")  # what follows says which it was
+            kept.end = End(kept.end.number + 1, "")  # the next line says which number it had
             continue
         if isinstance(number := fields.get("n"), int):
             if number > kept.end.number + 1:
@@ -116,7 +117,7 @@ def b64(data: bytes) -> str:
 
 
 class Kept(msgspec.Struct):
-    """A run's log as its files have it. ``last`` is what the newest commit says of the run's place in the store."""
+    """A run's log as its files have it. ``last`` is what the newest commit says about the run's place in the store."""
 
     rows: list[Row] = []
     size: int = 0
@@ -132,7 +133,7 @@ class Kept(msgspec.Struct):
 
 
 def commit_lines(run: Run, row: Row, place: dict[str, Any]) -> tuple[bytes, dict[str, bytes]]:
-    """A commit as lines, and the checkpoint files it refers to by name."""
+    """Returns a commit as lines, and the checkpoint files it refers to by name."""
     record = codec.open_row(row)
     head, files, data = 1, {}, row.data
     kept: dict[str, Any] = {"checkpoint": None, **place}
@@ -165,7 +166,7 @@ def _checkpoint_file(run_id: str, record: codec.Record, delta: Delta, seq: int, 
 
 
 def read_log(run_id: str, data: bytes, checkpoint: Callable[[str], bytes | None]) -> Kept:
-    """A run's log from the bytes of its file. It never raises; what is wrong is named (T-16)."""
+    """Reads a run's log from the bytes of its file. It never raises; ``problems`` has what is wrong (T-16)."""
     kept = Kept()
     pending: list[dict[str, Any]] = []
     at = 0
@@ -206,7 +207,7 @@ def _well_formed(text: bytes) -> dict[str, Any] | None:
 
 
 def _finish(run_id: str, kept: Kept, fields: dict[str, Any], checkpoint: Callable[[str], bytes | None]) -> None:
-    """The row of a commit whose lines are all there."""
+    """Adds the row of a commit all of whose lines are there."""
     record = fields["record"]
     try:
         data, digest = base64.b64decode(record["data"]), bytes.fromhex(fields["chain"])

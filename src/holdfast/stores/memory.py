@@ -1,10 +1,10 @@
-"""The reference store: the contract in its shortest form, in one process's memory.
+"""The reference store: the contract in its shortest form, in the memory of one process.
 
-It keeps the same encoded bytes as the databases, so what comes back has gone through the codec. Every verb runs
-without a pause, hence atomically in its loop; an error in the middle undoes what the verb did so far.
+It stores the same encoded bytes as the databases, so whatever is read has gone through the codec. Every verb runs without a pause, so it is atomic in
+its event loop; an error in the middle rolls back what the verb has done so far.
 
-It is long, for it has all the verbs of the ports, and before them what it shares with the stores that are made of it: rings of chunks,
-tables with indexes, who is there, and the verbs that other verbs tell.
+The module is long because it has all verbs of the ports, and in front of them what it shares with the stores built on it: rings of chunks, tables
+with indexes, the owners, and the verbs that are made of other verbs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from holdfast.stores.changes import Changes
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A batch of a ring. ``gone``: when something durable replaced it."""
+    """A batch of a ring. ``gone``: when a durable record replaced it."""
 
     serial: int
     turn: str
@@ -83,7 +83,7 @@ Ring = tuple[Kept, ...]
 
 
 def ring_after(ring: Ring, e: Emitted, serials: Iterable[int], now: int) -> Ring:
-    """The ring after a write; what was replaced a while ago goes on the way."""
+    """Returns the ring after a write, without batches that were replaced a while ago."""
     gone = set(e.replaced)
     kept = [k for k in ring if k.last >= e.before.get(k.turn, 0) and (k.gone is None or k.gone >= now - LINGER_US)]
     kept += [Kept(serial, b.turn.key, b.last, chunks.encode(e.run_id, b)) for b, serial in zip(e.batches, serials, strict=True)]
@@ -95,7 +95,7 @@ def ring_beyond(run_id: str, ring: Ring, after: int, limit: int) -> list[Stored]
 
 
 def ring_newest(run_id: str, ring: Ring) -> tuple[Batch, ...]:
-    """The newest batch of each turn that nothing has replaced."""
+    """Returns the newest batch of each turn that was not replaced."""
     return tuple({k.turn: chunks.decode(run_id, k.data) for k in ring if k.gone is None}.values())
 
 
@@ -103,7 +103,7 @@ def ring_newest(run_id: str, ring: Ring) -> tuple[Batch, ...]:
 
 
 def ring_lines(before: Ring, after: Ring) -> bytes:
-    """What leads from one to the other: batches that came, went, or were replaced."""
+    """Returns the changes from one ring to the other as lines: batches that were added, removed, or replaced."""
     was, now = {k.serial: k for k in before}, {k.serial: k for k in after}
     out: list[Any] = [["-", serial] for serial in was if serial not in now]
     out += [["+", k.serial, k.turn, k.last, base64.b64encode(k.data).decode(), k.gone] for s, k in now.items() if s not in was]
@@ -112,7 +112,7 @@ def ring_lines(before: Ring, after: Ring) -> bytes:
 
 
 def ring_read(run_id: str, data: bytes) -> Ring:
-    """The ring that these lines leave. What is not what was written is left out: chunks are provisional."""
+    """Returns the ring that results from these lines. Damaged lines are left out: chunks are provisional."""
     kept: dict[int, Kept] = {}
     for line in data.splitlines():
         try:
@@ -143,7 +143,7 @@ class Indexed(dict[K, V]):
         self._count = 0
 
     def of(self, name: str, value: Hashable) -> list[V]:
-        """The rows with that value in that field."""
+        """Returns the rows with that value in that field."""
         found = self._found[name].get(value, {})
         return [self[key] for key in sorted(found, key=found.__getitem__)]
 
@@ -188,12 +188,12 @@ class Indexed(dict[K, V]):
 
 
 EVERY = sys.maxsize
-SLICE_ROWS = 8  # of a log between two turns of others
+SLICE_ROWS = 8  # rows of a log that are checked between two turns of the event loop
 
 
 class Present:
-    """The owners of such a store: each is alive until it is retired or abandoned, and its lease is a time of the clock that nobody sets
-    (``ticks``; §10.3). May be asked from any thread."""
+    """The owners of such a store. Each is alive until it is retired or abandoned; its lease ends at a time of the clock that nobody sets (``ticks``;
+    §10.3). May be used from any thread."""
 
     def __init__(self, now: Callable[[], int], ticks: Callable[[], int]) -> None:
         self._now, self._ticks = now, ticks
@@ -201,7 +201,7 @@ class Present:
         self.until: dict[str, int] = {}
         self.workers: dict[str, Worker] = {}
         self.dead: set[str] = set()
-        self.acting: set[str] = set()  # something of them may still run when they are retired
+        self.acting: set[str] = set()  # some of their work may still run when they are retired
 
     def register(self, owner: str, ttl_us: int) -> None:
         if owner in self.workers:
@@ -224,7 +224,8 @@ class Present:
                 self.dead.add(owner)
 
     def need(self, owner: str) -> None:
-        """
+        """Checks that an owner is registered.
+
         Raises:
             LeaseLost: the owner is not known.
         """
@@ -237,11 +238,11 @@ class Present:
         return Alive.YES if owner in self.workers or owner in self.acting else Alive.UNKNOWN
 
     def remaining(self, owner: str | None) -> int | None:
-        """How long a lease still lasts; None where the owner is not known."""
+        """Returns how long an owner's lease still lasts; None if the owner is not known."""
         return self.until[owner] - self._ticks() if owner is not None and owner in self.workers else None
 
     def why_lost(self, owner: str) -> str | None:
-        """Why an owner's runs may be taken over; None while it lives."""
+        """Returns why an owner's runs may be taken over; None while it is alive."""
         return apply.why_lost(self.remaining(owner), self.alive(owner))
 
     def lease(self, fence: int, owner: str | None, due: int | None) -> Lease:
@@ -249,7 +250,7 @@ class Present:
         return Lease(fence, owner, None if left is None else self._now() + left, alive, due)
 
     def list_workers(self) -> list[Worker]:
-        """Those that are known, each with what the clock will show at the end of its lease, if nobody sets it."""
+        """Returns the known workers, each with the time that the clock will show at the end of its lease if nobody sets it."""
         alive = {owner: self.alive(owner).value for owner in self.workers}
         ahead = self._now() - self._ticks() if alive else 0
         return [replace(w, alive=alive[o], expires_at=ahead + self.until[o]) for o, w in self.workers.items()]
@@ -262,7 +263,7 @@ class _Kept(Store, Upkeep, Shelves, Protocol):
 
 
 class Small:
-    """The verbs of the ports that ``Present`` knows, and those that other verbs tell."""
+    """The verbs of the ports that need only ``Present``, and those made of other verbs."""
 
     present: Present
     changes: Changes
@@ -300,11 +301,11 @@ class Small:
         return None if loaded is None else (loaded.run, loaded.lease)
 
     async def find_marked(self: _Kept, owner: str) -> list[str]:
-        """The runs of an owner whose inbox holds what nobody has taken."""
+        """Returns the runs of an owner whose inbox has items that were not taken."""
         return [run.run_id for run, _ in await self.runs(RunFilter(owner=owner, limit=EVERY)) if await self.inbox(run.run_id)]
 
     async def open_effects(self: _Kept, owner: str) -> list[Effect]:
-        """The attempts of an owner that are not settled."""
+        """Returns the attempts of an owner that are not settled."""
         return [e for e in await self.effects() if e.open and e.owner == owner]
 
     async def schedule(self: _Kept, schedule_id: str) -> Schedule | None:
@@ -329,7 +330,7 @@ class Small:
         return there
 
     async def log(self: _Kept, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
-        """A run whose row is gone keeps its log under the same id."""
+        """Returns a run's log. A run whose row is lost keeps its log under the same id."""
         return await self.rows(run_id, after, limit)
 
     async def evidence(self: _Kept, run_id: str) -> Evidence | None:
@@ -340,7 +341,7 @@ class Small:
         return Evidence(run_id=run_id, run=there.run, lease=there.lease, tip=there.tip, raw=raw)
 
     async def verify(self: _Kept) -> list[Problem]:
-        """Each run's chain, held against its hashes; others of the loop have their turn meanwhile (§12.6)."""
+        """Checks each run's hash chain; other tasks of the event loop run in between (§12.6)."""
         found = []
         for run_id in await self.run_ids(limit=EVERY):
             previous, after = b"", 0
@@ -357,7 +358,7 @@ class Small:
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """A run as kept: the encoded cold part, the hot columns and the operational ones."""
+    """A run as stored: the encoded cold part, the hot columns and the operational ones."""
 
     number: int
     doc: bytes
@@ -390,7 +391,7 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 class MemoryStore(Small):
-    """A store that lives as long as this object. ``now`` gives its clock, microseconds since 1970; it stands in for the clock of leases too."""
+    """A store that lives as long as this object. ``now`` is its clock, in microseconds since 1970; it replaces the clock of leases too."""
 
     url = "memory:"
 
@@ -408,10 +409,10 @@ class MemoryStore(Small):
         self._claims: dict[tuple[str, str, str], DedupClaim] = {}
         self._effects = Indexed[str, tuple[Effect, bytes]](key=lambda e: e[0].key, run=lambda e: e[0].run_id, lineage=lambda e: e[0].lineage_root)
         self._intents: dict[str, Intent] = {}
-        self._leased: dict[str, int] = {}  # until when an intent is its sender's, by the clock that nobody sets
+        self._leased: dict[str, int] = {}  # until when a sender has an intent, by the clock that nobody sets
         self._ledger: dict[int, LedgerRow] = {}
         self._blobs: dict[str, bytes] = {}
-        self._users: dict[str, tuple[str, ...]] = {}  # the runs that name a blob
+        self._users: dict[str, tuple[str, ...]] = {}  # the runs that refer to a blob
         self._tokens: dict[bytes, Token] = {}
         self._schedules: dict[str, Schedule] = {}
         self._shelves: dict[tuple[str, str], bytes] = {}
@@ -437,7 +438,7 @@ class MemoryStore(Small):
 
     @contextlib.contextmanager
     def _atomic(self) -> Iterator[None]:
-        """All of it or none of it: what was set is put back if anything goes wrong."""
+        """All of the block or none of it: after an error, what ``_set`` has changed is restored."""
         with self._guard:
             self._undo = []
             try:
@@ -485,7 +486,7 @@ class MemoryStore(Small):
         return tip
 
     def _apply(self, p: Prepared) -> Tip:
-        c, now, run_id = p.commit, p.commit.at, p.commit.run.run_id  # when it was decided, by the same clock
+        c, now, run_id = p.commit, p.commit.at, p.commit.run.run_id  # the time of the decision, by the same clock
         old = self._runs.get(run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
         found = None if old is None else self._find(old, taking=isinstance(c.lease, Take | Touch))
@@ -525,7 +526,7 @@ class MemoryStore(Small):
         return bool(self._inbox.of("unread", run_id))
 
     def _beside(self, p: Prepared, now: int) -> None:
-        """What a commit writes beside its log row."""
+        """Writes what a commit has beside its log row."""
         c = p.commit
         for claim in c.claims:
             self._set(self._claims, (claim.kind, claim.scope, claim.key), claim)
@@ -547,7 +548,7 @@ class MemoryStore(Small):
             self._set(self._schedules, move.after.schedule_id, move.after)
 
     def _keep(self, run_id: str, blob: Blob) -> None:
-        """Notes who names a blob, and keeps its bytes if they are new."""
+        """Records that a run refers to a blob, and stores its bytes if they are new."""
         users = self._users.get(blob.digest, ())
         if not users:
             self._stow(blob)
@@ -578,7 +579,7 @@ class MemoryStore(Small):
         self.changes.tell()
 
     def _current(self, emitted: Sequence[Emitted]) -> list[Emitted]:
-        """Those that come from whoever holds the run."""
+        """Returns the chunks that come from the current holder of the run."""
         return [e for e in emitted if (row := self._runs.get(e.run_id)) is not None and row.fence == e.fence]
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
@@ -698,7 +699,7 @@ class MemoryStore(Small):
         return True
 
     def _free(self, calls: Sequence[Call]) -> None:
-        """Wakes whoever has waited longest for what these held."""
+        """Wakes the runs that have waited longest for the limits that these calls held."""
         now = self.now()
 
         def asleep(run_id: str) -> bool:
@@ -771,7 +772,7 @@ class MemoryStore(Small):
         for row in self._put_in_order(found, query):
             if len(out) == query.limit:
                 break
-            with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
+            with contextlib.suppress(HoldfastError):  # an unreadable run does not hide the others; the checker names it (§3.6)
                 lease = self._lease(row)
                 out.append((self._run(row), lease))
         return out
@@ -889,7 +890,7 @@ class MemoryStore(Small):
         return out
 
     def _over(self, intent: Intent, now: int) -> bool:
-        """Whether its sender's lease has run out; one that was taken elsewhere goes by the time it was given."""
+        """Whether the lease of an intent's sender has expired. An intent that was taken in another store has only its stored time."""
         until = self._leased.get(intent.intent_id)
         return (intent.lease_until or 0) <= now if until is None else until <= self._ticks()
 
@@ -997,14 +998,14 @@ class MemoryStore(Small):
         return ""
 
     async def _as_shown(self, evidence: Evidence) -> int:
-        """Refuses what has changed since it was looked at, and what somebody lives on; gives the time."""
+        """Refuses to mend a run that has changed since it was read, or that a live owner has; returns the time."""
         now = self.now()
         if error := apply.mendable(evidence, await self.evidence(evidence.run_id), now):
             raise error
         return now
 
     def _mend(self, evidence: Evidence, commits: Sequence[Commit], now: int) -> list[Prepared]:
-        """Appends the commits and puts the last one's run in the place of the row; operational columns stay as they are."""
+        """Appends the commits and replaces the row with the last one's run; the operational columns stay as they are."""
         run_id, run, old = evidence.run_id, commits[-1].run, self._runs.get(evidence.run_id)
         assert evidence.tip is not None
         written = [apply.prepare(c) for c in commits]
@@ -1043,7 +1044,7 @@ class MemoryStore(Small):
         return True
 
     def _take_over(self, d: Dossier, owner: str | None) -> None:
-        """Puts a run into the tables as it is known from elsewhere."""
+        """Adds a run from another store to the tables."""
         run, run_id, now = d.run, d.run.run_id, self.now()
         stands = apply.adopt(d, self.incarnation, now, taken=apply.would_hold(run) and any(r.holds for r in Seen(self, now).lane(run)))
         for row in d.rows:
@@ -1106,7 +1107,7 @@ class MemoryStore(Small):
         return apply.prunable((Aged.of(r.run) for r in self._runs.values()), before, unsettled, carries)
 
     def _bury(self, graves: Sequence[Tombstone]) -> None:
-        """Deletes pruned runs, and the claims that do not outlast them, also of those that were pruned earlier."""
+        """Deletes pruned runs, and the claims that do not outlast them, also those of runs that were pruned earlier."""
         lasting = {name: c for name, c in self._claims.items() if apply.outlasts(c, self.now())}
         self._forget({grave.run_id for grave in graves})
         self._pruned |= {grave.run_id: grave for grave in graves}
@@ -1115,7 +1116,7 @@ class MemoryStore(Small):
         self._claims |= lasting
 
     def _forget(self, gone: set[str]) -> None:
-        """Deletes runs and what hangs on them; effects under keys that other runs share stay."""
+        """Deletes runs and all that belongs to them; effects under keys that other runs share stay."""
         tables: list[tuple[dict[Any, Any], list[Any]]] = [
             (self._runs, [r for r in self._runs if r in gone]),
             (self._log, [k for k in self._log if k[0] in gone]),
@@ -1158,7 +1159,7 @@ class Seen:
         return run_id in self._store._runs
 
     def lane(self, run: Run) -> list[_Row]:
-        """The other runs of a run's lane."""
+        """Returns the other runs of a run's lane."""
         lane = (run.tenant_id, run.session_key, run.lane)
         return [r for r in self._store._runs.values() if r.lane == lane and r.run.run_id != run.run_id]
 

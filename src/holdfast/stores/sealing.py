@@ -1,10 +1,10 @@
-"""A store before another one: payloads go through it encrypted, and come back in clear (§14.5).
+"""A store in front of another one that encrypts payloads on their way in and decrypts them on their way out (§14.5).
 
-It works on the values of the port, so it stands before every store alike, and what it does not know of passes unchanged. The store
-beneath sees ids, statuses, times and digests as ever: it folds, claims, vouches and chains over what it keeps, and needs no key for it.
+It works on the values of the port, so it can stand in front of every store alike; values that it does not know are passed on unchanged. The store
+beneath sees ids, statuses, times and digests as before: it folds, claims, vouches and hash-chains over what it stores, and needs no key for that.
 
-A payload whose key is not at hand stays sealed in what is looked at, and whoever decodes it gets ``KeyUnavailable``; a run that is loaded
-to be driven is refused at once. Under strict encryption a payload that is not encrypted is refused wherever it is read.
+A payload whose key is missing stays sealed in listings and other views, and decoding it raises ``KeyUnavailable``; loading a run to drive it is
+refused at once. Under strict encryption, a payload that is not encrypted is refused wherever it is read.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from holdfast.ports import Dossier, Evidence, Head, Loaded, RunFilter, Store, of
 from holdfast.stores.vault import Vault
 
 VALUES = ""
-"""The one channel of a sealed checkpoint, which no program can name: all its values in one envelope."""
+"""The one channel of a sealed checkpoint: all values in one envelope. No program can have a channel of this name."""
 _TENANTS = 100_000
 
 
 class Passes(Enum):
-    """What becomes of a verb, or of anything else that a store shows, which this store does not have itself."""
+    """What becomes of a verb or attribute of the store beneath that this store does not implement itself."""
 
     CLEAR = "it carries no payload: it is the store's own beneath"
     REFUSED = "it would carry payloads past the encryption: an encrypted store has none"
@@ -59,22 +59,22 @@ VERBS: Mapping[str, Passes] = {
         ),
         Passes.CLEAR,
     ),
-    "claim_or_load": Passes.REFUSED,  # what is claimed is loaded by ``load``
-    "load_if_ended": Passes.REFUSED,  # what is loaded is decrypted by ``load``
-    "step": Passes.REFUSED,  # what is fused comes as a commit
-    **dict.fromkeys(("gathers", "join", "step_at_once"), Passes.REFUSED),  # and so is what is written with others
+    "claim_or_load": Passes.REFUSED,  # claimed runs are loaded by ``load``
+    "load_if_ended": Passes.REFUSED,  # runs are decrypted by ``load``
+    "step": Passes.REFUSED,  # without it a plain step comes as a commit
+    **dict.fromkeys(("gathers", "join", "step_at_once"), Passes.REFUSED),  # for the same reason
     "note": Passes.REFUSED,  # a file for people in a run's directory
-    **dict.fromkeys(("keep_tail", "take_tail"), Passes.REFUSED),  # lost effects, as they are kept: the store beneath is asked for them
+    **dict.fromkeys(("keep_tail", "take_tail"), Passes.REFUSED),  # lost effects as they are stored: callers ask the store beneath for them
     **dict.fromkeys(("rings", "unmake"), Passes.CLEAR),
 }
-"""All that stores show, beside what ``SealedStore`` does itself. A test holds it against the ports and against every store, so that whoever
-adds a verb says here what becomes of it; until then an encrypted store has no such verb."""
+"""All that stores offer, apart from what ``SealedStore`` implements itself. A test compares it with the ports and with every store, so a new verb
+must be added here with what becomes of it; until then an encrypted store does not have that verb."""
 T = TypeVar("T")
 
 
 
 class _Later(Mapping[str, Any]):
-    """A checkpoint's values, encrypted when they are asked for: most checkpoints are never written whole."""
+    """A checkpoint's values, encrypted only when they are read, because most checkpoints are never written whole."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
@@ -95,8 +95,8 @@ class _Later(Mapping[str, Any]):
 class Payloads:
     """The payloads of one run: sealed on their way in, opened on their way out.
 
-    ``run_id`` is empty for what belongs to no run; ``tenant_id`` None where it is not known, and then nothing can be sealed. ``must``: a
-    payload whose key is not at hand is an error; else it stays as it is. ``plain``: the places that are written as they are.
+    ``run_id`` is empty for payloads of no run; ``tenant_id`` is None if it is unknown, and then nothing can be sealed. ``must``: a payload whose key
+    is missing is an error; otherwise it stays sealed. ``plain``: the places that are not encrypted.
     """
 
     vault: Vault
@@ -123,12 +123,12 @@ class Payloads:
         return self.vault.seal(value, self.tenant_id, self.run_id, place)
 
     def _mine(self, value: bytes | str, place: str) -> bool:
-        """Whether this is sealed already, for this very place: it could not be opened, and goes back as it came."""
+        """Whether a value is already sealed for this very place: it could not be opened, and is written back unchanged."""
         header = envelopes.header_of(value) if envelopes.is_sealed(value) else None
         return header is not None and (header.run_id, header.place) == (self.run_id, place)
 
     def checkpoint(self, cp: Checkpoint) -> Checkpoint:
-        """The checkpoint as a store may keep it whole."""
+        """Returns the checkpoint as a store may keep it whole."""
         place = f"checkpoint:{cp.seq}"
         values = _Later(lambda: self.data(canon.encode(canon.FrozenDict(cp.values)), f"{place}.values"))
         held = {step: {VALUES: self.data(canon.encode(canon.FrozenDict(seen)), f"{place}.held:{step}")} for step, seen in cp.held.items()}
@@ -154,7 +154,7 @@ class Payloads:
             return value
         except EventUnreadable:
             if isinstance(value, str) and not self.strict:
-                return value  # somebody's own words from before, that only look so
+                return value  # a text from before the encryption that only looks sealed
             raise
         return data.decode() if isinstance(value, str) else data
 
@@ -168,7 +168,7 @@ class Payloads:
         return PlaintextRefused(f"{place}{whose} is not encrypted, and the encryption is strict", hint="read it once with strict=False, or find out which process wrote it")
 
     def whole(self, cp: Checkpoint) -> Checkpoint:
-        """A whole checkpoint as it is kept, opened; one whose key is not at hand is refused, for it is nothing without its values."""
+        """Opens a whole checkpoint as it is stored. If its key is missing it is refused, because it is useless without its values."""
         place = f"checkpoint:{cp.seq}"
         kept = cp.values.get(VALUES)
         if kept is None:
@@ -185,7 +185,7 @@ class Payloads:
         return replace(cp, values=values, pending=self.open(cp.pending, place), waits=self.open(cp.waits, place), held=held, unfinished=unfinished)
 
     def batch(self, batch: Batch, change: Callable[[Any, str], Any]) -> Batch:
-        """Chunks sealed or opened, each by its number in its turn."""
+        """Seals or opens chunks, each by its number in its turn."""
         changed = tuple([change(c, f"chunk:{batch.turn.key}:{n}") for n, c in enumerate(batch.chunks, batch.first)])
         return replace(batch, chunks=changed)
 
@@ -210,7 +210,7 @@ class Payloads:
 
 
 class SealedStore:
-    """A store whose payloads are encrypted before they reach the one beneath. Verbs that carry no payload are that one's own."""
+    """A store whose payloads are encrypted before they reach the store beneath. Verbs that carry no payload are passed on to that store."""
 
     def __init__(self, store: Store, encryption: Encryption) -> None:
         self.as_kept = store
@@ -219,7 +219,7 @@ class SealedStore:
         self._tenants: dict[str, str] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if VERBS.get(name) is not Passes.CLEAR:  # a verb that is new may carry a payload: it is none of this store's until somebody has looked
+        if VERBS.get(name) is not Passes.CLEAR:  # a new verb may carry a payload: this store does not have it until ``VERBS`` says so
             raise AttributeError(f"an encrypted store has no {name!r}", name=name, obj=self)
         return getattr(self.as_kept, name)
 
@@ -233,7 +233,7 @@ class SealedStore:
         self._tenants[run_id] = tenant_id
 
     async def _tenant(self, run_id: str) -> str | None:
-        """A run's tenant, which never changes."""
+        """Returns a run's tenant, which never changes."""
         if run_id not in self._tenants and (found := await self.as_kept.get(run_id)) is not None:
             self._note(run_id, found[0].tenant_id)
         return self._tenants.get(run_id)
@@ -269,7 +269,7 @@ class SealedStore:
         )
 
     async def _amounts(self, c: Commit) -> frozenset[str]:
-        """The answers by which budgets are extended: amounts, which every fold must read, with a key or without."""
+        """Returns the places of answers that extend budgets: amounts, which every fold must read, with or without a key."""
         decided = {e.fact.decision.wait_id for e in c.events if isinstance(e.fact, WaitDecided | WaitTimedOut)}
         found = await self.as_kept.get(c.run.run_id) if decided and c.run.budgets else None
         waits = () if found is None else found[0].waits
@@ -292,11 +292,11 @@ class SealedStore:
         )
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
-        """None of them where the store beneath cannot load many at once."""
+        """Returns no heads if the store beneath cannot load many at once."""
         out: dict[str, Head] = {}
         for run_id, head in (await self.as_kept.heads(run_ids) if offers_heads(self.as_kept) else {}).items():
             of = self._of(run_id, await self._tenant(run_id), must=True)
-            with suppress(HoldfastError):  # loading this run alone says what is wrong with it
+            with suppress(HoldfastError):  # loading this run alone reports what is wrong with it
                 whole = None if head.whole is None else (of.whole(head.whole[0]), head.whole[1])
                 out[run_id] = Head(whole, tuple([of.row(r) for r in head.rows]))
         return out
@@ -311,7 +311,7 @@ class SealedStore:
             try:
                 out.append((self._run(run), lease))
             except HoldfastError:
-                pass  # one that cannot be read hides no other; the checker names it (§3.6)
+                pass  # an unreadable run does not hide the others; the checker names it (§3.6)
         return out
 
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
@@ -344,8 +344,8 @@ class SealedStore:
     async def _put(self, item: InboxItem) -> InboxItem:
         found = await self.as_kept.get(item.run_id)
         if found is None:
-            return item  # the store beneath says that there is no such run
-        run = self._run(found[0], must=True)  # whoever cannot read a run does not write to it
+            return item  # the store beneath reports that there is no such run
+        run = self._run(found[0], must=True)  # a caller that cannot read a run must not write to it
         return self._of(run.run_id, run.tenant_id).seal(item)
 
     def _item(self, item: InboxItem) -> InboxItem:
@@ -448,7 +448,7 @@ class SealedStore:
         return self._of("", schedule.tenant_id).open(schedule)
 
     async def _before(self, before: Schedule) -> Schedule:
-        """A schedule as it is kept, where it is what somebody has seen: the store beneath compares it."""
+        """Returns the stored schedule if it is the one that the caller has seen, because the store beneath compares sealed values."""
         kept = await self.as_kept.schedule(before.schedule_id)
         return kept if kept is not None and self._open(kept) == before else self._schedule(before)
 
@@ -511,7 +511,7 @@ class SealedStore:
         try:
             return found[0], self._of(run_id).whole(found[1])
         except KeyUnavailable:
-            return found  # its hash is told in clear, and its values cannot be
+            return found  # its hash can be told without the key, its values cannot
         except HoldfastError as e:
             return found[0], e
 
@@ -519,14 +519,14 @@ class SealedStore:
         sealed: list[Commit] = []
         for commit in commits:
             made = await self._seal(commit)
-            if sealed and made.after is not None and sealed[-1].after is not None:  # it follows what the one before became
+            if sealed and made.after is not None and sealed[-1].after is not None:  # it follows the sealed form of the one before
                 made = replace(made, after=replace(made.after, hash=codec.seal(sealed[-1], sealed[-1].after.hash).row.hash))
             sealed.append(made)
         backup: str = await self.as_kept.rebuild(evidence, sealed)  # type: ignore[attr-defined]
         return backup
 
     async def adopt(self, dossier: Dossier) -> bool:
-        """Takes a run as it comes, encrypted or not: its log is kept byte for byte. Under strict encryption only what is encrypted."""
+        """Adopts a run as it comes, encrypted or not: its log is stored byte for byte. Under strict encryption, only an encrypted run is accepted."""
         if self.encryption.strict:
             of = self._of(dossier.run.run_id, dossier.run.tenant_id)
             for row in dossier.rows:
@@ -545,7 +545,7 @@ class SealedStore:
         await self.as_kept.keep_origin(run_id, await self.seal_origin(run_id, origin))  # type: ignore[attr-defined]
 
     async def seal_origin(self, run_id: str, origin: bytes) -> bytes:
-        """What a run carries from its thread, as it may be kept."""
+        """Returns the sealed form of what a run carries from its thread."""
         checkpoint, chain = codec.decode_whole(run_id, origin)
         return codec.encode_whole(self._of(run_id, await self._tenant(run_id) or "").checkpoint(checkpoint), chain)
 

@@ -1,4 +1,4 @@
-"""The seat of whoever awaits what becomes of a commit (``ports.Seat``)."""
+"""The seat of a task that waits for a commit (``ports.Seat``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.core.commit import Tip
 
 
 class Awaited:
-    """A seat that hands on to a future what it is told."""
+    """A seat that passes the answer on to a future."""
 
     __slots__ = ("_future",)
 

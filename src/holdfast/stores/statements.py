@@ -10,7 +10,7 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def name_statements(text: str) -> SimpleNamespace:
-    """The statements of such a text, without their comments, as attributes."""
+    """Returns the statements of such a text, without their comments, as attributes."""
     parts = _NAME.split(text)
     found = {}
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
@@ -21,7 +21,7 @@ def name_statements(text: str) -> SimpleNamespace:
 
 
 def read_migrations(folder: Path) -> list[str]:
-    """The migrations of a folder, in their order."""
+    """Returns the migrations of a folder, in their order."""
     names = sorted(f.name for f in folder.iterdir() if f.name.endswith(".sql"))
     assert names == [f"{i:04}.sql" for i in range(1, len(names) + 1)], "migrations are numbered without a gap"
     return [folder.joinpath(n).read_text("utf-8") for n in names]

@@ -1,4 +1,4 @@
-"""How a URL names a store. What is behind it is imported with the first that names it."""
+"""How a URL names a store. The code of a store is imported when a URL first names one of its kind."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ POSTGRES = ("postgresql", "postgres")
 
 
 def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
-    """The store a URL names; nothing is opened or created yet. ``now`` replaces its clock.
+    """Returns the store that a URL names; nothing is opened or created yet. ``now`` replaces its clock.
 
     Raises:
-        UsageError: another scheme, or a URL without a path; it names what is supported.
+        UsageError: another scheme, or a URL without a path; the hint lists what is supported.
     """
     if url in ("memory:", "memory://"):
         return stores.MemoryStore(now=now)
@@ -44,7 +44,7 @@ def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
 
 
 def _guess(url: str) -> str:
-    """What somebody most likely meant: a file with too few slashes or none, or memory in other words. Empty if nothing suggests itself."""
+    """Returns what was most likely meant: a file with too few slashes or none, or memory written another way. Empty if there is no guess."""
     scheme, colon, rest = url.partition(":")
     if url.strip(":/") == "memory" or url in ("sqlite:", "sqlite://"):
         return "memory:"
@@ -54,10 +54,10 @@ def _guess(url: str) -> str:
 
 
 def seal(store: Store, encryption: Encryption | None) -> Store:
-    """The store with its payloads encrypted (§14.5); itself without encryption, so that nothing is paid for what is not asked for.
+    """Returns the store with its payloads encrypted (§14.5); without encryption the store itself, so that nothing is paid for what is not used.
 
     Raises:
-        UsageError: the package that does it is not installed.
+        UsageError: the cryptography package is not installed.
     """
     if encryption is None:
         return store
@@ -67,7 +67,7 @@ def seal(store: Store, encryption: Encryption | None) -> Store:
 
 
 def schema_version(url: str) -> int | None:
-    """The schema of the store a URL names, as it stands, without changing it; None if there is no store yet, or none with a schema."""
+    """Returns the schema number of the store that a URL names, without changing it; None if there is no store yet, or none with a schema."""
     if url.partition(":")[0] in POSTGRES and importlib.util.find_spec("psycopg") is not None:
         return stores.find_schema(url)
     path = unquote(url.removeprefix("sqlite:///"))

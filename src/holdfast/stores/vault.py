@@ -1,7 +1,7 @@
-"""The cipher of payloads at rest (§14.5): AES-256-GCM from the ``cryptography`` package, which enters here and nowhere else.
+"""The cipher of payloads at rest (§14.5): AES-256-GCM from the ``cryptography`` package, which is used here and nowhere else.
 
-Each run of each tenant is sealed under a key of its own, derived from the one given, so that random nonces stay far from their limit and
-nothing that is carried to another run can be opened there.
+Each run of each tenant is sealed under a key of its own, derived from the given one, so that random nonces stay far from their limit, and an envelope
+that was copied to another run cannot be opened there.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Vault:
         self._keys = keys
 
     def seal(self, data: bytes, tenant_id: str, run_id: str, place: str) -> bytes:
-        """The envelope of a payload, under the newest key.
+        """Returns the envelope of a payload, under the newest key.
 
         Raises:
-            KeyUnavailable: the provider does not give the key that it calls the newest.
+            KeyUnavailable: the provider does not have the key that it calls the newest.
         """
         key_id = self._keys.newest()
         key = self._keys.key(key_id)
@@ -43,16 +43,16 @@ class Vault:
         return wrap(Envelope(header, nonce, _cipher(key, tenant_id, run_id).encrypt(nonce, data, header.associated)))
 
     def open(self, value: bytes | str, tenant_id: str | None, run_id: str, place: str) -> bytes:
-        """The payload of an envelope that stands at this place.
+        """Returns the payload of an envelope stored at this place.
 
         Args:
-            value: the envelope, or the text that holds it.
-            tenant_id: of the run; None where it is not known, and the envelope's own word is taken.
-            run_id: whose payload it must be; empty for what belongs to no run.
+            value: the envelope, or the text that contains it.
+            tenant_id: of the run; None if it is not known, and then the envelope's own is used.
+            run_id: whose payload it must be; empty for payloads of no run.
             place: which one it must be.
 
         Raises:
-            KeyUnavailable: its key is not at hand, or is another one of that name.
+            KeyUnavailable: its key is missing, or the provider has another key of that name.
             PayloadAltered: it is not what was written there.
         """
         envelope = unwrap(value)

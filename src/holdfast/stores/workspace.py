@@ -1,15 +1,14 @@
 """A store of files for people to read: one directory per run (§12.5), and the form in which any run is exported.
 
-Theory of operation. ``events.jsonl`` is the truth. A commit is one append: a line for each event, numbered k of n and
-carrying the commit's chain hash; the last one holds the record's bytes in base64, so that what is loaded is what was
-written, byte for byte, and the readable part is for people. A commit whose n-th line is not there does not count. What a
-commit refers to is written before it: the checkpoint's delta and large results under their own hashes, and effects, intents, inbox items and
-claims as lines that name the commit they belong to and count for nothing without it. ``meta.json`` is the run row, a
-cache, replaced atomically afterwards; ``decisions/`` repeats decisions, for people.
+Theory of operation. ``events.jsonl`` is the source of truth. A commit is one append: a line for each event, numbered k of n and with the commit's
+chain hash. The last line has the record's bytes in base64, so that what is loaded is what was written, byte for byte; the readable part is for
+people. A commit without its n-th line does not count. What a commit refers to is written before it: the checkpoint's delta and large results under
+their own hashes; effects, intents, inbox items and claims as lines that name their commit and do not count without it. ``meta.json`` is the run's
+row, a cache, replaced atomically afterwards; ``decisions/`` repeats decisions, for people.
 
-In memory this is a ``MemoryStore`` that was read from those files; the disk follows inside each of its transactions. One
-process may write, under a lock on the directory that it takes with its first write. Whoever does not hold it looks, before each
-read, at the sizes and times of the files, and reads again what has changed.
+In memory this is a ``MemoryStore`` that was read from those files; the files are written inside each of its transactions. One process may write,
+under a lock on the directory that it takes with its first write. A process without the lock checks, before each read, the sizes and times of the
+files, and reads again those that have changed.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ META, HOUSE, TOMBSTONES, SCHEDULES, SHELVES, LIMITS, BLOBS = "meta.json", "works
 PRUNED = "pruned.jsonl"
 ORIGIN, RECORDS, CHUNKS = "origin.json", "records.json", "chunks.log"
 LOOSE = 4 * 2**20
-SLICE_BYTES = 64 * 1024  # of logs, their checkpoints apart, that are read between two turns of others
+SLICE_BYTES = 64 * 1024  # bytes of logs, without their checkpoints, that are read between two turns of the event loop
 TOP = ""
 TRIES, NAP = 20, 0.001
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -82,7 +81,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 class _Commits:
-    """Which commits are there, by run: what lies beside a log counts with the commit that it names. ``missed``: one was not there (yet)."""
+    """Which commits exist, by run: records beside a log count only with the commit that they name. ``missed``: a named commit did not exist (yet)."""
 
     def __init__(self, log: Callable[[str], Kept | None]) -> None:
         self._log = log
@@ -120,10 +119,10 @@ class WorkspaceStore(MemoryStore):
         self._unlimited: StoreError | None = None
         self._files: dict[str, list[str]] = {}
         self._ends: dict[str, dict[str, End]] = {}  # where the files beside a run's log end
-        self._unnoted: dict[str, memory.Ring] = {}  # rings as their files have them, where memory is ahead
-        self._ring_sizes: dict[str, int] = {}  # of the files that hold what runs emit
-        self._looked: dict[str, int] = {}  # runs whose tail is known to be clean, and how long their logs are; a failed append looks again
-        self._place: Identity | None = None  # of the folder, while it is written to
+        self._unnoted: dict[str, memory.Ring] = {}  # rings as their files have them, if memory is ahead
+        self._ring_sizes: dict[str, int] = {}  # of the files of chunks
+        self._looked: dict[str, int] = {}  # runs whose log has no partial tail, and how long their logs are; after a failed append this is checked again
+        self._place: Identity | None = None  # of the folder, while it is written
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -144,13 +143,13 @@ class WorkspaceStore(MemoryStore):
             self._looked.clear()
 
     def _take_lock(self) -> bool:
-        """One writer: the lock is on the directory itself, so that looking leaves no file behind."""
+        """Takes the lock of the writer. It is on the directory itself, so that checking it leaves no file behind."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         for _ in range(TRIES):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                time.sleep(NAP)  # somebody may only be looking whether it is held
+                time.sleep(NAP)  # another process may only be checking whether it is held
                 continue
             self._lock = fd
             return True
@@ -169,10 +168,10 @@ class WorkspaceStore(MemoryStore):
         return False
 
     def _writable(self) -> None:
-        """Makes the folder and takes the lock, at the first write; what others wrote until then is read before anything is written.
+        """Creates the folder and takes the lock, at the first write; what others have written until then is read before anything is written.
 
         Raises:
-            StoreMoved: the folder that was written to until now is not there any more.
+            StoreMoved: the folder that was written until now is not there any more.
         """
         if self._lock >= 0:
             self._same_folder()
@@ -190,17 +189,17 @@ class WorkspaceStore(MemoryStore):
             self._write_house({})
 
     def _same_folder(self) -> None:
-        """Looks whether the path still leads to the folder that is locked: nothing is acknowledged into another one (X-27)."""
+        """Checks that the path still leads to the locked folder, so that nothing is acknowledged into another one (X-27)."""
         if self._place is not None and (what := self._place.tell_lost()):
             way_out = "put the folder back, or end the processes that use it and open what is there now"
             raise StoreMoved(f"{self.folder} {what} while it was open", hint=way_out)
 
     def place(self, run_id: str) -> str:
-        """The directory of a run, as the folder was given."""
+        """Returns the directory of a run, with the folder as it was given."""
         return os.path.join(self.url.removeprefix("workspace:"), os.path.basename(self._at(run_id)))
 
     def unmake(self) -> None:
-        """Removes the folder again, if this store has made it and is the one that writes it: what was to come into it has not."""
+        """Deletes the folder again, if this store has created it and is its writer, because what it was created for has failed."""
         if self._made and self._lock >= 0:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -215,12 +214,12 @@ class WorkspaceStore(MemoryStore):
     # -- reading what there is ----------------------------------------------------------------------
 
     def _look(self, run_id: str | None = None) -> None:
-        """Brings memory up to date with the files of a run, or of all; whoever writes them has it so."""
+        """Brings memory up to date with the files of a run, or of all runs; the memory of the writer always is."""
         if self._lock < 0 and os.path.isdir(self.folder):
             self._catch_up(None if run_id is None else [run_id], held=self._is_held())
 
     async def _look_by_turns(self, run_id: str | None = None) -> None:
-        """The same, some files at a time and a long log in a thread: others of the loop have their turn meanwhile (§12.6)."""
+        """As ``_look``, some files at a time and a long log in a thread; other tasks of the event loop run meanwhile (§12.6)."""
         some: list[str] = []
         read: dict[str, tuple[Stamp, Kept]] = {}
         size = 0
@@ -237,8 +236,8 @@ class WorkspaceStore(MemoryStore):
         self._look(run_id)
 
     def _catch_up(self, run_ids: Sequence[str] | None, *, held: bool, read: Mapping[str, tuple[Stamp, Kept]] | None = None) -> None:
-        """``read``: logs that were read already, each with its stamp as it was before."""
-        if not held:  # whoever wrote here before is gone
+        """Brings memory up to date. ``read``: logs that were read already, each with its stamp from before that."""
+        if not held:  # all earlier writers are gone
             self.present.dead.update(r.owner for r in self._runs.values() if r.owner is not None and r.owner not in self.present.workers)
         self._held_elsewhere = held
         found = {name: self._stamp(name) for name in (self._on_disk() if run_ids is None else run_ids)}
@@ -252,7 +251,8 @@ class WorkspaceStore(MemoryStore):
                 self._stamps[TOP] = house
 
     def _stamp(self, run_id: str) -> Stamp:
-        """What tells whether a run's files have changed, or those of the house; taken before they are read. Empty if there is no run."""
+        """Returns what shows whether the files of a run, or of the folder itself (``TOP``), have changed; taken before they are read. Empty if there
+        is no run."""
         try:
             files = [e for e in os.scandir(self._at(run_id)) if e.name.endswith(".jsonl") or e.name in (META, ORIGIN, HOUSE, SCHEDULES, SHELVES, LIMITS, RECORDS)]
             found = [(e.name, (s := e.stat()).st_size, s.st_mtime_ns, s.st_ino) for e in files]
@@ -276,7 +276,7 @@ class WorkspaceStore(MemoryStore):
                 commits.missed = False
                 if log.born is None or commits.have(*log.born):
                     self._install(run_id, log, commits)
-                if not commits.missed:  # else what is there begins to count without a change of these files
+                if not commits.missed:  # otherwise records may begin to count without a change of these files
                     self._stamps[run_id] = stamps[run_id]
             tombstones = read_beside(_read(os.path.join(self.folder, TOMBSTONES)) or b"", None)
             house += [problem("effect_record_altered", f"{where} of {TOMBSTONES} is damaged: its checksum does not match", _LOOK) for where in tombstones.altered]
@@ -326,19 +326,19 @@ class WorkspaceStore(MemoryStore):
         self._house = tuple(house)
 
     def _differs(self, name: str) -> RecordDamaged | None:
-        """What is wrong with a file of the house, by what the house states of it."""
+        """Returns what is wrong with a file of the workspace itself, by what ``workspace.json`` states of it."""
         stated = self._files.get(name)
         data = _read(os.path.join(self.folder, name))
         return None if stated is None or _digest(data) in stated else RecordDamaged(_OF_HOUSE[name], "", name, missing=data is None)
 
     def _write_house(self, files: dict[str, list[str]]) -> None:
-        """The workspace's own file: it states what the files beside the runs hold."""
+        """Writes the workspace's own file, which states the digests of the files beside the runs."""
         fields = {"format": FORMAT, "incarnation": self.incarnation, "files": files}
         self._replace(os.path.join(self.folder, HOUSE), _json({**fields, "sum": _digest(json.dumps(fields, sort_keys=True).encode())}), sync=True)
         self._files = files
 
     def _put_file(self, name: str, data: bytes) -> None:
-        """Replaces a file of the house. What is stated of it allows for both contents until it is there."""
+        """Replaces a file beside the runs. Until that is done, ``workspace.json`` allows for the old and the new content."""
         digest = _digest(data)
         self._write_house({**self._files, name: [*self._files.get(name, [_digest(_read(os.path.join(self.folder, name)))])[-1:], digest]})
         self._replace(os.path.join(self.folder, name), data, sync=True)
@@ -348,11 +348,11 @@ class WorkspaceStore(MemoryStore):
         self._put_file(name, (_read(os.path.join(self.folder, name)) or b"") + data)
 
     def _read_house(self, problems: list[Problem]) -> None:
-        """The workspace's own file. One that cannot be read is named; the runs, which do not need it, go on."""
+        """Reads the workspace's own file. If it cannot be read, that is reported; the runs, which do not need it, are not affected."""
         path = os.path.join(self.folder, HOUSE)
         text = _read(path)
         if text is None:
-            if self._on_disk():  # each run's directory can be carried away by itself, so it may never have been here
+            if self._on_disk():  # a run's directory can be copied by itself, so the file may never have been here
                 about = f"{HOUSE} is missing, so the files beside the runs cannot be verified"
                 problems.append(Problem("record_unreadable", "warning", about, "restore it from a backup; otherwise the next write creates a new one"))
             return
@@ -367,7 +367,7 @@ class WorkspaceStore(MemoryStore):
         self.incarnation, self._files = incarnation, house.get("files", {})
 
     def _note_users(self, run_id: str, digests: Iterable[str]) -> None:
-        """Notes whose directory holds a large result; ``TOP`` is the folder itself, for what outlives its run."""
+        """Records which directory has a large result; ``TOP`` is the folder itself, for results that outlive their run."""
         for digest in digests:
             users = self._users.get(digest, ())
             if run_id not in users:
@@ -379,7 +379,7 @@ class WorkspaceStore(MemoryStore):
         return [r for r in self._folders() if os.path.isfile(self._at(r, EVENTS))]
 
     def _folders(self) -> list[str]:
-        """The runs that have a directory here, also one of which the log is gone."""
+        """Returns the runs that have a directory here, also one whose log is lost."""
         names = [n for n in _list(self.folder) if not n.startswith(".") and any(_is_filled(os.path.join(self.folder, n, f)) for f in (EVENTS, META))]
         return sorted(unquote(n) for n in names)
 
@@ -387,13 +387,13 @@ class WorkspaceStore(MemoryStore):
         return read_log(run_id, _read(self._at(run_id, EVENTS)) or b"", lambda name: _read(self._at(run_id, "checkpoints", f"{name}.json")))
 
     async def _keep_now(self, run_id: str) -> Kept:
-        """The same, a long log in a thread; nothing was written to it since it was read."""
+        """As ``_read_kept``, a long log in a thread; reads again if it was written meanwhile."""
         stamp = self._stamp(run_id)
         kept = await asyncio.to_thread(self._read_kept, run_id) if _bytes(stamp) > SLICE_BYTES else None
         return self._read_kept(run_id) if kept is None or stamp != self._stamp(run_id) else kept
 
     def _install(self, run_id: str, kept: Kept, commits: _Commits) -> None:
-        """Puts a run into memory. One that does not hold together can be looked at, and nothing else."""
+        """Puts a run into memory. An inconsistent run can be inspected, and nothing else."""
         run, previous = None, b""
         large: dict[str, str] = {}
         try:
@@ -414,7 +414,7 @@ class WorkspaceStore(MemoryStore):
             self._broken[run_id] = StoreCorrupt(f"{run_id} is damaged: {e.message}", hint=hint, code=e.code)
             return
         if run is None:
-            return  # not one whole commit: the run was never acknowledged
+            return  # there is no whole commit, so the run was never acknowledged
         try:
             dossier = self._dossier(run, kept, commits)
             if harm := self._harmed.get(run_id):
@@ -425,7 +425,7 @@ class WorkspaceStore(MemoryStore):
             return
         self._take_over(dossier, None)
         self._note_users(run_id, large | blobs.name_blobs((), dossier.effects))
-        if any(i.type.startswith(toolcalls.TYPE) for i in dossier.intents):  # what a tool runner has answered is there before anything in the log names it
+        if any(i.type.startswith(toolcalls.TYPE) for i in dossier.intents):  # answers of tool runners are stored before anything in the log refers to them
             self._note_users(run_id, _list(self._at(run_id, BLOBS)))
         self._broken.pop(run_id, None)
         place, row_ = kept.last, self._runs[run_id]
@@ -445,7 +445,7 @@ class WorkspaceStore(MemoryStore):
             self._count = max([self._count, *(k.serial for k in self._rings[run_id])])
 
     def _meta_place(self, run_id: str, newest: Row) -> dict[str, Any] | None:
-        """What ``meta.json`` says of the run's place in the store, if it was written after the newest commit."""
+        """Returns what ``meta.json`` says about the run's place in the store, if it was written after the newest commit."""
         store = (_read_json(self._at(run_id, META)) or {}).get("store")
         return store if isinstance(store, dict) and store.get("chain") == newest.hash.hex() else None
 
@@ -462,12 +462,12 @@ class WorkspaceStore(MemoryStore):
         )
 
     def _origin(self, run_id: str) -> bytes | None:
-        """What the run carries from its thread, where that is kept with it (§4.15)."""
+        """Returns what the run carries from its thread, if that is stored with the run (§4.15)."""
         fields = _read_json(self._at(run_id, ORIGIN))
         return None if fields is None else base64.b64decode(fields["data"])
 
     def _aside(self, run_id: str, name: str, commits: _Commits) -> list[Any]:
-        """What is kept beside the log; lines of commits that never were do not count."""
+        """Returns the records of a file beside the log; lines of commits that do not exist do not count."""
         load, kind, found = _ASIDE[name][1], KIND_OF[name], []
         kept = self._records_of(run_id, name)
         harm = [RecordDamaged(kind, run_id, f"{where} of {name}.jsonl") for where in kept.altered]
@@ -485,11 +485,11 @@ class WorkspaceStore(MemoryStore):
         return found
 
     def _records_of(self, run_id: str, name: str) -> Beside:
-        """A file beside the log, held against what ``records.json`` says of its end."""
+        """Reads a file beside the log, and checks its end against ``records.json``."""
         data = _read(self._at(run_id, RECORDS))
         stated = _read_ends(data)
         kept = read_beside(_read(self._at(run_id, f"{name}.jsonl")) or b"", None if stated is None else stated.get(name, End()))
-        if stated is None or (data is None and kept.end.number):  # lines of a past release have no number, and nothing that vouches for them
+        if stated is None or (data is None and kept.end.number):  # lines of a past release have no number, and nothing vouches for them
             kept.altered.append(f"{RECORDS}, which holds its checksum,")
         self._ends.setdefault(run_id, {})[name] = kept.end
         return kept
@@ -505,7 +505,7 @@ class WorkspaceStore(MemoryStore):
         self._meta([commit.run.run_id, *(c.run.run_id for c in commit.creates)])
         self._decisions(commit)
         if commit.moves:
-            with contextlib.suppress(StoreError):  # left behind it fires its slot again, and finds that the slot has its run
+            with contextlib.suppress(StoreError):  # if this fails, the schedule fires its slot again, and finds that the slot has its run
                 self._agenda(self._schedules)
         self.changes.tell()
         return tip
@@ -516,12 +516,12 @@ class WorkspaceStore(MemoryStore):
         self._writable()
 
     def _persist(self, p: Prepared) -> None:
-        """Files first, the append last: that is the commit (§12.5)."""
+        """Writes the files first and the append last: that is the commit (§12.5)."""
         c, run_id, digest = p.commit, p.commit.run.run_id, p.sealed.row.hash.hex()
         with self._disk():
             for child in p.creates:
                 os.makedirs(self._at(child.commit.run.run_id), exist_ok=True)
-                for name in os.listdir(self._at(child.commit.run.run_id)):  # left by a commit that never was
+                for name in os.listdir(self._at(child.commit.run.run_id)):  # rests of a commit that does not exist
                     _remove(self._at(child.commit.run.run_id, name))
                 self._ends.pop(child.commit.run.run_id, None)
                 self._besides(child, child.sealed.row.hash.hex())
@@ -552,7 +552,8 @@ class WorkspaceStore(MemoryStore):
         super()._emit(e, now)
 
     def _note_ring(self, run_id: str) -> None:
-        """Brings the file of a run's ring up to date: by appending, or anew where most of it is gone. It is provisional: nothing waits for the disk."""
+        """Brings the file of a run's ring up to date: by an append, or by a rewrite if most of its content is obsolete. Chunks are provisional, so it
+        is not synced."""
         ring, path = self._rings.get(run_id, ()), self._at(run_id, CHUNKS)
         text = memory.ring_lines(self._unnoted.pop(run_id, ring), ring)
         size = self._ring_sizes.get(run_id, 0) + len(text)
@@ -565,7 +566,7 @@ class WorkspaceStore(MemoryStore):
             size = len(text)
         else:
             with open(path, "ab") as f:
-                f.write(b"\n" + text)  # on a line of its own, whatever a crash has left of another one
+                f.write(b"\n" + text)  # on a line of its own, in case a crash has left a part of another one
         self._ring_sizes[run_id] = size
 
     async def emit(self, emitted: Sequence[Emitted]) -> None:
@@ -582,12 +583,12 @@ class WorkspaceStore(MemoryStore):
         return memory.ring_beyond(run_id, memory.ring_read(run_id, _read(self._at(run_id, CHUNKS)) or b""), after, limit)
 
     def _stow(self, blob: Blob) -> None:
-        """The bytes go to the disk with the rest of the commit; memory holds none of them."""
+        """The commit writes the bytes to the disk; memory does not hold them."""
         if blob.data is None:
             blobs.read_back(blob.digest, None)
 
     def _place_blob(self, run_id: str, blob: Blob) -> None:
-        """A large result as a file of the run that names it: each directory can be carried away by itself."""
+        """Stores a large result as a file of the run that refers to it, so that each directory can be copied by itself."""
         path = self._at(run_id, BLOBS, blob.digest)
         if os.path.exists(path):
             return
@@ -598,11 +599,11 @@ class WorkspaceStore(MemoryStore):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
             os.link(there[0], path)
-        except OSError:  # a file system without links, or one that has had enough of them
+        except OSError:  # the file system has no links, or too many of this file
             self._replace(path, blobs.read_back(blob.digest, _read(there[0])), sync=True)
 
     def _lines(self, run_id: str, name: str, values: Iterable[Any], by: dict[str, str]) -> None:
-        """Appends to a file beside the log, on a clean line."""
+        """Appends to a file beside the log, on a new line."""
         ends = self._ends.setdefault(run_id, {})
         if name not in ends:
             self._records_of(run_id, name)
@@ -626,7 +627,7 @@ class WorkspaceStore(MemoryStore):
         self._looked[run.run_id] = size + len(text)
 
     def _cut_tail(self, run_id: str, after: Tip | None) -> None:
-        """A commit begins on a clean line: what a crash or a full disk left of another one is set aside (X-10).
+        """Makes a commit begin on a new line: what a crash or a full disk left of another commit is moved to ``repairs`` (X-10).
 
         Raises:
             StoreMoved: the log does not end where this process left it.
@@ -644,7 +645,7 @@ class WorkspaceStore(MemoryStore):
 
     @contextlib.contextmanager
     def _disk(self) -> Any:
-        """Maps what a disk can say. What was written of the commit does not count; the next append cuts it away."""
+        """Maps errors of the disk. What was written of the commit does not count; the next append cuts it off."""
         try:
             yield
         except OSError as e:
@@ -652,7 +653,7 @@ class WorkspaceStore(MemoryStore):
             raise store_error(e, self.folder) from e
 
     def _replace(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        """A file is there whole or not at all."""
+        """Replaces a file atomically."""
         os.makedirs(os.path.dirname(path), exist_ok=True)
         temporary = f"{path}.{os.getpid()}.tmp"
         try:
@@ -667,7 +668,7 @@ class WorkspaceStore(MemoryStore):
             raise
 
     def _meta(self, run_ids: Iterable[str]) -> None:
-        """Brings the caches up to date. They are no part of the commit: one that is left behind is named by ``check``."""
+        """Brings the caches up to date. They are not a part of the commit: ``check`` reports one that was not written."""
         for run_id in run_ids:
             row = self._runs[run_id]
             with contextlib.suppress(OSError):
@@ -680,7 +681,7 @@ class WorkspaceStore(MemoryStore):
         return _json({**document(run), "store": {**place, **held}})
 
     def _decisions(self, commit: Commit) -> None:
-        """Repeats decisions as files, for people; the log holds them."""
+        """Repeats decisions as files, for people; the log has them."""
         for event in commit.events:
             if isinstance(event.fact, ev.WaitDecided | ev.WaitTimedOut):
                 path = self._at(commit.run.run_id, "decisions", f"{event.seq}.json")
@@ -714,7 +715,7 @@ class WorkspaceStore(MemoryStore):
 
     def _agenda(self, schedules: dict[str, Schedule]) -> None:
         if self._unscheduled is not None:
-            raise self._unscheduled  # what is there would be overwritten
+            raise self._unscheduled  # the existing file would be overwritten
         with self._disk():
             self._put_file(SCHEDULES, agenda(schedules.values()))
         self._schedules = schedules
@@ -722,7 +723,7 @@ class WorkspaceStore(MemoryStore):
     async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
         self._writable()
         if self._unlimited is not None:
-            raise self._unlimited  # what is there would be overwritten
+            raise self._unlimited  # the existing file would be overwritten
         if not await super().put_rule(rule, before):
             return False
         with self._disk():
@@ -732,7 +733,7 @@ class WorkspaceStore(MemoryStore):
     async def rules(self) -> list[Rule]:
         self._look()
         if self._unlimited is not None:
-            raise self._unlimited  # what is there is not what was set
+            raise self._unlimited  # the file is not what was set
         return await super().rules()
 
     async def backlog(self) -> list[Backlog]:
@@ -756,7 +757,7 @@ class WorkspaceStore(MemoryStore):
     def _readable(self) -> None:
         self._look()
         if self._unshelved is not None:
-            raise self._unshelved  # what is there is damaged: its checksum does not match
+            raise self._unshelved  # the file is damaged: its checksum does not match
 
     async def unshelve(self, shelf: str, prefix: str) -> int:
         self._writable()
@@ -768,7 +769,7 @@ class WorkspaceStore(MemoryStore):
     def _write_shelves(self, shelves: dict[tuple[str, str], bytes]) -> None:
         rows = [[name, key, base64.b64encode(data).decode()] for (name, key), data in sorted(shelves.items())]
         if self._unshelved is not None:
-            raise self._unshelved  # what is there would be overwritten
+            raise self._unshelved  # the existing file would be overwritten
         with self._disk():
             self._put_file(SHELVES, _json({"rows": rows}))
         self._shelves = shelves
@@ -870,14 +871,14 @@ class WorkspaceStore(MemoryStore):
         """Brings memory up to date with one run, or with all.
 
         Raises:
-            StoreCorrupt: what there is of it does not hold together.
+            StoreCorrupt: the run's files are inconsistent.
         """
         self._look(run_id)
         if run_id is not None and (error := self._broken.get(run_id)):
             raise error
 
     def _may_be_lost(self, kind: str, found: object) -> None:
-        """Refuses to say that there is nothing, where what was there may be among the damaged lines of another run."""
+        """Refuses to answer that there is no record if it may be among the damaged lines of another run."""
         if not found:
             for harm in self._harmed.values():
                 if (lost := next((e for e in harm if e.kind == kind), None)) is not None:
@@ -951,14 +952,14 @@ class WorkspaceStore(MemoryStore):
         return found
 
     def _lease(self, row: Any) -> Lease:
-        """While another process writes here, whoever it drives for is alive."""
+        """While another process writes here, the owner of a run counts as alive."""
         lease = super()._lease(row)
         if not self._held_elsewhere or lease.owner is None:
             return lease
         return replace(lease, owner_alive=Alive.YES, expires_at=self.now() + DEFAULT_TTL_US)
 
     async def blob(self, digest: str) -> bytes:
-        """Each directory that names it has it; one that is whole will do."""
+        """Reads a large result from any directory that has it and in which it is sound."""
         if digest not in self._users:
             self._look()
         found: StoreCorrupt | None = None
@@ -972,7 +973,7 @@ class WorkspaceStore(MemoryStore):
         return blobs.read_back(digest, None)
 
     async def verify(self) -> list[Problem]:
-        """What is wrong with a run is told with it; here only what is wrong with the house."""
+        """Returns what is wrong with the workspace itself; what is wrong with a run is reported by its evidence."""
         await self._look_by_turns()
         try:
             self._same_folder()
@@ -995,7 +996,7 @@ class WorkspaceStore(MemoryStore):
         tip = None if not kept.rows else Tip(kept.rows[-1].seq, kept.rows[-1].hash, 0, sum(len(r.data) for r in kept.rows), 0)
         run, store = _meta_run(text)
         if tip is None and not kept.problems and text is None:
-            return None  # not one byte of a commit: there is no run
+            return None  # there is not one byte of a commit, so there is no run
         found = [*kept.problems, *map(record_problem, self._harmed.get(run_id, ())), *self._files_problems(run_id, kept), *_ahead(run_id, store, tip, kept)]
         row = self._runs.get(run_id)
         raw = {"meta": None if text is None else text.decode("utf-8", "backslashreplace"), "tail": b64(kept.tail), "events": tip.seq if tip else 0}
@@ -1018,7 +1019,7 @@ class WorkspaceStore(MemoryStore):
         return [r for r in self._parsed[1].rows if r.seq > after][:limit]
 
     async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
-        """Whole checkpoints are not on the disk, but for an origin."""
+        """Whole checkpoints are not on the disk, except for an origin."""
         return await super().whole(run_id, after) if after < 0 and run_id in self._origins else None
 
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
@@ -1028,7 +1029,7 @@ class WorkspaceStore(MemoryStore):
         await super().keep_origin(run_id, origin)
 
     async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
-        """Backup, then the cache replaced by the fold, then the tail cut and the audit record appended (T-99)."""
+        """Writes the backup, then replaces the cache with the fold, then cuts the tail and appends the audit record (T-99)."""
         run_id = evidence.run_id
         self._writable()
         now = await self._as_shown(evidence)
@@ -1070,7 +1071,7 @@ class WorkspaceStore(MemoryStore):
         self._writable()
         mine = [self._log[run_id, seq].data for seq in self._order.get(run_id, ())]
         if mine and len(mine) < len(dossier.rows) and mine == [r.data for r in dossier.rows[: len(mine)]]:
-            self._forget({run_id})  # an older export of the same run: it has gone on since
+            self._forget({run_id})  # an older export of the same run, which has continued since
         if not await super().adopt(dossier):
             return False
         final, building = self._at(run_id), self._at(f".{run_id}.tmp")
@@ -1125,7 +1126,7 @@ class WorkspaceStore(MemoryStore):
         if dry or not found.run_ids:
             return found
         self._writable()
-        found = self._prunable(before, await self.list_carries())  # as whoever wrote last has left it
+        found = self._prunable(before, await self.list_carries())  # after the commits of the last writer
         gone = set(found.run_ids)
         with self._disk():
             shared = [e for e, _ in self._effects.values() if e.run_id in gone and e.shared]
@@ -1150,7 +1151,7 @@ class WorkspaceStore(MemoryStore):
 
 
 _OF_HOUSE = {SCHEDULES: "schedule", SHELVES: "shelf", TOMBSTONES: "effect", PRUNED: "pruned", LIMITS: "limit"}
-"""The files beside the runs, and of what kind their records are."""
+"""The files beside the runs, and the kind of their records."""
 
 
 def _bytes(stamp: Stamp) -> int:
@@ -1193,7 +1194,7 @@ Revive = Callable[[str, dict[str, Any]], Any]
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
-    """A field of a line that somebody else may have written."""
+    """Returns a text field of a line, which another program may have written."""
     value = fields[name]
     if not isinstance(value, str):
         raise TypeError(f"{name} is not a text")
@@ -1239,12 +1240,12 @@ def _read(path: str) -> bytes | None:
 
 
 def _is_filled(path: str) -> bool:
-    """Whether a file is there and holds something: a first commit that failed leaves an empty log, which was never a run."""
+    """Whether a file exists and is not empty: a failed first commit leaves an empty log, which was never a run."""
     return os.path.isfile(path) and os.path.getsize(path) > 0
 
 
 def _list(path: str) -> list[str]:
-    """The names in a folder; none if there is no folder."""
+    """Returns the names in a folder; empty if there is no folder."""
     return os.listdir(path) if os.path.isdir(path) else []
 
 
@@ -1253,7 +1254,7 @@ def _json(fields: dict[str, Any]) -> bytes:
 
 
 def _read_json(path: str) -> dict[str, Any] | None:
-    """The object in a file; None if there is none."""
+    """Returns the object in a file; None if there is none."""
     try:
         found = json_of(_read(path) or b"null")
     except (ValueError, RecursionError):
@@ -1262,7 +1263,7 @@ def _read_json(path: str) -> dict[str, Any] | None:
 
 
 def _read_ends(data: bytes | None) -> dict[str, End] | None:
-    """Where the files beside a log end, as ``records.json`` has it; None if that cannot be read. Without the file nothing is stated."""
+    """Returns where the files beside a log end, according to ``records.json``; None if it cannot be read. Without that file nothing is stated."""
     if data is None:
         return {}
     try:
@@ -1273,8 +1274,8 @@ def _read_ends(data: bytes | None) -> dict[str, End] | None:
 
 
 def _note(folder: str, ends: dict[str, End], name: str, records: Sequence[dict[str, Any]], replace_file: Callable[..., None]) -> None:
-    """Appends records to a file beside the log, then says where it ends now: what is written first may be ahead, never behind."""
-    if not any(e.number for e in ends.values()):  # whoever finds numbered lines and no such file knows that it was lost
+    """Appends records to a file beside the log, then states its new end: the file may be ahead of the statement, never behind."""
+    if not any(e.number for e in ends.values()):  # if there are numbered lines but no such file, it was lost
         replace_file(os.path.join(folder, RECORDS), line({"ends": {}}), sync=True)
     text, end = number_lines(records, ends.get(name, End()))
     _add(os.path.join(folder, f"{name}.jsonl"), text)
@@ -1284,7 +1285,7 @@ def _note(folder: str, ends: dict[str, End], name: str, records: Sequence[dict[s
 
 
 def _add(path: str, data: bytes) -> None:
-    """One append, on a clean line, synced. What was written of one that fails is taken back if the disk lets us."""
+    """Appends once, on a new line, and syncs. If that fails, what was written is taken back if the disk allows it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         size = _whole_lines(fd)
@@ -1302,7 +1303,7 @@ def _add(path: str, data: bytes) -> None:
 
 
 def _whole_lines(fd: int) -> int:
-    """The size of a file after its last newline; what a process left behind that when it ended belongs to nothing, and is cut off."""
+    """Returns the size of a file up to its last newline, and cuts off what follows: the rest of a write during which its process ended."""
     size = os.fstat(fd).st_size
     if not size or os.pread(fd, 1, size - 1) == b"\n":
         return size
@@ -1327,7 +1328,7 @@ def _sync_folder(path: str) -> None:
 
 
 def _meta_run(text: bytes | None) -> tuple[Run | HoldfastError | None, dict[str, Any]]:
-    """The run of ``meta.json``, or why it cannot be read; and what it says of the log."""
+    """Returns the run of ``meta.json``, or why it cannot be read; and what the file says about the log."""
     if text is None:
         return None, {}
     try:
@@ -1341,12 +1342,12 @@ def _meta_run(text: bytes | None) -> tuple[Run | HoldfastError | None, dict[str,
 
 
 def _ahead(run_id: str, store: dict[str, Any], tip: Tip | None, kept: Kept) -> list[Problem]:
-    """The cache is written after the log, so one that is ahead of it tells of a log that has lost its end (§1.9)."""
+    """Reports a cache that is ahead of the log. The cache is written after the log, so the log has lost its end (§1.9)."""
     known, last = store.get("seq"), tip.seq if tip is not None else 0
     if not isinstance(known, int) or known <= last or not kept.sound:
         return []
     if kept.tail and known - int(store.get("events") or 0) == last:
-        return []  # what is missing is the commit that the partial tail is the beginning of
+        return []  # the missing commit is the one that the partial tail begins
     way_out = f"look at what is left (holdfast events {run_id}), restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"
     return [problem("log_rolled_back", f"{META} knows of {known} events, {EVENTS} ends with {last}", way_out, run_id)]
 

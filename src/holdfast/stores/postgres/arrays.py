@@ -1,7 +1,7 @@
-"""Lists of texts, of bytes and of numbers as the arrays of a statement, in the format of the wire.
+"""Lists of texts, of bytes and of numbers as the arrays of a statement, in the wire format.
 
-psycopg looks at each item of a list to find what array it makes: of a put of three rows that is most of what the client does. The statements
-here say what their arrays hold, so that one join of bytes makes each.
+psycopg examines each item of a list to find the type of the array, which is most of the client's work for a put of three rows. The statements here
+declare what their arrays contain, so one join of bytes makes each array.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Texts(list[str | None]):
 
 
 class Names(tuple[str, ...]):
-    """A ``text[]`` that is sent again and again: it is put together once."""
+    """A ``text[]`` that is sent again and again: its bytes are cached."""
 
 
 class Blobs(list[bytes | None]):
@@ -44,10 +44,10 @@ class Numbers(list[int | None]):
 
 
 class Columns:
-    """What the rows of a statement hold: ``Texts``, ``Blobs`` or ``Numbers``, by the name of each column's array.
+    """The columns of a statement's rows: ``Texts``, ``Blobs`` or ``Numbers``, by the name of each column's array.
 
-    The statement for one row, ``for_one``, is made of that for many. Its values come as three arrays, one of each kind: an array for each column would be most of
-    what a lone row costs.
+    The statement for one row, ``for_one``, is derived from the one for many. Its values are sent as three arrays, one of each kind, because an array
+    for each column would be most of the cost of a single row.
     """
 
     def __init__(self, text: str, kinds: Mapping[str, type[Texts] | type[Blobs] | type[Numbers]]) -> None:
@@ -76,7 +76,7 @@ class Columns:
 
 
 def _pick(places: Sequence[int]) -> Callable[[tuple[Any, ...]], Iterable[Any]]:
-    """Takes what stands at these places of a row."""
+    """Returns a function that takes the items at these places from a row."""
     return operator.itemgetter(*places) if len(places) > 1 else lambda row: (row[places[0]],)
 
 
@@ -147,12 +147,13 @@ def _put_together(names: Names, encoding: str) -> bytes:
 
 @functools.lru_cache(1024)
 def _numbers(count: int) -> struct.Struct:
-    """So many numbers, each with its size."""
+    """Returns the format of that many numbers, each with its size."""
     return struct.Struct("!" + "iq" * count)
 
 
 def _join(of: int, items: Sequence[object], parts: list[bytes]) -> bytes:
-    """An array of one dimension whose first item has the number 1; an empty one has no dimension. The first of the parts is the place of its head."""
+    """Joins the parts of an array of one dimension whose first item has the index 1; an empty array has no dimension. The first part is replaced by
+    the array's header."""
     if not items:
         return _NONE.pack(0, 0, of)
     parts[0] = _HEAD.pack(1, int(None in items), of, len(items), 1)
@@ -160,7 +161,7 @@ def _join(of: int, items: Sequence[object], parts: list[bytes]) -> bytes:
 
 
 def taught(db: AsyncConnection[Any]) -> None:
-    """Makes a connection take ``Texts``, ``Names``, ``Blobs`` and ``Numbers``."""
+    """Makes a connection accept ``Texts``, ``Names``, ``Blobs`` and ``Numbers``."""
     db.adapters.register_dumper(Texts, _Texts)
     db.adapters.register_dumper(Names, _Names)
     db.adapters.register_dumper(Blobs, _Blobs)

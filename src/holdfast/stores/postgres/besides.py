@@ -1,7 +1,7 @@
-"""The records beside the log, in PostgreSQL: each is written with its voucher and held against it when it is read (``core/vouch.py``).
+"""The records beside the log, in PostgreSQL. Each is written with its voucher and compared with it when it is read (``core/vouch.py``).
 
-A row is read with the digest that vouches for it as its last column. Where all there must be is asked for (a run's, a key's), the
-vouchers are read in the same snapshot: one whose record is gone tells of it.
+A row is read with its voucher's digest as the last column. If all records of a run or a key are read, all their vouchers are read in the same
+snapshot, so that a voucher without a record shows a loss.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.stores.postgres.queries import Q
 Statement = tuple[str, Any]
 Found = Sequence[Sequence[Any]]
 T = TypeVar("T")
-FEW = 64  # records that are held against their vouchers between two turns of others
+FEW = 64  # more records than this are compared with their vouchers in a thread
 SLACK_US = 60_000_000  # a database's clock that was set back makes expiries seem later than they can be
 
 
@@ -37,7 +37,7 @@ SLACK_US = 60_000_000  # a database's clock that was set back makes expiries see
 
 
 def keep(vouchers: Iterable[Voucher]) -> Iterator[Statement]:
-    """The statement that keeps vouchers of records that are written in the same transaction; the last one of a record counts."""
+    """Yields the statement that stores vouchers of records written in the same transaction; for each record, the last voucher counts."""
     last = {v[:3]: v for v in vouchers}
     if last:
         run, kind, id, seal, under, mark = zip(*(last[place] for place in sorted(last)), strict=True)
@@ -45,26 +45,26 @@ def keep(vouchers: Iterable[Voucher]) -> Iterator[Statement]:
 
 
 def count(kind: Kind, id: str) -> Statement:
-    """Counts a record of a kind of ``COUNTED`` that is added in the same transaction."""
+    """Counts a record that is added in the same transaction, of a kind in ``COUNTED``."""
     return Q.roll_add, {"kind": kind, "id": id}
 
 
 def verify(found: Iterable[Voucher], stated: Found) -> None:
-    """Holds records of one kind against their vouchers as read.
+    """Compares records of one kind with their vouchers as read.
 
     Raises:
-        RecordDamaged: the first that is gone, or is not what was written.
+        RecordDamaged: the first that is lost, or is not what was written.
     """
     vouch.verify(found, [Voucher(*row) for row in stated])
 
 
 def keep_sound(found: Found, voucher: Callable[[Sequence[Any]], Voucher], decode: Callable[[Sequence[Any]], T]) -> list[T]:
-    """Those that are what was written; one that is not is named where its run is read, and by the checker."""
+    """Returns the records that are what was written. Any other is reported when its run is read, and by the checker."""
     return [decode(row) for row in found if voucher(row).seal == row[-1]]
 
 
 def same(voucher: Voucher, seal: bytes | None, mark: int | None = None) -> None:
-    """Holds one record against its digest as read.
+    """Compares one record with its digest as read.
 
     Raises:
         RecordDamaged: it is not what was written.
@@ -83,7 +83,7 @@ def put_effects(effects: Iterable[Effect], encoded: Iterable[bytes]) -> Iterator
 
 
 def put_claims(claims: Iterable[DedupClaim]) -> Iterator[Statement]:
-    """Takes keys, as far as nobody has them, in the order in which everybody locks them."""
+    """Takes keys that are free, in the order in which all transactions lock them."""
     for c in sorted(claims, key=lambda c: (c.kind, c.scope, c.key)):
         voucher = vouch.of_claim(c)
         named = {"kind": c.kind, "scope": c.scope, "key": c.key, "run": c.run_id, "digest": c.digest, "until": c.expires_at}
@@ -108,7 +108,7 @@ def decode_item(run_id: str, row: Sequence[Any]) -> InboxItem:
 
 
 def item(run_id: str, row: Sequence[Any]) -> InboxItem:
-    """One that was read with its voucher's digest and mark."""
+    """Decodes an item that was read with its voucher's digest and mark."""
     same(of_item(run_id, row), row[4], row[5])
     return decode_item(run_id, row)
 
@@ -130,7 +130,7 @@ def of_token_row(row: Sequence[Any]) -> Voucher:
 
 
 def mark_tokens(tokens: Sequence[Token]) -> Iterator[Statement]:
-    """Keeps that tokens were used or revoked."""
+    """Stores that tokens were used or revoked."""
     yield from ((Q.token_mark, (t.used_at, t.revoked_at, t.hash)) for t in tokens)
     yield from keep(map(vouch.of_token, tokens))
 
@@ -158,7 +158,7 @@ def put_schedule(s: Schedule, *, new: bool) -> Iterator[Statement]:
 
 
 def schedule(rows: Found, stated: Found) -> Schedule | None:
-    """The schedule that was read, with what vouches for one of that id."""
+    """Decodes the schedule that was read, after a comparison with the voucher for that id."""
     verify(map(vouch.of_schedule_row, rows), stated)
     return codec.decode_schedule(rows[0][3]) if rows else None
 
@@ -168,12 +168,12 @@ def ledger_row(r: LedgerRow) -> tuple[Any, ...]:
 
 
 def as_json(data: bytes) -> str:
-    """An encoded value for whoever types SQL."""
+    """Returns an encoded value as JSON, for people who type SQL."""
     return msgspec.json.encode(canon.reveal(data)).decode()
 
 
 def shows(json: str | None, data: bytes) -> bool:
-    """Whether what people read is what was written; not where that cannot be read."""
+    """Whether the readable copy of a record is what was written; False if the record cannot be read."""
     try:
         return json == as_json(data)
     except HoldfastError:
@@ -181,7 +181,7 @@ def shows(json: str | None, data: bytes) -> bool:
 
 
 def put_ledger(rows: Iterable[LedgerRow], numbers: Iterator[int]) -> Iterator[Statement]:
-    """``numbers``: what the sequence has given for them."""
+    """Writes ledger rows; ``numbers``: those that the sequence has given for them."""
     numbered = [msgspec.structs.replace(r, number=next(numbers)) for r in rows]
     yield from ((Q.ledger_insert, ledger_row(r)) for r in numbered)
     yield from keep(map(vouch.of_ledger, numbered))
@@ -195,15 +195,16 @@ def shelf_row(row: Sequence[Any]) -> Voucher:
 
 
 def shelf_range(shelf: str, prefix: str, after: str = "") -> dict[str, Any]:
-    """Where the keys of a shelf that begin so lie, behind one of them, and where what vouches for them does: ranges in the order of bytes."""
-    first = max(prefix, after + "\1") if after else prefix  # no key holds U+0000: this is the next one
+    """Returns where the keys of a shelf with this prefix are, from the one after ``after`` on, and where their vouchers are: ranges in the order of
+    bytes."""
+    first = max(prefix, after + "\1") if after else prefix  # no key contains U+0000, so this is at most the next possible key
     end = behind(prefix) or "\U0010ffff" * ID_BYTES
     return {"name": shelf, "first": first, "end": end, "id": vouch.shelf_id(shelf, first), "id_end": behind(vouch.shelf_id(shelf, prefix))}
 
 
 def _with_vouchers(rows: str, vouchers: str) -> str:
-    """Two selects in one: rows of a shelf, and what vouches for some. One statement sees one snapshot, and is a round trip without a transaction
-    around it. Rows come without a kind."""
+    """Joins two selects into one statement: rows of a shelf, and vouchers. One statement sees one snapshot, and needs no transaction around it, so it
+    takes one round trip. Rows of the shelf have no kind."""
     kept, known = (text.strip().rstrip(";") for text in (rows, vouchers))
     return f"SELECT NULL AS run, NULL AS kind, key AS id, data AS seal, name AS under, NULL::bigint AS mark FROM ({kept}) AS kept UNION ALL SELECT * FROM ({known}) AS known"
 
@@ -213,10 +214,10 @@ READ_SHELF = _with_vouchers(Q.shelf_get, Q.vouch_some)
 
 
 def shelf_rows(found: Found) -> list[tuple[str, bytes]]:
-    """The rows that such a statement gives, by key, each held against what vouches for it.
+    """Returns the rows that such a statement reads, by key, each compared with its voucher.
 
     Raises:
-        RecordDamaged: the first that is gone, or is not what was written.
+        RecordDamaged: the first that is lost, or is not what was written.
     """
     kept = sorted((under, id, seal) for _, kind, id, seal, under, _ in found if kind is None)
     verify(map(shelf_row, kept), [row for row in found if row[1] is not None])
@@ -224,7 +225,7 @@ def shelf_rows(found: Found) -> list[tuple[str, bytes]]:
 
 
 def put_shelf(shelf: str, rows: Mapping[str, bytes], once: Collection[str]) -> Statement:
-    keys = sorted(rows)  # everybody locks them in this order
+    keys = sorted(rows)  # all transactions lock them in this order
     seals = [vouch.shelf_seal(shelf, key, rows[key]) for key in keys]
     return Q.shelf_put, {"name": shelf, "keys": Texts(keys), "data": Blobs([rows[key] for key in keys]), "seals": Blobs(seals), "once": Texts(once)}
 
@@ -233,18 +234,18 @@ def put_shelf(shelf: str, rows: Mapping[str, bytes], once: Collection[str]) -> S
 
 
 def ask_pruned(run_ids: Sequence[str]) -> tuple[Statement, Statement]:
-    """What reads what is left of runs."""
+    """Returns the statements that read the tombstones of runs."""
     return (Q.pruned_get, (list(run_ids),)), (Q.vouch_some, (OWN, "pruned", list(run_ids)))
 
 
 def read_pruned(rows: Found, stated: Found) -> Tombstone | None:
-    """What is left of the first of them that was pruned."""
+    """Returns the tombstone of the first of these runs that was pruned."""
     verify((vouch.of_pruned(*row) for row in rows), stated)
     return Tombstone(*rows[0]) if rows else None
 
 
 def bury(run_ids: Sequence[str], at: int, by: str) -> Iterator[Statement]:
-    """Notes that runs were pruned."""
+    """Records that runs were pruned."""
     yield Q.pruned_put, (at, by, list(run_ids))
     yield from keep(vouch.of_pruned(run_id, at, by) for run_id in run_ids)
 
@@ -253,7 +254,7 @@ def bury(run_ids: Sequence[str], at: int, by: str) -> Iterator[Statement]:
 
 
 def ask_kept_of_run(run_id: str, bucket: int) -> list[Statement]:
-    """What is read for ``damage_of_run``."""
+    """Returns the statements whose answers ``damage_of_run`` takes."""
     return [
         (Q.effects, {"run": run_id, "key": None, "root": None}),
         (Q.inbox_of, {"b": bucket, "run": run_id, "taken": True}),
@@ -265,12 +266,12 @@ def ask_kept_of_run(run_id: str, bucket: int) -> list[Statement]:
 
 
 async def apart(answers: Sequence[Found], look: Callable[[], list[RecordDamaged]]) -> list[RecordDamaged]:
-    """Holds few records against their vouchers at once, many in a thread: others of the loop have their turn meanwhile (§12.6)."""
+    """Compares few records with their vouchers at once, and many in a thread, so that other tasks of the event loop run meanwhile (§12.6)."""
     return look() if sum(map(len, answers)) <= FEW else await asyncio.to_thread(look)
 
 
 def damage_of_run(run_id: str, answers: Sequence[Found], now: int) -> list[RecordDamaged]:
-    """Every record of a run that is gone or is not what was written, and intents whose sender has longer than it was given."""
+    """Returns every record of a run that is lost or is not what was written, and intents whose lease is longer than their sender was given."""
     effects, inbox, tokens, intents, ledger, vouchers = answers
     entries = [LedgerRow(*row[:7]) for row in ledger]
     found: dict[str, list[Voucher]] = {
@@ -293,15 +294,15 @@ def damage_of_run(run_id: str, answers: Sequence[Found], now: int) -> list[Recor
 
 
 def _find_held_too_long(intents: Found, now: int) -> Iterator[str]:
-    """The ids of intents whose sender has longer than it was given."""
+    """Yields the ids of intents whose lease is longer than their sender was given."""
     for row in intents:
-        with contextlib.suppress(HoldfastError):  # one that cannot be read is told as such
+        with contextlib.suppress(HoldfastError):  # one that cannot be read is reported as such
             if row[5] is not None and is_held_too_long(codec.decode_intent(row[0]), row[5] - now):
                 yield row[9]
 
 
 def free(intents: Found, now: int) -> Statement:
-    """What ends the leases that are longer than they were given."""
+    """Returns the statement that ends the leases of intents that are longer than they were given."""
     return Q.intents_free, (list(_find_held_too_long(intents, now)),)
 
 
@@ -310,14 +311,14 @@ LIMITS: tuple[Statement, ...] = ((Q.rules, None), (Q.buckets, None), (Q.calls_al
 
 
 def ask_kept_by_store(now: int | None) -> list[Statement]:
-    """What is read for ``damage_of_store``."""
+    """Returns the statements whose answers ``damage_of_store`` takes."""
     own = [(Q.vouch_of_run, (OWN, kind)) for kind in _OWN_KINDS]
     rows = [(Q.schedules_all, None), (Q.shelves_all, None), (Q.workers_all, {"now": now}), (Q.offers_all, None), (Q.pruned_all, None), *LIMITS, (Q.meta, None)]
     return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None), (Q.uses_runless, None), (Q.keys_lost, None), (Q.roll, None), (Q.roll_found, None)]
 
 
 def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
-    """Every record of the store itself, its claims apart, or of a run that is not here, that is gone or is not what was written."""
+    """Returns every record of the store itself, except its claims, or of a run that is not here, that is lost or is not what was written."""
     kinds = len(_OWN_KINDS)
     schedules, shelves, workers, offers, pruned, limits, buckets, calls, meta, *stated = answers[: 2 * kinds]
     effects, runless, claims, uses, keys, roll, there = answers[2 * kinds :]
@@ -337,7 +338,7 @@ def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
         out += vouch.damage(vouch.by_id(records), vouch.by_id(Voucher(*row) for row in vouchers))
     out += [
         RecordDamaged("worker", OWN, row[0]) for row in workers if row[6] > row[2] + SLACK_US
-    ]  # no lease is longer than it was asked for
+    ]  # no lease is longer than was requested
     out += vouch.find_miscounted({row[0]: (row[1], row[2]) for row in roll}, dict.fromkeys(vouch.COUNTED, (0, 0)) | {row[0]: (row[1], row[2]) for row in there})
     left = [Voucher(*row) for row in runless]
     out += vouch.damage(vouch.by_id(map(vouch.of_effect_row, effects)), vouch.by_id(v for v in left if v.kind == "effect"))
@@ -350,14 +351,14 @@ def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
 
 
 def _large(effects: Found) -> Iterator[tuple[str, str]]:
-    """The large results that effects of pruned runs name, each with its run."""
+    """Yields the large results to which effects of pruned runs refer, each with its run."""
     for row in effects:
-        with contextlib.suppress(HoldfastError):  # what is wrong with it is told as such
+        with contextlib.suppress(HoldfastError):  # what is wrong with it is reported as such
             yield from ((row[1], digest) for digest in blobs.name_blobs((), [codec.decode_effect(row[5])]))
 
 
 def damage_of_claims(rows: Found, stated: Found) -> list[RecordDamaged]:
-    """The claims of a page that are not what was written."""
+    """Returns the claims of a page that are not what was written."""
     return list(vouch.damage(vouch.by_id(map(of_claim_row, rows)), vouch.by_id(Voucher(*row) for row in stated)))
 
 
@@ -382,7 +383,7 @@ KEPT: tuple[Statement, ...] = (
 
 
 def vouch_for_limits(answers: Sequence[Found]) -> Iterator[Statement]:
-    """The same for what was read by the statements ``LIMITS``: a past release did not vouch for them."""
+    """Yields the statement that vouches for the answers of ``LIMITS``: a past release had no vouchers for them."""
     yield from keep(_of_limits(*answers))
 
 
@@ -393,7 +394,7 @@ def _of_limits(limits: Found, buckets: Found, calls: Found) -> Iterator[Voucher]
 
 
 def vouch_for_all(answers: Sequence[Found]) -> Iterator[Statement]:
-    """What vouches for every record as it was read by the statements ``KEPT``."""
+    """Yields the statements that vouch for every record in the answers of ``KEPT``."""
     effects, intents, ledger, inbox, tokens, claims, schedules, shelves, workers, offers, pruned, limits, buckets, calls, meta, runless = answers
     yield from ((Q.use_again, use) for use in _large(runless))
     yield from keep(

@@ -1,4 +1,4 @@
-"""What a worker takes over PostgreSQL: claims, and the limits that hold runs back (§10.1, §10.11)."""
+"""What a worker takes from a PostgreSQL store: claims, and the limits that hold runs back (§10.1, §10.11)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.stores.postgres.owners import Owners
 from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.reading import Reading
 
-EVERY_LINE = 2**31  # a claim that counts who uses what goes through as many as there are
+EVERY_LINE = 2**31  # a claim that counts usage examines all lines there are
 
 
 class Claiming(Owners, Reading):
@@ -61,7 +61,7 @@ class Claiming(Owners, Reading):
         return await self._take_due(self._ask_for(owner, queues, skills, shapes, limits) | {"limit": limit}, limits)
 
     async def _take_due(self, values: dict[str, Any], limits: Mapping[str, Limit]) -> Claims:
-        """Claims what is due, or what owners have left that are gone."""
+        """Claims due runs, and the runs of owners that are gone."""
         if values["look"] is not None:
             values |= await self._do(lambda db, sent: self._look_for_ground(db, values))
         if self._crowds.lines:
@@ -69,7 +69,7 @@ class Claiming(Owners, Reading):
         committer = self._commits()
         taken, dead, bounded = await self._do(lambda db, sent: self._claim(db, sent, values), whole=True)
         self._ground.took(len(taken))
-        claims = _note_driven(committer, taken)  # from here on what is claimed below, and its answer lost, can be told from these
+        claims = _note_driven(committer, taken)  # noted now, so that a claim below whose answer is lost can be told from these
         if dead == self._dead and not bounded:
             return claims
         values |= {"dead": Names(dead), "limit": values["limit"] - len(taken)}
@@ -78,13 +78,13 @@ class Claiming(Owners, Reading):
         except HoldfastError:
             if not taken:
                 raise
-            return claims  # they are held: whoever asks again finds the rest
+            return claims  # these are held: the next claim finds the rest
         self._dead = dead
         self._ground.took(len(more))
         return Claims([*claims, *_note_driven(committer, more)]).until(again)
 
     def _ask_for(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limits: Mapping[str, Limit]) -> dict[str, Any]:
-        """What a claim is asked for, and what it looks at besides."""
+        """Returns the values of a claim's statements, and what it examines in addition."""
         return {
             "simple": not limits, "owner": owner, "queues": Names(queues) or None, "skills": None if skills is None else Names(skills),
             "shapes": None if shapes is None else Names(shapes), "dead": Names(self._dead), "now": self._clock(),
@@ -108,14 +108,14 @@ class Claiming(Owners, Reading):
         told = self._hints.take(asked)
         if told is not None and may_give and limit > 1 and (named := await self._read_named(told)) is not None:
             return named
-        self._hints.take()  # what was told meanwhile is found by what is asked now
+        self._hints.take()  # what was told meanwhile is found by the read that follows
         if may_give and (found := await self._lone(values)) is not None:
             self._hints.expect(asked, functools.partial(self._look_up, values))
             return found
         return await self._take_due(values, limits) if limit > 0 else Claims()
 
     async def _lone(self, values: Mapping[str, Any]) -> Claims | Loaded | None:
-        """The only run that is due, where it has never been begun; nothing where nothing is. None: whoever asks has to claim."""
+        """Returns the only run that is due, if it has never begun; no claims if nothing is due; None if the caller has to claim."""
         looked = {**values, "limit": 2, "most": lone.MOST_WORKERS + 1, "boot": self._boot}
         asked: tuple[Statement, ...] = ((Q.planned_once, None), (Q.lone, looked))
         self._open().expect(asked, FORCED)
@@ -127,7 +127,7 @@ class Claiming(Owners, Reading):
         return self._load_born(there.born) if there.born is not None else Claims() if there.nothing else None
 
     def _look_up(self, asked: Mapping[str, Any], run_id: str) -> Answer | None:
-        """Looks for a run that is said to be due."""
+        """Asks for a run that is said to be due."""
         named = {**asked, "b": ids.bucket_number(run_id), "run": run_id, "now": self._clock()}
         if self._pool is None:
             return None
@@ -135,19 +135,19 @@ class Claiming(Owners, Reading):
         return self._pool.at_once([(Q.named, named)])
 
     async def _read_named(self, told: Answer) -> Loaded | None:
-        """The run that was told of, where it is what this claimer takes; None: whoever asks has to look for what is due."""
+        """Returns the run that a notification has named, if this claimer may take it; None if the caller has to search for due runs."""
         with contextlib.suppress(psycopg.Error, OSError):
             (found,) = await told
             return self._load_born(lone.read_born(found[0])) if found else None
         return None
 
     def _load_born(self, born: lone.Born) -> Loaded | None:
-        with contextlib.suppress(HoldfastError, UnicodeDecodeError):  # one that cannot be read is claimed: its claimer says so on the run
+        with contextlib.suppress(HoldfastError, UnicodeDecodeError):  # a run that cannot be read is claimed, so that its claimer records the error on the run
             return born.load(self._run(born.row))
         return None
 
     def _find_gone(self, owner: str, known: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-        """Which owners are proven dead.
+        """Returns the owners that are proven dead.
 
         Raises:
             LeaseLost: the claimer is not a known worker.
@@ -157,9 +157,11 @@ class Claiming(Owners, Reading):
         return tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
 
     async def _claim(self, db: Connection, sent: int, values: Mapping[str, Any]) -> tuple[list[Claim], tuple[str, ...], bool]:
-        """What is due, where nothing has to be counted: one round trip, which is a transaction of its own, and writes nothing where it finds nothing. At most once a
-        second it is one more: where the shorter statement, for a single line and nothing beside it, was asked in vain.
-        Gives too which owners are proven dead, and whether a limit may hold runs back, or several tenants wait: then it takes none."""
+        """Claims what is due if nothing has to be counted: one round trip, which is a transaction of its own and writes nothing if it finds nothing.
+        At most once a second there is a second one, when the shorter statement, for a single line and nothing else, was asked in vain.
+
+        Also returns the owners that are proven dead, and whether a limit may hold runs back, or runs of several tenants wait: then it takes none.
+        """
         owner = values["owner"]
         if sent and (found := await self._answers_lost(db, owner)):
             return found, self._dead, False  # the claim whose answer was lost
@@ -185,14 +187,14 @@ class Claiming(Owners, Reading):
         return [] if bounded else self._read_claims(rows), dead, bounded
 
     async def _look_for_ground(self, db: Connection, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Looks where lines begin; what a claim is asked with from now on."""
+        """Finds where lines begin; returns the values with which claims ask from now on."""
         look, began = values["look"], time.monotonic()
         _, found = await many(db, [(Q.planned_once, None), (Q.ground, {**values, **look.values})])
         self._ground.see(look, found, time.monotonic() - began)
         return self._ground.values
 
     async def _mark_crowd(self, line: Line) -> None:
-        """Marks some of those who stand behind the holders of their lanes: claims go through them no more."""
+        """Marks some of the runs that stand behind the holders of their lanes, so that claims no longer examine them."""
         queue, priority, tenant = line
         asked = {"queue": queue, "priority": priority, "tenant": tenant, "begins": self._ground.begins(*line), "among": AMONG, "marked": MARKED, "now": self._clock()}
         marked = await self._do(lambda db, sent: rows_of(db, Q.behind_set, asked), whole=True)
@@ -201,7 +203,7 @@ class Claiming(Owners, Reading):
     async def _claim_beside(
         self, db: Connection, sent: int, values: Mapping[str, Any], declared: Mapping[str, Limit], *, bounded: bool
     ) -> tuple[list[Claim], int | None]:
-        """The runs of owners that have been found dead just now, or what limits leave."""
+        """Claims the runs of owners that were found dead just now, or what limits allow."""
         if sent and (found := await self._answers_lost(db, values["owner"])):
             return found, None
         if self._moved and not await self._spoken(db):
@@ -221,7 +223,7 @@ class Claiming(Owners, Reading):
         return [Claim(run, fence, previous, cause or "") for run, fence, previous, cause, *_ in rows]
 
     async def _choose(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> tuple[list[tuple[Any, ...]], int | None]:
-        """The claim where a limit may hold runs back, or several tenants wait: what is in use is counted, and who may go is chosen (§10.11)."""
+        """Claims if a limit may hold runs back, or runs of several tenants wait: counts what is in use, and chooses which runs may begin (§10.11)."""
         at, owner, room = {"now": self._clock()}, values["owner"], values["limit"]
         count: list[Statement] = [(Q.see_now, at), (Q.holders, at), (Q.see_now, at)]
         _, stored, full, lines, ((now, _),), *counted = await many(
@@ -253,14 +255,15 @@ class Claiming(Owners, Reading):
         return await rows_of(db, Q.take_chosen, {**at, "owner": owner, **taking}), got.again
 
     async def _tidy(self, db: Connection, owner: str, dead: Sequence[str]) -> None:
-        """Lets go of owners that are gone for good, hold nothing, and whom no attempt names that is not closed: that they are dead must stay provable."""
+        """Deletes the workers that are gone for good, hold nothing, and are not named by an attempt that is not closed, because their death must stay
+        provable."""
         idle, unsettled = await many(db, [(Q.workers_idle, {"owner": owner, "dead": dead, "now": self._clock()}), (Q.effects_open, None)])
         named = {e.owner for e in besides.keep_sound(unsettled, vouch.of_effect_row, besides.decode_effect) if not e.closed}
         for (gone,) in await rows_of(db, Q.workers_delete, ([name for (name,) in idle if name not in named],)):
             self._proofs().forget(gone)
 
     async def _claim_one(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> list[Claim]:
-        """A transaction of two round trips, and one more where the run's lane has to be looked at, or what limits it."""
+        """Claims one run in a transaction of two round trips, and one more each if the run's lane or its limits have to be checked."""
         claim = await self._may_take(db, owner, run_id, declared)
         if claim is None:
             await db.rollback()
@@ -270,7 +273,7 @@ class Claiming(Owners, Reading):
         return [claim]
 
     async def _may_take(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> Claim | None:
-        """Begins a transaction, and says how a run that was asked for by name may be claimed in it."""
+        """Begins a transaction, and returns how a run that was asked for by name may be claimed in it."""
         at = self._clock()
         _, _, stored, known, found, see = await many(
             db,
@@ -308,7 +311,7 @@ class Claiming(Owners, Reading):
         return apply.take(run_id, fence, previous, owner, lost)
 
     async def _answers_lost(self, db: Connection, owner: str) -> list[Claim]:
-        """What an owner holds and has never been told of: claims whose answer was lost."""
+        """Returns the claims of an owner whose answer was lost: runs that it holds without having been told so."""
         told = self._commits().fences
         held = await rows_of(db, Q.held, (owner,))
         return [Claim(run, fence, previous, cause or "") for run, fence, previous, cause in held if told.get(run) != fence]
@@ -361,7 +364,7 @@ class Claiming(Owners, Reading):
 
 
 def _note_driven(committer: Committer, taken: Sequence[Claim]) -> Claims:
-    """What was claimed through this store, as its caller is told of it."""
+    """Notes what was claimed through this store, and returns it as the caller's claims."""
     committer.note_driven(taken)
     return Claims(taken)
 

@@ -1,17 +1,18 @@
-"""Commits: who goes with whom, and in how many round trips (§1.11).
+"""Commits: which are written together, and in how many round trips (§1.11).
 
-Commits that wait at the same time go together. Plain steps of runs that are driven here share one statement that only inserts, one
-round trip in all; those that were not written, for whatever reason, are looked into together, which says why.
+Commits that wait at the same time are written together. Plain steps of runs that are driven here share one statement that only inserts, in one round
+trip. Steps that were not written, for whatever reason, are examined together, which yields the reason.
 
-Commits that write nothing beside their log row and their run's are one round trip too: a run's birth is one statement; where it moves, rests or ends, or is
-taken by its first commit, its row is locked before, so that the next statement sees what others have put into its inbox. Those that were not written go the general way, which says why.
+Commits that write nothing but their log row and their run's row take one round trip too. A birth is one statement. If a commit moves, rests, ends or
+takes a run, the run's row is locked by a statement before it, so that the second statement sees what others have put into the run's inbox. Commits
+that were not written this way go the general way, which yields the reason.
 
-The general way is one transaction for a whole group in two round trips: the first locks the runs, in the order of their ids, and reads
-what ``apply`` asks for; the second writes what it ruled. A commit that may not be applied is a verdict and leaves its neighbours alone;
-only what nobody could see before (two who take one key in two transactions) breaks a group, and then each is tried alone.
+The general way is one transaction for a whole group, in two round trips: the first locks the runs, in the order of their ids, and reads what
+``apply`` asks for; the second writes what ``apply`` ruled. A commit that may not be applied gets its refusal and does not affect the others. Only a
+conflict that no read could show (two transactions that take one key) breaks a group; then each commit is tried alone.
 
-An answer that was lost is settled by sending the same thing again: the compare-and-set makes it harmless, and a run whose row after
-the commit's tip carries the commit's own hash has been written by it.
+If an answer was lost, the same commit is sent again. The compare-and-set makes that harmless: if the row after the commit's tip has the commit's own
+hash, the commit has been written.
 """
 
 from __future__ import annotations
@@ -63,15 +64,15 @@ from holdfast.stores.seats import Awaited
 
 GROUP = 256
 STEPS = 512
-WRITERS = 2  # groups under way at once
-HALVED = 32  # from so many commits on, half a crowd is sent while the other half is still computed
+WRITERS = 2  # groups sent at once
+HALVED = 32  # if at least this many commits wait, half of them are sent while the other half is still computed
 TRIES = 4
 Statement = tuple[str, Any]
-RACED = (sql.UniqueViolation, sql.DivisionByZero)  # what nobody could see before: the look is repeated, and then it is seen
+RACED = (sql.UniqueViolation, sql.DivisionByZero)  # conflicts that no read could show: the read is repeated and then shows them
 
 
 class _Stepping(msgspec.Struct, gc=False):
-    """A plain step nobody has answered yet. ``sent``: it has been sent before, and the answer was lost."""
+    """A plain step that is not answered yet. ``sent``: it has been sent before, and the answer was lost."""
 
     step: Step
     seat: Seat
@@ -89,7 +90,7 @@ class _Stepping(msgspec.Struct, gc=False):
 
 
 class _Waiting(msgspec.Struct, gc=False):
-    """Any other commit nobody has answered yet."""
+    """Any other commit that is not answered yet."""
 
     prepared: Prepared
     future: asyncio.Future[Tip]
@@ -110,11 +111,10 @@ W = TypeVar("W", _Stepping, _Waiting)
 
 
 class Seen(msgspec.Struct):
-    """What the first round trip of a group has read: ``apply.Sight``. ``after``: the hash of the row that follows each commit's tip, if there
-    is one; ``unread``: the runs whose inbox holds more than the commit takes; ``followed``: those in whose lane others are marked as standing behind
-    its holder; ``taking`` and ``vouched``: the inbox items that it takes, those
-    that are there and those that are vouched for; ``tokens``: the open links of waits that it closes; ``numbers``: of the ledger rows that it
-    writes."""
+    """What the first round trip of a group has read: an ``apply.Sight``. ``after``: the hash of the row that follows each commit's tip, if there is
+    one; ``unread_runs``: the runs whose inbox has more than the commit takes; ``followed``: the runs in whose lane others are marked as standing
+    behind the holder; ``taking`` and ``vouched``: of the inbox items that a commit takes, those that are there and those that are vouched for;
+    ``tokens``: the open links of waits that the commits close; ``numbers``: those of the ledger rows to be written."""
 
     now: int
     incarnation: int
@@ -175,14 +175,14 @@ class Seen(msgspec.Struct):
 
 
 class _Rows:
-    """The rows of runs that a group writes, each with its log row: of those that are born, and of those that are there."""
+    """The rows that a group writes, each with its log row: of new runs, and of existing ones."""
 
     def __init__(self) -> None:
         self.born: list[tuple[Any, ...]] = []
         self.moved: list[tuple[Any, ...]] = []
 
     def statements(self) -> list[Statement]:
-        """One for each kind. A lone row has plain parameters, of many each column is an array."""
+        """Returns one statement for each kind. For a single row it has plain parameters; for several, each column is an array."""
         asked: list[Statement] = []
         if len(self.moved) == 1:
             asked.append((Q.run_update, self.moved[0]))
@@ -197,8 +197,8 @@ class _Rows:
 
 
 class _Plain(msgspec.Struct, frozen=True):
-    """Commits that write nothing beside, and what writes them: births, those that move a run, and those that take one. ``told``: others
-    are told of it by the transaction itself."""
+    """Commits that write nothing beside their rows, and the statements that write them: births, commits that move a run, and those that take one.
+    ``told``: the transaction itself notifies others."""
 
     born: Sequence[_Waiting]
     moved: Sequence[_Waiting]
@@ -207,7 +207,7 @@ class _Plain(msgspec.Struct, frozen=True):
     told: bool
 
     def take_left(self, batch: list[_Waiting], error: BaseException) -> list[_Waiting]:
-        """All of them, after this error: what was sent may have been written."""
+        """Returns all commits after an error. After a temporary one they are marked as sent, because they may have been written."""
         if passing(error) and not isinstance(error, UNPREPARED):
             for w in (*self.born, *self.moved, *self.taken):
                 w.sent = True
@@ -215,11 +215,11 @@ class _Plain(msgspec.Struct, frozen=True):
 
 
 class Committer:
-    """The way in for commits. ``driven``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them;
-    ``knows_all``: whether these are all that it holds.
-    ``given`` is a clock that tests move; ``judge`` says why an owner is lost, by its name, boot and what is
-    left of its lease; ``tell`` is called with the kinds of news when others may have something to do, whether they were told of it by the
-    transaction itself, and which run is due where it is one alone: what tells them, if anything, is given by ``with_it``."""
+    """Performs commits. ``driven``: the runs that are driven here; ``fences``: the fences under which the caller knows that it holds them;
+    ``knows_all``: whether these are all runs that it holds. ``given`` returns the time of a clock that tests move; ``judge`` returns why an owner is
+    lost, from its name, its boot and the rest of its lease. ``tell`` is called when others may have something to do, with the kinds of news, whether
+    the transaction itself has notified them, and the run that is due if it is only one. ``with_it`` returns the statement that notifies others within
+    the transaction, if any."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Committer:
         return await future
 
     def join(self, step: Step, seat: Seat) -> None:
-        """Has a step sent with what else comes in this tick, or with the first half of a crowd; the seat is told."""
+        """Adds a step to those sent at the end of this tick, or sooner with the first half of a large group; the seat is told."""
         self._steps.append(_Stepping(step, seat))
         if len(self._steps) == self._half and self._busy < WRITERS:
             self._flush()
@@ -275,19 +275,20 @@ class Committer:
             self._arm()
 
     def note_driven(self, claims: Iterable[Claim]) -> None:
-        """Runs were claimed through this store: the caller has been told so."""
+        """Notes that runs were claimed through this store, and that the caller knows it."""
         fences = {claim.run_id: claim.fence for claim in claims}
         self.driven.update(fences)
         self.fences.update(fences)
 
     def forget(self) -> None:
-        """Runs were handed back: what is still held is learnt anew, so that from now on not all that is driven here is known."""
+        """Forgets the driven runs, because runs were handed back. Those still held are learned again, so from now on not all runs that the caller
+        holds are known."""
         self.knows_all = False
         self.driven.clear()
         self.fences.clear()
 
     async def close(self) -> None:
-        """Ends what is under way; commits nobody has sent yet are refused."""
+        """Waits for the groups that were sent; refuses commits that were not."""
         waiting: list[_Stepping | _Waiting] = [*self._steps, *self._others]
         self._steps, self._others = [], []
         for w in waiting:
@@ -298,8 +299,8 @@ class Committer:
     # -- groups -------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """At the end of this tick of the loop, what has gathered until then is sent. As long as births, rests and ends come one by one, the first of a tick
-        does not wait for it."""
+        """Has the commits gathered so far sent at the end of this tick of the event loop. While births, rests and ends come one by one, the first of
+        a tick is sent at once."""
         if not self._armed and self._busy < WRITERS and (self._steps or self._others):
             self._armed = True
             asyncio.get_running_loop().call_soon(self._end_tick)
@@ -342,8 +343,8 @@ class Committer:
     # -- steps --------------------------------------------------------------------------------------
 
     def _step_at_once(self, batch: list[_Stepping]) -> bool:
-        """Sends steps in this turn of the loop and answers them in that in which the server has answered, where a connection is at rest: a task and
-        its turns would be a good part of what one step takes. Gives whether it did."""
+        """Sends steps in this turn of the event loop, and answers them in the turn in which the server has answered, if a connection is idle: a task
+        and its turns would be a good part of the cost of one step. Returns whether it did."""
         steps = self._pick_driven([w.step for w in batch])
         if not steps or meters.METERS or (held := self._pool.take()) is None:
             return False
@@ -360,13 +361,13 @@ class Committer:
                     raise error
                 (answer,) = exchange.answers()
                 written = _read_written(held[1], answer, steps)
-            except Exception as e:  # nobody awaits this: whoever waits for these steps is told
+            except Exception as e:  # nobody awaits this, so the seats of these steps get the error
                 self._send(len(batch), self._step_again(batch, held, e))
             else:
                 self._pool.give_back(held)
             ended.set_result(None)
             self._end(ended)
-            if written is not None and (left := self._answer_written(batch, written)):  # those who are told hand over their next steps
+            if written is not None and (left := self._answer_written(batch, written)):  # the seats hand over their next steps
                 self._send(len(left), self._look_into(left))
 
         def too_late() -> None:
@@ -385,12 +386,12 @@ class Committer:
         return True
 
     async def _step_again(self, batch: list[_Stepping], held: Held, error: Exception) -> None:
-        """Steps whose answer was an error, or did not come."""
+        """Handles steps whose answer was an error, or did not come."""
         await self._pool.give_back_broken(held, error)
         await self._fail_steps(batch, error)
 
     async def _write_steps(self, batch: list[_Stepping]) -> None:
-        """One statement for all; what became of those that were not written is looked into."""
+        """Writes steps with one statement for all; examines those that were not written."""
         try:
             async with asyncio.timeout(self._patience), self._pool.hold() as db:
                 written = await self._step(db, [w.step for w in batch])
@@ -401,7 +402,7 @@ class Committer:
             await self._look_into(left)
 
     def _answer_written(self, batch: Sequence[_Stepping], written: set[bytes]) -> list[_Stepping]:
-        """Answers the steps that were written, and gives those that were not."""
+        """Answers the steps that were written, and returns the others."""
         left = []
         for w in batch:
             if w.step.hash in written:
@@ -411,7 +412,7 @@ class Committer:
         return left
 
     def _answer_step(self, seat: Seat, tip: Tip) -> None:
-        """Tells a seat, which must not be in the midst of a task."""
+        """Tells a seat, which must happen outside of any task."""
         if type(seat) is Awaited or asyncio.current_task() is None:
             self._tell_seat(seat, tip)
         else:
@@ -432,16 +433,17 @@ class Committer:
             await self._look_into(left)
 
     async def _step(self, db: Connection, steps: Sequence[Step]) -> set[bytes]:
-        """Gives the hashes of the steps that were written."""
+        """Returns the hashes of the steps that were written."""
         driven = self._pick_driven(steps)
         return _read_written(db, await db.answer(_ask_for_steps(driven)), driven) if driven else set()
 
     def _pick_driven(self, steps: Sequence[Step]) -> list[Step]:
-        """Those whose runs are driven here."""
+        """Returns the steps whose runs are driven here."""
         return [s for s in steps if s.run_id in self.driven]
 
     async def _look_into(self, batch: Sequence[_Stepping]) -> None:
-        """Writes steps of runs that were not known to be driven here, and settles those whose answer was lost; the others are told why not."""
+        """Writes steps of runs that were not known to be driven here, and settles those whose answer was lost; the others are told why they were
+        refused."""
 
         async def work(sent: int) -> list[Tip | HoldfastError]:
             async with self._pool.hold() as db:
@@ -482,7 +484,7 @@ class Committer:
             if error is None:
                 steps.append(s)
             elif (w.sent or again) and after == s.hash:
-                outcomes[s.run_id] = s.tip(s.after.row + 1)  # the answer that was lost was a yes
+                outcomes[s.run_id] = s.tip(s.after.row + 1)  # it was written; only the answer was lost
             else:
                 outcomes[s.run_id] = error
         written = await self._step(db, steps)
@@ -495,8 +497,8 @@ class Committer:
     # -- the general way ----------------------------------------------------------------------------
 
     def _others_at_once(self, batch: list[_Waiting]) -> bool:
-        """Sends those that write nothing beside in this turn of the loop and answers them in that in which the server has answered, as ``_step_at_once``. Gives
-        whether it did."""
+        """Sends the commits that write nothing beside in this turn of the event loop, and answers them in the turn in which the server has answered,
+        as ``_step_at_once``. Returns whether it did."""
         if meters.METERS or (held := self._pool.take()) is None:
             return False
         asked = self._plain(batch)
@@ -508,7 +510,7 @@ class Committer:
         def over(found: list[Rows] | BaseException) -> None:
             try:
                 left = asked.take_left(batch, found) if isinstance(found, BaseException) else self._answer_at_once(batch, asked, found)
-            except Exception as e:  # nobody awaits this: whoever waits for these commits is told
+            except Exception as e:  # nobody awaits this, so those who wait for these commits get the error
                 for w in batch:
                     _fail(w, translate(e, self._url))
                 left = []
@@ -535,7 +537,7 @@ class Committer:
         await self._settle_others(left)
 
     async def _settle_others(self, batch: list[_Waiting]) -> None:
-        """The general way, where there are any left."""
+        """Sends the commits that are left, if any, the general way."""
         if not batch:
             return
         try:
@@ -544,14 +546,14 @@ class Committer:
             if len(batch) == 1:
                 _fail(batch[0], translate(e, self._url))
                 return
-            for w in batch:  # rolled back as a whole; whose fault it was, and what it was, shows when each is tried alone
+            for w in batch:  # the group was rolled back; each is tried alone, which shows whose error it was
                 try:
                     await self._settle([w])
                 except Exception as e:
                     _fail(w, translate(e, self._url))
 
     def _plain(self, batch: Sequence[_Waiting]) -> _Plain:
-        """What writes those that write nothing beside, in one round trip."""
+        """Returns the statements for the commits that write nothing beside, in one round trip."""
         born = [w for w in batch if _begins(w.prepared)]
         moved = [w for w in batch if w.prepared.run_id in self.driven and _moves(w.prepared)]
         taken = [w for w in batch if _takes(w.prepared)]
@@ -567,8 +569,8 @@ class Committer:
         return _Plain(born, moved, taken, asked if spoken is None else [spoken, *asked], spoken is not None)
 
     def _answer_at_once(self, batch: Sequence[_Waiting], asked: _Plain, found: Sequence[Rows]) -> list[_Waiting]:
-        """Answers those that were written, as they were sent: what is known of runs here may have been forgotten meanwhile. Gives those that
-        were not, and all others: why not is found the general way."""
+        """Answers the commits that were written, as they were sent: the state of runs here may have been forgotten meanwhile. Returns all others, for
+        which the general way finds the reason."""
         given = iter(found[1:] if asked.told else found)
         written: set[str] = set()
         for rows in (*[_second(given) for sent in (asked.taken, asked.moved) if sent], next(given) if asked.born else ()):
@@ -583,10 +585,10 @@ class Committer:
         return [w for w in batch if w.prepared.run_id not in written]
 
     async def _settle(self, batch: list[_Waiting]) -> None:
-        """One group in one transaction; each is answered after the commit.
+        """Writes one group in one transaction, and answers each commit after it.
 
         Raises:
-            HoldfastError: of all of them; nothing was written, or nobody knows.
+            HoldfastError: for all of them; nothing was written, or that is unknown.
         """
 
         async def work(sent: int) -> list[Tip | HoldfastError]:
@@ -604,7 +606,7 @@ class Committer:
         self._conclude(batch, await outlasting(work, self._url, self._patience))
 
     def _conclude(self, batch: Sequence[_Waiting], outcomes: Sequence[Tip | HoldfastError], *, told: bool = False) -> None:
-        """Answers commits, and tells those whom they concern, unless they were told already."""
+        """Answers commits, and notifies those whom they concern, unless they were notified already."""
         written: list[Prepared] = []
         for w, outcome in zip(batch, outcomes, strict=True):
             c = w.prepared.commit
@@ -628,12 +630,12 @@ class Committer:
         beside: list[Statement] = []
         application: list[commit.Statement] = []
         kept: set[str] = set()  # runs that have an owner after it
-        left: list[Run] = []  # whose lane is free for those who stand behind
+        left: list[Run] = []  # runs whose lane is free for those behind
         for w in batch:
             p = w.prepared
             c, run_id = p.commit, p.commit.run.run_id
             if w.sent and seen.after.get(run_id) == p.sealed.row.hash:
-                outcomes.append(p.tip(_number(c)))  # the answer that was lost was a yes
+                outcomes.append(p.tip(_number(c)))  # it was written; only the answer was lost
                 continue
             ruling = self._rule(p, seen)
             if isinstance(ruling, HoldfastError):
@@ -656,7 +658,7 @@ class Committer:
         return outcomes
 
     async def _look(self, db: Connection, prepared: Sequence[Prepared]) -> Seen:
-        """The first round trip: locks, then whatever ``apply`` asks for."""
+        """Performs the first round trip: locks, then reads what ``apply`` asks for."""
         every = [q for p in prepared for q in (p, *p.creates)]
         named = {q.commit.run.run_id: q for q in every}
         runs = sorted({*named, *(i.run_id for q in every for i in q.commit.puts)})
@@ -709,7 +711,7 @@ class Committer:
         taken = [DedupClaim(*row) for row in there]
         over = sorted({m.run_id for m in taken if not apply.still_taken(m, None, now)})
         statuses: dict[str, str] = dict((await many(db, [(Q.see_statuses, {"b": [ids.bucket_number(r) for r in over], "run": over})]))[0]) if over else {}
-        if {id for id, *_ in more[5]} < {id for _, _, id, *_ in more[7]}:  # one was made between the two looks: it is there now
+        if {id for id, *_ in more[5]} < {id for _, _, id, *_ in more[7]}:  # one was created between the two reads, so it is there now
             (more[5],) = await many(db, [(Q.see_schedules, {"ids": moves})])
         besides.verify(map(vouch.of_schedule_row, more[5]), more[7])
         seen = Seen(
@@ -748,7 +750,7 @@ class Committer:
         return seen
 
     def _rule(self, p: Prepared, seen: Seen) -> Ruling | HoldfastError:
-        """What becomes of a commit and of those that it creates, or why it may not be applied."""
+        """Returns what becomes of a commit and of those that it creates, or why it may not be applied."""
         c, run_id = p.commit, p.commit.run.run_id
         taker = not isinstance(c.lease, Take) or c.lease.owner in seen.takers
         try:
@@ -763,7 +765,7 @@ class Committer:
     # -- what is written ----------------------------------------------------------------------------
 
     def _write_beside(self, p: Prepared, ruling: Ruling, seen: Seen, rows: _Rows) -> Iterator[Statement]:
-        """What a commit writes beside its log row and its run's, which go into ``rows``: they are there before anything else is written."""
+        """Yields what a commit writes beside its log row and its run's. These two go into ``rows``, which are written before everything else."""
         c, run, log = p.commit, p.commit.run, p.sealed.row
         bucket = ids.bucket_number(run.run_id)
         end = _log_values(p)
@@ -775,7 +777,7 @@ class Committer:
             rows.born.append((*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, born, *end))
         else:
             stands = (ruling.turn or None, c.fence, ruling.owner, ruling.due, int(ruling.holds))
-            doc = codec.encode_run(run) if p.sealed.doc is None and p.whole is not None else p.sealed.doc  # so that no load looks behind a whole checkpoint for what it is of
+            doc = codec.encode_run(run) if p.sealed.doc is None and p.whole is not None else p.sealed.doc  # so that a load needs no rows from before a whole checkpoint
             rows.moved.append((*stands, run.status.value, run.priority, run.shape, ended, doc, bucket, run.run_id, _number(c), *end))
             if c.took:
                 yield Q.inbox_take, {"seq": log.seq, "b": bucket, "run": run.run_id, "keys": list(c.took), "count": len(c.took)}
@@ -789,7 +791,7 @@ class Committer:
             yield from self._beside(p, seen, rows)
 
     def _beside(self, p: Prepared, seen: Seen, rows: _Rows) -> Iterator[Statement]:
-        """What a commit writes beside its log row."""
+        """Yields what a commit writes beside its log row."""
         c, at = p.commit, self._given()
         for m in c.claims:
             values = {"kind": m.kind, "scope": m.scope, "key": m.key, "run": m.run_id, "digest": m.digest, "until": m.expires_at, "now": at}
@@ -814,25 +816,26 @@ class Committer:
 
 
 async def _application(db: Connection, statements: Sequence[commit.Statement]) -> None:
-    """Carries out what steps have returned for the application's own tables, in the transaction of their commits.
+    """Executes the statements that steps have returned for the application's own tables, in the transaction of their commits.
 
     Raises:
-        StatementFailed: one was refused; the whole transaction is void.
+        StatementFailed: one was refused; the whole transaction is rolled back.
     """
     if not statements:
         return
     try:
-        async with db.pipeline():  # psycopg's own way: it says what is wrong with a text that others wrote, and with its places
+        async with db.pipeline():  # by psycopg itself, which reports what is wrong with a text that others wrote and with its placeholders
             for s in statements:
                 await db.execute(s.text, _params(s))
-    except (psycopg.Error, TypeError) as e:  # a TypeError: places with names and values without, or the other way round
+    except (psycopg.Error, TypeError) as e:  # a TypeError: named placeholders with a list of values, or the other way round
         if passing(e):
             raise
         raise StatementFailed(f"{type(e).__name__}: {str(e).strip()[:500]}", hint="nothing of the step was committed; fix the table or the code, then resume") from None
 
 
 def _params(statement: commit.Statement) -> Any:
-    """The parameters as the driver takes them: mappings go as jsonb; without any the text is not looked through for places."""
+    """Returns the parameters as the driver takes them: mappings become jsonb. If there are none, the driver does not search the text for
+    placeholders."""
     given = canon.thaw(canon.decode(statement.params))
     if isinstance(given, dict):
         return {name: _param(value) for name, value in given.items()} or None
@@ -843,7 +846,7 @@ def _param(value: Any) -> Any:
     return Jsonb(value) if isinstance(value, dict) else value
 
 
-# What the columns of the statements for many rows hold.
+# The types of the columns of statements for many rows.
 _LOGGED = (Numbers, Numbers, Numbers, Numbers, Texts, Texts, Blobs, Blobs)
 _STEPPED = (Numbers, Texts, Numbers, *_LOGGED, Numbers, Blobs)
 _BORN = (Numbers, Texts, Numbers, Texts, Numbers, Numbers, *[Texts] * 8, Numbers, Texts, Texts, Numbers, Blobs, *_LOGGED)
@@ -851,14 +854,14 @@ _MOVED = (Numbers, Numbers, Texts, Numbers, Numbers, Texts, Numbers, Texts, Numb
 
 
 def _write(columns: Columns, rows: Sequence[tuple[Any, ...]], now: int | None) -> Statement:
-    """The statement that writes these rows, with their values."""
+    """Returns the statement that writes these rows, with their values."""
     if len(rows) == 1:
         return columns.for_one, columns.one(rows[0]) | {"now": now}
     return columns.for_many, columns.many(rows) | {"now": now}
 
 
 def _begins(p: Prepared) -> bool:
-    """Whether it is the birth of a run that begins at once or waits to, and writes nothing beside."""
+    """Whether this is the birth of a run that begins at once or waits to begin, and writes nothing beside."""
     c = p.commit
     if c.after is not None or not p.plain or p.whole is not None or p.closed or c.max_queued is not None or c.follows is not None or c.run.terminal:
         return False
@@ -866,12 +869,12 @@ def _begins(p: Prepared) -> bool:
 
 
 def _concerns_others(p: Prepared) -> bool:
-    """Whether anybody else may have something to do because of it."""
+    """Whether others may have something to do because of the commit."""
     return p.sealed.doc is not None or not p.plain
 
 
 def _news(written: Iterable[Prepared]) -> int:
-    """Of which kinds it is, where these commits are news."""
+    """Returns the kinds of news in these commits; 0 if they are no news."""
     news, moved = 0, False
     for p in written:
         news |= apply.news_of(p, apply.owner_after(p.commit, "") is not None)
@@ -880,14 +883,14 @@ def _news(written: Iterable[Prepared]) -> int:
 
 
 def _name_due(written: Sequence[Prepared]) -> str | None:
-    """The run that became due by these commits, where they are one birth, and a notification may name it."""
+    """Returns the run that became due by these commits, if they are a single birth and a notification may name the run."""
     if len(written) != 1 or not _begins(written[0]) or apply.owner_after(written[0].commit, None) is not None:
         return None
     return written[0].run_id if may_name(written[0].run_id) else None
 
 
 def _birth(p: Prepared) -> tuple[Any, ...]:
-    """The row of a run that is born, with its log row. That it is due at once is said by no time at all: the database knows it better."""
+    """Returns the row of a new run, with its log row. A run that is due at once gets no time from here: the database knows it better."""
     c, run = p.commit, p.commit.run
     owner = apply.owner_after(c, None)
     due = apply.due_after(c, owner, 0, lambda: False)
@@ -899,7 +902,7 @@ def _birth(p: Prepared) -> tuple[Any, ...]:
 
 
 def _moves(p: Prepared) -> bool:
-    """Whether it moves a run that its owner has, keeps it or gives it back, and writes nothing beside."""
+    """Whether the commit moves a run that its owner keeps or releases, and writes nothing beside."""
     c = p.commit
     if c.after is None or not p.plain or p.whole is not None or p.closed or c.max_queued is not None or c.follows is not None:
         return False
@@ -907,8 +910,8 @@ def _moves(p: Prepared) -> bool:
 
 
 def _move(p: Prepared) -> tuple[Any, ...]:
-    """What becomes of a run's row, with its log row and the one that it follows: when it is due as its inbox is empty or not, and whether it holds its lane as it held
-    it before or not."""
+    """Returns what becomes of a run's row, with its log row and the one that it follows. It has two due times, for an empty and for an unread inbox,
+    and two values for whether the run holds its lane, for whether it held it before or not."""
     c, run = p.commit, p.commit.run
     assert c.after is not None, "a run that moves has begun"
     owner = apply.owner_after(c, "")
@@ -920,12 +923,12 @@ def _move(p: Prepared) -> tuple[Any, ...]:
 
 
 def _is_found(c: Commit) -> bool:
-    """Whether it stands in the place of a claim."""
+    """Whether the commit replaces a claim."""
     return isinstance(c.lease, Take) and c.lease.found
 
 
 def _takes(p: Prepared) -> bool:
-    """Whether it begins a run that was found, in the place of its claim, and writes nothing beside."""
+    """Whether the commit begins a run that was found, instead of its claim, and writes nothing beside."""
     c = p.commit
     if not _is_found(c) or c.after is None or not p.plain or p.whole is not None or p.closed or c.took or c.max_queued is not None or c.follows is not None:
         return False
@@ -933,7 +936,7 @@ def _takes(p: Prepared) -> bool:
 
 
 def _take(p: Prepared) -> tuple[Any, ...]:
-    """What becomes of the row of a run that is taken, with its log row and the one that it follows."""
+    """Returns what becomes of the row of a run that is taken, with its log row and the one that it follows."""
     c, run = p.commit, p.commit.run
     assert c.after is not None, "a run that was found is there"
     owner = apply.owner_after(c, None)
@@ -944,7 +947,7 @@ def _take(p: Prepared) -> tuple[Any, ...]:
 
 
 def _second(answers: Iterator[list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
-    """The answer behind that of a lock."""
+    """Returns the answer that follows the one of a lock."""
     next(answers)
     return next(answers)
 
@@ -963,7 +966,7 @@ def _buckets(runs: Iterable[str]) -> Numbers:
 
 
 def _number(c: Commit) -> int:
-    """The number of the log row that a commit becomes."""
+    """Returns the number of the log row that a commit becomes."""
     return 1 if c.after is None else c.after.row + 1
 
 
@@ -972,8 +975,8 @@ def _takers(every: Iterable[Prepared]) -> list[str]:
 
 
 def _apart(waiting: Sequence[W], most: int) -> tuple[list[W], list[W]]:
-    """The oldest commits that have nothing to do with each other, and the rest: what one of them does to a run, a lane or a key that
-    another needs to see, is done when that other one is looked at."""
+    """Returns the oldest commits that do not touch the same things, and the rest. If a commit needs to see what another does to a run, a lane or a
+    key, it is in a later group, which is read when the other is done."""
     if len(waiting) == 1:
         return [w for w in waiting if w.waits], []
     batch: list[W] = []
@@ -994,7 +997,7 @@ def _apart(waiting: Sequence[W], most: int) -> tuple[list[W], list[W]]:
 
 
 def _find_touched(p: Prepared) -> tuple[set[object], set[object]]:
-    """What a commit changes, and the runs it puts something into, which several may do at once."""
+    """Returns what a commit changes, and the runs into whose inbox it puts something, which several commits may do at once."""
     c = p.commit
     writes: set[object] = {c.run.run_id}
     if c.after is None or isinstance(c.lease, Take | Touch):
@@ -1017,7 +1020,7 @@ def _meter(size: int, began: float, _: asyncio.Task[None]) -> None:
 
 
 def _ask_for_steps(steps: Sequence[Step]) -> Statement:
-    """The statement that writes those that are under the fence of their run, and follow where its log ends."""
+    """Returns the statement that writes the steps whose fence is that of their run, and that follow the end of its log."""
     rows = [
         (ids.bucket_number(s.run_id), s.run_id, s.fence, s.seq, s.since, s.after.whole, s.version, s.step, s.head, s.hash, s.data, s.after.row, s.after.hash)
         for s in steps
@@ -1026,7 +1029,7 @@ def _ask_for_steps(steps: Sequence[Step]) -> Statement:
 
 
 def _read_written(db: Connection, answer: PGresult, steps: Sequence[Step]) -> set[bytes]:
-    """The hashes of those that were written: all there are where the statement was that for one."""
+    """Returns the hashes of the steps that were written. The statement for one step returns no rows: it was written if one row was affected."""
     if not answer.nfields:
         return {s.hash for s in steps} if answer.command_tuples else set()
     return {digest for (digest,) in db.rows(answer)}
@@ -1051,14 +1054,14 @@ def put_values(item: InboxItem, at: int | None) -> dict[str, Any]:
 
 
 def keep_blob(run_id: str, blob: Blob) -> Iterator[Statement]:
-    """Keeps a blob unless it is there, and notes who names it."""
+    """Stores a blob unless it is there, and records that the run refers to it."""
     if blob.data is not None:
         yield Q.blob_insert, (blob.digest, blob.data)
     yield Q.blob_use, (blob.digest, run_id)
 
 
 def emitting(e: Emitted, at: int | None) -> Iterator[Statement]:
-    """Keeps chunks of a run; those that were replaced a while ago go on the way."""
+    """Stores chunks of a run, and deletes those that were replaced a while ago."""
     yield Q.chunk_sweep, {"now": at, "linger": LINGER_US}
     for batch in e.batches:
         yield Q.chunk_put, (e.run_id, batch.turn.key, batch.last, chunks.encode(e.run_id, batch))

@@ -1,8 +1,8 @@
-"""Connections to one PostgreSQL database: what a URL says, a handful of connections, and the one place where errors are mapped.
+"""Connections to one PostgreSQL database: what a URL says, a small pool of connections, and the one place where errors are mapped.
 
-Nothing is kept in a session: no SET, no LISTEN and no advisory lock outside a transaction, so that a transaction pooler may stand
-between. Behind one, prepared statements are left out: ``?pooler=transaction`` says so. A pooler that the URL does not tell of is found out: another session
-answers than the one that was promised when the connection was made.
+Nothing is kept in a session: no SET, no LISTEN and no advisory lock outside a transaction, so that a transaction pooler may be in front of the
+server. Behind one, statements are not prepared: ``?pooler=transaction`` says so. A pooler that the URL does not mention is detected: the session that
+answers is not the one that was announced when the connection was made.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ from holdfast.stores.postgres.wire import Asked, Connection, Exchange, Plans, Ro
 
 log = logs.logger("holdfast.store")
 
-MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
-PATIENCE = 30.0  # seconds for which a verb outlasts an outage
+MOST = 3  # connections for verbs and commits; one more renews leases, and one more listens
+PATIENCE = 30.0  # seconds for which a verb retries during an outage
 FIRST_WAIT, LONGEST_WAIT = 0.02, 1.0
-FULL_WAIT = 0.2  # each try at a server without a connection to give costs it a process
-LAST_ANSWER = 1.0  # so long a store that is closed waits for what was asked before
-ANSWER_SECONDS = 20.0  # a server that says nothing for so long is left
-SPREAD = 64  # the partitions of the partitioned profile are few: hash buckets over them
+FULL_WAIT = 0.2  # each attempt at a server without a free connection costs the server a process
+LAST_ANSWER = 1.0  # seconds for which a store that is closed waits for earlier questions
+ANSWER_SECONDS = 20.0  # a server that does not answer for so many seconds is left
+SPREAD = 64  # at most so many partitions: hash buckets are spread over them
 T = TypeVar("T")
 Held = tuple[int, Connection]
-"""A connection, and the generation it is of."""
+"""A connection, and its generation."""
 
-# What becomes of a lost connection is told by the store; psycopg's own warnings of it go to whoever asks for them.
+# The store reports lost connections; psycopg's own warnings about them go only to applications that configure its logger.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a URL says: where the database is, which pooler stands before it (``transaction``, ``session``, or nothing is said), and where news may be
-    listened for."""
+    """What a URL says: where the database is, which pooler is in front of it (``transaction``, ``session``, or empty if the URL says nothing), and
+    where to listen for notifications."""
 
     url: str
     conninfo: str
@@ -75,10 +75,10 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def place(url: str) -> Place:
-    """Reads a URL. ``pooler=transaction``, ``listen=URL`` and ``partitions=N`` are ours, everything else is libpq's.
+    """Reads a URL. ``pooler=transaction``, ``listen=URL`` and ``partitions=N`` are Holdfast's, everything else is libpq's.
 
     Raises:
-        UsageError: one of them is not understood.
+        UsageError: a part of the URL is invalid.
     """
     found, shown = addresses.parse(url), addresses.mask(url)
     if found is None or not found.clear:
@@ -100,7 +100,7 @@ def place(url: str) -> Place:
         psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as e:
         said = addresses.scrub(_text(e), url)
-        raise UsageError(f"the URL of the store is not understood: {said}", hint=f"postgresql://user@host/database; {addresses.ENCODED}") from None  # libpq repeats what it was given
+        raise UsageError(f"the URL of the store is not understood: {said}", hint=f"postgresql://user@host/database; {addresses.ENCODED}") from None  # libpq repeats its input
     if (asked := next((value for _, name, value in found.parameters() if name == "target_session_attrs"), "")) in ("standby", "read-only"):
         raise UsageError(f"target_session_attrs={asked} in the URL of the store asks for a server that takes no writes", hint="target_session_attrs=read-write finds the primary of several servers")
     listen = ours.get("listen", "" if pooler == "transaction" else conninfo)
@@ -108,7 +108,8 @@ def place(url: str) -> Place:
 
 
 def schema_of(place: Place, script: str) -> str:
-    """The statements of a migration; with ``partitions`` run, log, inbox and others lie in so many parts by the hash of their bucket."""
+    """Returns the statements of a migration; with ``partitions``, the tables run, log, inbox and others get so many partitions by the hash of their
+    bucket."""
     text, tables = script, re.findall(r"CREATE TABLE holdfast\.(\w+) \((?:(?!CREATE)[^{}])*\n\) \{hash \w+\};", script)
     n = place.partitions
     text = re.sub(r" \{hash (\w+)\};", r" PARTITION BY HASH (\1);" if n else ";", text)
@@ -144,16 +145,17 @@ _TUNED = {
 
 # -- errors -----------------------------------------------------------------------------------------
 
-# For a while: the connection, starting up or shutting down, demoted to read-only, too many connections, what another transaction did, and what took too long.
+# Temporary states: lost connections, a server that starts or shuts down or was demoted to read-only, too many connections, conflicts with another
+# transaction, timeouts.
 _PASSING = ("08", "57P", "53300", "25006", "40001", "40P01", "40003", "55P03", "57014", "55006", "25P03", "25P04")
-_LEFT = ("08", "57P", "25006")  # whoever meets one of these leaves the server at once, its other connections too
+_LEFT = ("08", "57P", "25006")  # after one of these the server is left at once, with its other connections
 _FULL = ("too many clients", "too many connections", "remaining connection slots", "no more connections allowed")
 _REFUSED = re.compile(
     r'(?:database|role|user) "[^"]*" does not exist|no such (?:database|user)|is not permitted to log in|authentication failed|no password supplied|password is required'
     r"|pg_hba\.conf|permission denied for database|unrecognized configuration parameter|invalid value for parameter|SSL was required|certificate verify failed"
     r"|does not match host name|certificate file .* does not exist|invalid \w+ value|invalid (?:port number|integer value)"
 )
-_UNPOOLED = re.compile(r"statement pooling mode|unsupported startup parameter")  # a pooler says so under the state of a lost connection
+_UNPOOLED = re.compile(r"statement pooling mode|unsupported startup parameter")  # a pooler reports this under the state of a lost connection
 _REFUSED_STATES = ("28", "3D000")
 POOLER_HINT = "add pooler=transaction to the URL of the store, or pooler=session where the pooler keeps a session for each client"
 UNPREPARED = (sql.InvalidSqlStatementName, sql.DuplicatePreparedStatement)
@@ -167,12 +169,12 @@ def passing(error: BaseException) -> bool:
         return False
     if error.sqlstate is not None:
         return error.sqlstate.startswith(_PASSING) and not refuses(error)
-    # An error without a state is the client's own: the connection could not be made, or is gone.
+    # An error without a state is the client's own: the connection could not be made, or was lost.
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not refuses(error)
 
 
 def refuses(error: BaseException) -> bool:
-    """Whether the server does not let this process in, which only a person can change. Of several servers each has to say so."""
+    """Whether the server refuses this process, which only a person can change. If several servers were tried, all must have refused."""
     if not isinstance(error, psycopg.OperationalError):
         return False
     if _UNPOOLED.search(str(error)):
@@ -184,19 +186,19 @@ def refuses(error: BaseException) -> bool:
 
 
 def too_many(error: BaseException | None) -> bool:
-    """Whether a server that lives has no connection to give. While one is being made libpq tells no state, but the server's own words."""
+    """Whether the server is up but has no free connection. While a connection is being made, libpq gives no state, only the server's message."""
     if isinstance(error, sql.TooManyConnections):
         return True
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None and any(said in str(error) for said in _FULL)
 
 
 def is_leaving(error: BaseException) -> bool:
-    """Whether the server is no use any more: its other connections are closed too."""
+    """Whether the server is unusable now, so that its other connections are closed too."""
     return passing(error) and (not isinstance(error, psycopg.Error) or error.sqlstate is None or error.sqlstate.startswith(_LEFT))
 
 
 def translate(error: BaseException, url: str) -> HoldfastError:
-    """What an error of the database means to whoever must act; the only place where that is decided."""
+    """Maps an error of the database to one of Holdfast's, which says who must act; the only place where that is decided."""
     if isinstance(error, HoldfastError):
         return error
     text = _text(error)
@@ -204,7 +206,7 @@ def translate(error: BaseException, url: str) -> HoldfastError:
         return _translate_violation(error)
     if refuses(error):
         return unreachable(error, url)
-    if isinstance(error, sql.ReadOnlySqlTransaction) and error.diag.message_primary is not None:  # a standby is told otherwise, and may be promoted
+    if isinstance(error, sql.ReadOnlySqlTransaction) and error.diag.message_primary is not None:  # ``_same_server`` raises it without a message for a standby, which may be promoted
         way_out = "set default_transaction_read_only = off for the database, the role and the server, or name the primary server in the URL"
         return StoreReadOnly(f"{url} may not be written: {text}", hint=way_out)
     if isinstance(error, UNPREPARED):
@@ -233,7 +235,7 @@ def translate(error: BaseException, url: str) -> HoldfastError:
 
 
 def unreachable(error: BaseException, url: str) -> StoreRefused:
-    """Why a connection cannot be made, for good as far as can be told."""
+    """Returns why a connection cannot be made, permanently as far as can be known."""
     said = _text(error)
     way_out = next((hint for words, hint in _WAYS_IN if re.search(words, said)), "check the URL, the server and its access rules (pg_hba.conf)")
     return StoreRefused(f"{url} cannot be opened: {said}", hint=way_out)
@@ -257,7 +259,7 @@ def _text(error: BaseException) -> str:
 
 
 def _translate_violation(error: psycopg.Error) -> HoldfastError:
-    """A unique index said no: what that means is known by the index, whatever its partition is called."""
+    """Maps the violation of a unique index, by the index, whatever its partition is called."""
     where = f"{error.diag.table_name or ''} {error.diag.constraint_name or ''}"
     if "effect" in where:
         return EffectInProgress("another attempt under this key is not settled", hint="wait for it")
@@ -276,11 +278,12 @@ def _translate_violation(error: psycopg.Error) -> HoldfastError:
 async def connect(
     place: Place, *, prepared: bool = True, conninfo: str | None = None, clock: Callable[[], float] = time.monotonic, asked: Asked | None = None
 ) -> Connection:
-    """A connection on which each statement is a transaction of its own until one is begun. ``clock`` tells how old its plans are, ``asked`` what others have asked.
+    """Opens a connection on which each statement is a transaction of its own until one is begun. ``clock`` is the one for the age of its plans,
+    ``asked`` the statements asked over other connections.
 
     Raises:
-        psycopg.Error: it cannot be made.
-        UsageError: the database, or the connection, cannot carry every text.
+        psycopg.Error: the connection cannot be made.
+        UsageError: the database or the connection does not use UTF-8.
     """
     db = await Connection.connect(
         conninfo or place.conninfo,
@@ -305,7 +308,7 @@ async def connect(
 
 
 def _refuse_encoding(db: Connection, url: str) -> UsageError | None:
-    """Why a connection is of no use that encodes text as something else than UTF-8; None if it does not."""
+    """Returns why a connection that encodes text in anything but UTF-8 is unusable; None if it uses UTF-8."""
     server, client = (db.info.parameter_status(name) or "UTF8" for name in ("server_encoding", "client_encoding"))
     if server != "UTF8":
         why, hint = f"the database is encoded as {server}", "create one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
@@ -317,14 +320,14 @@ def _refuse_encoding(db: Connection, url: str) -> UsageError | None:
 
 
 class _Room:
-    """For how many more connections there is room. Whoever has waited longest is next."""
+    """Counts how many more connections may be used. The caller that has waited longest is next."""
 
     def __init__(self, most: int) -> None:
         self._free = most
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def enter_now(self) -> bool:
-        """Whether there was room for one more."""
+        """Takes room for one more connection; returns whether there was any."""
         if self._free:
             self._free -= 1
             return True
@@ -351,13 +354,13 @@ class _Room:
 
 
 class _Question:
-    """What was sent over a connection that was taken from the pool, until it is answered. ``over`` is called when the connection has been given back; after
-    ``until``, by the clock of its loop, the server is left."""
+    """A question sent over a connection that was taken from the pool, until it is answered. ``over`` is called when the connection has been given
+    back. After ``until``, by the clock of its event loop, the server is left."""
 
     def __init__(self, pool: Connections, held: Held, seconds: float, over: Callable[[list[Rows] | BaseException], None]) -> None:
         self.loop = asyncio.get_running_loop()
         self.until = self.loop.time() + seconds
-        self.ended: asyncio.Future[None] | None = None  # made for whoever waits for it
+        self.ended: asyncio.Future[None] | None = None  # set when a close waits for it
         self._pool = pool
         self._held = held
         self._over = over
@@ -372,7 +375,7 @@ class _Question:
             self._pool.wait_for(self)
 
     def leave(self) -> None:
-        """Its time is over, or the store is closed."""
+        """Ends the question because its time is over, or because the store is closed."""
         assert self._exchange is not None, "it was sent"
         self._exchange.leave()
         self._end(TimeoutError("no answer"))
@@ -398,9 +401,9 @@ class _Question:
 
 
 class Connections:
-    """A few connections, made when they are first needed, handed out one at a time, the warmest first. ``generation`` moves when the
-    server is left: what was connected before is closed when it comes back. ``check`` looks at each new connection. On a server that is
-    ``crowded`` one is used at a time, and no other kept: every process is to have one. ``clock`` is that of their plans."""
+    """A small pool of connections, opened when they are first needed; the one used last is handed out first. ``generation`` is increased when the
+    server is left: a connection of an earlier one is closed when it is given back. ``check`` is called with each new connection. On a ``crowded``
+    server only one is used at a time and no other kept, so that every process gets one. ``clock`` is that of their plans."""
 
     def __init__(
         self, place: Place, *, check: Callable[[Connection], Awaitable[None]], most: int = MOST, clock: Callable[[], float] = time.monotonic
@@ -417,21 +420,21 @@ class Connections:
         self._alone = asyncio.Lock()
         self._asked: set[asyncio.Future[Any]] = set()
         self._questions: set[_Question] = set()
-        self._late: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None  # one timer for all questions: each is answered long before it would be too late
+        self._late: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None  # one timer for all questions, because each is usually answered long before its time is over
         self._ahead = Ahead(clock)
         self._quiet: asyncio.TimerHandle | None = None
         self.crowded = False
-        self.pooled = False  # by a pooler of transactions for all that is known, of which the URL does not tell
+        self.pooled = False  # whether a transaction pooler, which the URL does not mention, seems to be in front of the server
 
     def expect(self, asked: Sequence[Statement], uses: int) -> None:
-        """These reads are likely to be asked again: the server makes its plans for them while nobody waits, over each connection. ``uses``: how often the last of them
-        has to be used until the server keeps its plan."""
+        """Notes that these reads will probably be asked again, so that the server plans them on each connection while nobody waits. ``uses``: how
+        often the last of them has to be used until the server keeps its plan."""
         self._ahead.expect(asked, uses)
         if self._quiet is None:
             self._quiet = asyncio.get_running_loop().call_later(AT_REST, self._plan_ahead)
 
     def _plan_ahead(self) -> None:
-        """Has plans made over a connection that lacks any, once nobody else is asking; the others have their turn later."""
+        """Has plans made over a connection that lacks some, once no question is open; the other connections follow later."""
         self._quiet = None
         if self._closed or self.crowded or not self._ahead.expects():
             return
@@ -448,8 +451,8 @@ class Connections:
             self._quiet = asyncio.get_running_loop().call_later(AT_REST, self._plan_ahead)
 
     def at_once(self, asked: Sequence[Statement]) -> asyncio.Future[list[Rows]] | None:
-        """What these statements give, sent in this turn of the loop; None where no connection is at rest. A task, its turns and its timers would be most of what
-        a short read costs here. Whoever waits may go: the connection comes back when the answer is there."""
+        """Sends these statements in this turn of the event loop, and returns a future of their rows; None if no connection is idle. A task, its turns
+        and its timers would be most of the cost of a short read. The caller may be cancelled: the connection is given back when the answer is there."""
         if (held := self.take()) is None:
             return None
         answered: asyncio.Future[list[Rows]] = asyncio.get_running_loop().create_future()
@@ -467,8 +470,8 @@ class Connections:
         return answered
 
     def send(self, held: Held, asked: Sequence[Statement], seconds: float, over: Callable[[list[Rows] | BaseException], None]) -> None:
-        """Sends statements over a connection that was ``taken``, and calls ``over`` with their rows, or with the error of the database or the socket, once the
-        connection has been given back."""
+        """Sends statements over a connection that was ``taken``, and calls ``over`` with their rows, or with the error of the database or the socket,
+        after giving the connection back."""
         _Question(self, held, seconds, over).send(asked)
 
     def wait_for(self, question: _Question) -> None:
@@ -501,18 +504,18 @@ class Connections:
             over(error)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        """What a close waits for."""
+        """Starts work as a task for which a close waits."""
         task = asyncio.ensure_future(work)
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
 
     async def answer(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
-        """What is read on one connection. A caller that is cancelled goes at once, and the answer is waited for without it: a question that is
-        broken off costs its connection, and the next one is made by a new process of the server."""
+        """Returns what ``ask`` reads over one connection. A cancelled caller returns at once, and the answer is awaited without it: breaking off a
+        question would cost its connection, and the server would need a new process for the next one."""
         task = asyncio.ensure_future(self._answer(ask))
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
-        task.add_done_callback(note_error)  # the server may go meanwhile; what that means for the connection is looked after where it is held
+        task.add_done_callback(note_error)  # the server may be lost meanwhile; ``hold`` handles what that means for the connection
         return await asyncio.shield(task)
 
     async def _answer(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
@@ -521,7 +524,7 @@ class Connections:
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[Connection]:
-        """One connection, at rest. One that comes back with an error in it is closed."""
+        """Gives an idle connection for the time of a ``with`` block. If the block raises an error, the connection is rolled back or closed."""
         await self._room.enter()
         try:
             async with self._alone if self.crowded else contextlib.nullcontext():
@@ -536,7 +539,7 @@ class Connections:
             self._room.leave()
 
     def take(self) -> Held | None:
-        """A connection that is there and at rest, without waiting for one; None where there is none. It is to be given back."""
+        """Takes an idle connection without waiting; None if there is none. The caller must give it back."""
         if not self._idle or self.crowded or not self._room.enter_now():
             return None
         generation, db = self._idle.pop()
@@ -547,7 +550,7 @@ class Connections:
         return generation, db
 
     def give_back(self, held: Held) -> None:
-        """Gives back what was ``taken``, at rest as it was."""
+        """Gives back an idle connection that was ``taken``."""
         generation, db = held
         if self._closed or generation != self._generation or db.pgconn.status == ConnStatus.BAD or self.crowded:
             self._later(self._keep(*held))
@@ -556,7 +559,7 @@ class Connections:
         self._room.leave()
 
     async def give_back_broken(self, held: Held, error: BaseException) -> None:
-        """The same, with the error that it met."""
+        """Gives back a connection that met this error."""
         try:
             await self._after(error, *held)
         finally:
@@ -592,14 +595,14 @@ class Connections:
         return generation, db
 
     async def find_pooler(self) -> None:
-        """A pooler hands each transaction to another session: nothing is prepared any more."""
+        """Stops preparing statements, because a pooler gives each transaction to another session."""
         if not self.pooled:
             self.pooled, self._prepared = True, False
             log.warning("%s: a pooler stands before the server, and the URL does not say which; %s", self._place.url, POOLER_HINT)
             await self.leave()
 
     async def _after(self, error: BaseException, generation: int, db: Connection) -> None:
-        """What an error leaves of a connection: one that is at rest again after a rollback may be used on."""
+        """Handles a connection after an error: it is kept if it is idle again after a rollback."""
         if isinstance(error, UNPREPARED):
             await self.find_pooler()
         elif is_leaving(error) or not isinstance(error, psycopg.Error | HoldfastError):
@@ -618,14 +621,14 @@ class Connections:
             await db.close()
 
     async def leave(self) -> None:
-        """Closes what is idle; what is in use is closed when it comes back."""
+        """Closes idle connections; those in use are closed when they are given back."""
         self._generation += 1
         idle, self._idle = self._idle, []
         for _, db in idle:
             await db.close()
 
     async def close(self) -> None:
-        """Closes every connection. A question whose caller has gone is answered first, if that takes no longer than a moment."""
+        """Closes every connection. Waits a moment for the answers to questions whose caller has gone."""
         self._closed = True
         await self.leave()
         loop = asyncio.get_running_loop()
@@ -649,14 +652,14 @@ class Connections:
 
 
 async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: float, *, wrote: bool = True) -> T:
-    """Does something until it succeeds or fails for good: the same thing is sent again after what passes, with backoff and jitter.
+    """Does something until it succeeds or fails for good: after a temporary error the same thing is sent again, with back-off and jitter.
 
-    ``work`` is told how often it has been sent before: whoever writes can then tell its own earlier writing from somebody else's.
+    ``work`` is called with the number of times it has been sent before, so that a writer can tell its own earlier write from another's.
 
     Raises:
-        OutcomeUnknown: it passed for too long, and something may have been written.
-        StoreUnavailable: it passed for too long, and nothing was.
-        HoldfastError: what the error means, where it is none that passes.
+        OutcomeUnknown: temporary errors lasted too long, and something may have been written.
+        StoreUnavailable: temporary errors lasted too long, and nothing was written.
+        HoldfastError: the mapped error, if it is not temporary.
     """
     until, wait, sent, broken = time.monotonic() + patience, FIRST_WAIT, 0, False
     while True:
@@ -681,12 +684,12 @@ async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: fl
 
 
 async def many(db: Connection, asked: Sequence[Statement]) -> list[Rows]:
-    """Several statements in one round trip; gives the rows of each."""
+    """Asks several statements in one round trip; returns the rows of each."""
     return await db.ask(*asked)
 
 
 async def rows_of(db: Connection, text: str, values: Any = None) -> list[tuple[Any, ...]]:
-    """The rows that one statement gives."""
+    """Returns the rows of one statement."""
     return (await db.ask((text, values)))[0]
 
 

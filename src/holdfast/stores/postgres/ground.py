@@ -1,10 +1,10 @@
-"""From where on a claim looks for what is due, so that it does not go through all that was due before.
+"""Where claims begin to search, so that they do not pass through all runs that were due before.
 
-What was claimed stays in the index of what is due until it is vacuumed, and as long as somebody holds a snapshot, a dump or a replica, it is
-not: after ten minutes a claim would go through some hundred thousand dead entries, which are all older than what is due now. So this
-process remembers lines (queue, priority, tenant), and the oldest that was due in each. Whoever commits late, with an earlier
-time, is looked for ``MARGIN`` further back, and from time to time each line is looked through from its beginning: so long a run may wait that came while the
-database's clock was behind. Lines that come anew are always seen. A process that has claimed few runs yet remembers nothing.
+The entries of claimed runs stay in the index of due runs until it is vacuumed, and that is impossible while a snapshot, a dump or a replica is held.
+After ten minutes a claim would pass through some hundred thousand dead entries, which are all older than what is due now. So this process remembers
+lines (queue, priority, tenant), and the oldest due value in each. For commits that come late, with an earlier time, claims search ``MARGIN`` further
+back; and from time to time each line is searched from its beginning, which limits how long a run may wait that was written while the database's clock
+was behind. New lines are always seen. A process that has claimed few runs remembers nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import msgspec
 
 from holdfast.stores.postgres.arrays import Names, Numbers
 
-EACH, WHOLE = 0.25, 1.0  # seconds at least between two looks at where lines begin, and between two of them that begin with nothing remembered
-PART = 50  # such a look takes at most one part in so many of the time
-QUICK = 0.01  # seconds: where such a look took no longer, little lies about, and lines in which nothing is to come are forgotten
+EACH, WHOLE = 0.25, 1.0  # the least seconds between two looks at where lines begin, and between two such looks that use nothing remembered
+PART = 50  # such looks take at most this part of the time (1/50)
+QUICK = 0.01  # seconds: if such a look took no longer, there are few dead entries, and lines without runs to come are forgotten
 MARGIN = 2_000_000  # microseconds
-FEW = 1_000  # runs: to go through so many costs less than half a millisecond
+FEW = 1_000  # runs: to pass through so many costs less than half a millisecond
 LINES = 32  # that are remembered at most
-NEW_LINES = 16  # that a claim goes through without counting who uses what
+NEW_LINES = 16  # that a claim examines without counting usage
 BEGINNING = (-(2**62), -1)
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A queue, priority and tenant, and behind what times it begins: ``begins`` what is due at once, ``times`` what is due at a time."""
+    """A queue, priority and tenant, and the values after which it begins: ``begins`` for runs due at once, ``times`` for runs due at a time."""
 
     queue: str
     priority: int
@@ -38,7 +38,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def ask_from(lines: Sequence[Line], *, whole: bool = False) -> Mapping[str, Any]:
-    """What a statement is asked with that begins there; where it looks through the ``whole`` of them, their times count for nothing."""
+    """Returns the values of a statement that begins at these lines; with ``whole`` it searches them from their beginning, whatever their times."""
     return {
         "in_queue": Names([*(line.queue for line in lines), ""]),
         "in_priority": Numbers([*(line.priority for line in lines), -(2**31) - 1]),
@@ -53,14 +53,14 @@ NOWHERE = ask_from(())
 
 
 class Look(msgspec.Struct, frozen=True):
-    """A look at where lines begin: what it is asked with, and whether it looks through the ``whole`` of them."""
+    """A look at where lines begin: its values, and whether it searches the ``whole`` of them."""
 
     values: Mapping[str, Any]
     whole: bool
 
 
 class Ground:
-    """What is remembered. ``values``: what a statement is asked with that begins there."""
+    """The lines that are remembered. ``values``: those of a statement that begins there."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,20 +72,20 @@ class Ground:
         self._taken = 0
 
     def took(self, count: int) -> None:
-        """So many runs were claimed here."""
+        """Notes that so many runs were claimed here."""
         self._taken += count
 
     @property
     def single(self) -> bool:
-        """Whether nothing is known of more than one line."""
+        """Whether at most one line is known."""
         return len(self._lines) <= 1 and self._clock() >= self._several_until
 
     def see_several(self) -> None:
-        """A claim that counted on a single line found that there is more to look at."""
+        """Notes that a claim which expected a single line has found that there is more to search."""
         self._several_until = self._clock() + WHOLE
 
     def look(self) -> Look | None:
-        """What is looked at before the next claim, if anything is."""
+        """Returns the look that is due before the next claim, if any."""
         now = self._clock()
         whole = now - self._looked_whole >= max(WHOLE, PART * self._whole_took)
         if self._taken < FEW or (not whole and now - self._looked < EACH):
@@ -93,8 +93,8 @@ class Ground:
         return Look({**ask_from(self._lines, whole=whole), "found_lines": LINES + NEW_LINES}, whole)
 
     def see(self, look: Look, found: Sequence[Sequence[Any]], seconds: float) -> None:
-        """What a look has found, from the last line to the first, and for how long it was asked for. A line in which nothing is to come begins now;
-        it is forgotten where there are too many of them."""
+        """Stores what a look has found, from the last line to the first, and how many seconds it took. A line without runs to come begins now; it is
+        forgotten if there are too many of them."""
         self._looked = self._clock()
         if look.whole:
             self._looked_whole, self._whole_took = self._looked, seconds
@@ -110,7 +110,7 @@ class Ground:
         self.values = ask_from(self._lines)
 
     def begins(self, queue: str, priority: int, tenant: str) -> int:
-        """Behind what time what is due at once begins in a line."""
+        """Returns the value after which runs due at once begin in a line."""
         return next((line.begins for line in self._lines if (line.queue, line.priority, line.tenant) == (queue, priority, tenant)), BEGINNING[0])
 
 

@@ -1,4 +1,4 @@
-"""The indexes of this release's schema. Without a unique one, what must be there once may be there twice (§10.14)."""
+"""The indexes of this release's schema. Without a unique index there may be duplicates (§10.14)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ INDEXES = frozenset(
 
 
 def find_lost(there: Iterable[str], invalid: Iterable[str]) -> list[Problem]:
-    """``there``: the indexes that a database has, of which the ``invalid`` are not used, as a build that was broken off leaves them."""
+    """Returns the problems with indexes. ``there``: the indexes that a database has; of these, ``invalid`` ones are not used, such as those of an
+    interrupted build."""
     kept, broken = set(there), set(invalid)
     out = [problem("index_damaged", f"the index holdfast.{name} is invalid", f"make it anew: REINDEX INDEX holdfast.{name}") for name in sorted(INDEXES & broken)]
     way_out = "stop the workers, then restore a backup (with the database's own tools), or make the index as a new database of this release has it"

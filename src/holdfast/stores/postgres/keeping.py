@@ -1,4 +1,4 @@
-"""The store as a whole over PostgreSQL: checks, repair, import and pruning (``ports.Upkeep``)."""
+"""The PostgreSQL store as a whole: checks, repair, import and pruning (``ports.Upkeep``)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from holdfast.stores.postgres.server import vouch_anew
 from holdfast.stores.postgres.upkeep import Key
 
 MAX_PROBLEMS = 100
-_LINEAGES = 100  # pruned in one transaction
-_REST = 3  # seconds of rest after each second of such a transaction
+_LINEAGES = 100  # pruned in one transaction at most
+_REST = 3  # seconds of pause after each second of such a transaction
 
 
 class Keeping(Reading):
     """The verbs of ``ports.Upkeep``, and what the checker asks of a store."""
 
     async def verify(self) -> list[Problem]:
-        """Every chain of the log, in pages, and what was lost with a server's tail."""
+        """Checks every hash chain of the log, in pages, and reports what was lost with a server's tail."""
         unknown = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
         (there,) = await self._ask((Q.indexes_there, None))
         problems = [*unknown, *self._list_lost_tails(), *indexes.find_lost([name for name, _ in there], [name for name, sound in there if not sound])]
@@ -48,7 +48,7 @@ class Keeping(Reading):
         return [Problem(LogRolledBack.code, "error", about, f"look at what is left (holdfast events {run}); then a person resumes it: holdfast explain {run} shows the command", run) for run, about in self._remembered.named.items()]
 
     async def _find_damaged_claims(self) -> list[RecordDamaged]:
-        """In pages: there may be many."""
+        """Checks the claims in pages, because there may be many."""
         out: list[RecordDamaged] = []
         last: tuple[str, str, str] = ("", "", "")
         while page := (await self._ask((Q.claims_page, last)))[0]:
@@ -58,7 +58,7 @@ class Keeping(Reading):
         return out
 
     async def vouch_anew(self) -> None:
-        """An operator accepts the records beside the log as they are: what is lost is lost, what was altered counts as it stands."""
+        """Accepts the records beside the log as they are, on behalf of an operator: lost ones stay lost, and altered ones count as they are."""
 
         async def work(db: Connection, sent: int) -> None:
             await vouch_anew(db)
@@ -68,7 +68,7 @@ class Keeping(Reading):
         self._news.tell()
 
     async def health(self) -> list[Problem]:
-        """What of the server's settings and state endangers what is kept, or slows it: for ``doctor``."""
+        """Reports settings and states of the server that endanger stored data, or slow the store, for ``doctor``."""
         (found,) = await self._ask((Q.health, None))
         return upkeep.health(found[0], time.time_ns() // 1000, unnamed=self._open().pooled)
 
@@ -92,7 +92,7 @@ class Keeping(Reading):
         return out
 
     async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
-        if not after or self._orphans is None:  # every log is gone through, so once for all pages
+        if not after or self._orphans is None:  # this reads every log, so it is done once for all pages
             self._orphans = list(upkeep.orphans((await self._ask((Q.log_orphans, None)))[0]))
         (found,) = await self._ask((Q.run_ids, (after, limit)))
         here = [r for (r,) in found]
@@ -101,12 +101,12 @@ class Keeping(Reading):
         return sorted([*here, *lost]) if lost else here
 
     async def _where(self, run_id: str) -> Key | None:
-        """Where a run's log lies, also where only that is left."""
+        """Returns where a run's log is, also if only the log is left."""
         (found,) = await self._ask((Q.run_raw, (ids.bucket_number(run_id), run_id)))
         return Key(*found[0][:2]) if found else await self._find_orphan(run_id)
 
     async def _find_orphan(self, run_id: str) -> Key | None:
-        """Where the log of a run lies whose row is gone: every log is gone through."""
+        """Returns where the log of a run without a row is. This reads every log."""
         (found,) = await self._ask((Q.log_orphans, None))
         return upkeep.orphans(found).get(run_id)
 
@@ -115,7 +115,7 @@ class Keeping(Reading):
         key = await self._where(run_id)
         if key is None:
             return None
-        # The row and the end of its log are read together: of a run that is driven one of them would be newer.
+        # The row and the end of its log are read together: otherwise, while the run is driven, one of them would be newer.
         raws, found, tips, needs, *beside = await self._ask(
             (Q.run_raw, (bucket, run_id)), (Q.run_get, {"b": bucket, "run": run_id, "now": self._clock()}), (Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}),
             *besides.ask_kept_of_run(run_id, bucket),
@@ -127,7 +127,7 @@ class Keeping(Reading):
         return msgspec.structs.replace(evidence, problems=(*evidence.problems, *map(record_problem, damaged)), needs=upkeep.needs(needs) if raws else None)
 
     async def _find_misfit(self, evidence: Evidence) -> list[Problem]:
-        """Why a run's row does not fit its log, as loading it would say."""
+        """Returns why a run's row does not match its log, as loading it would report."""
         run, tip = evidence.run, evidence.tip
         if not isinstance(run, Run) or tip is None or evidence.lease is None:
             return []
@@ -176,7 +176,7 @@ class Keeping(Reading):
         except Conflict as e:
             if e.code != "lane_busy":
                 raise
-            return await self.adopt(dossier)  # somebody took its lane after the look at it, and is seen now
+            return await self.adopt(dossier)  # another run took its lane after the check, which now sees it
         self._news.tell()
         return True
 
@@ -194,8 +194,8 @@ class Keeping(Reading):
         return besides.read_pruned(*await self._ask(*besides.ask_pruned([run_id])))
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        """In batches: what is found is locked, and looked at again, before it goes. Each row that goes is a page that the server reads, logs and writes
-        back, where the store is larger than its memory; the commits of others wait for that."""
+        """Prunes in batches: what is found is locked, and checked again, before it is deleted. If the store is larger than the server's memory, each
+        deleted row is a page that the server reads, logs and writes back, and the commits of others wait for that."""
 
         async def find(after: str) -> list[tuple[str, str]]:
             (found,) = await self._ask((Q.old_roots, {"before": before, "after": after, "limit": _LINEAGES}))

@@ -1,6 +1,6 @@
-"""What bounds how much is under way at once, as the database keeps it (§10.11): rules, buckets, calls that hold limits or wait for them.
+"""What bounds how much is under way at once, as the database stores it (§10.11): rules, buckets, and calls that hold limits or wait for them.
 
-Whoever judges by what is in use holds one advisory lock to the end of its transaction; plain claims, which no limit binds, know nothing of it.
+A transaction that decides by what is in use holds one advisory lock to its end; plain claims, which are subject to no limit, do not take it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def decode(found: Sequence[tuple[Any, ...]]) -> list[Rule]:
 
 
 def read_sound(found: Sequence[tuple[Any, ...]], stated: Sequence[tuple[Any, ...]]) -> list[Rule]:
-    """All rules, for whoever looks at them or changes them.
+    """Returns all rules, checked, for callers that show or change them.
 
     Raises:
         RecordDamaged: one is lost, or is not what was set.
@@ -38,16 +38,16 @@ def read_sound(found: Sequence[tuple[Any, ...]], stated: Sequence[tuple[Any, ...
 
 
 def count_held(found: Sequence[tuple[Any, ...]], lost: Lost) -> list[Held]:
-    """Who holds how many runs; owners that are lost hold none."""
+    """Returns how many runs each owner holds; lost owners hold none."""
     return [Held(owner, queue, tenant, n) for owner, queue, tenant, n, boot, left in found if lost(owner, boot, left) is None]
 
 
 class Tally:
-    """Who holds how many runs, as it was counted last.
+    """How many runs each owner holds, as last counted.
 
-    What was driven once stays in the index of owners as long as somebody holds a snapshot, and a count goes through all of it. Where it took longer than
-    ``QUICK``, it counts for a while, so that counting takes at most one part in ``PART`` of the time: tenants then share by what they held a moment ago. A limit
-    of what is in flight has it counted each time.
+    The entries of former owners stay in the index of owners while a snapshot is held, and a count passes through all of them. If a count took longer
+    than ``QUICK``, its result is used for a while, so that counting takes at most 1/``PART`` of the time; tenants then share by what they held a
+    moment ago. A limit on runs in flight has them counted each time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,16 +57,16 @@ class Tally:
 
     @property
     def holds(self) -> bool:
-        """Whether it still counts."""
+        """Whether the last count is still used."""
         return self._clock() < self._until
 
     def see(self, held: Sequence[Held], seconds: float) -> None:
-        """What was counted just now, and how long that took."""
+        """Stores what was counted just now, and how long that took."""
         self.held = list(held)
         self._until = self._clock() + PART * seconds if seconds > QUICK else float("-inf")
 
     def add(self, owner: str, queue: str, tenant: str) -> None:
-        """One more run was claimed here."""
+        """Notes that one more run was claimed here."""
         self.held.append(Held(owner, queue, tenant, 1))
 
 
@@ -101,7 +101,7 @@ def usage(answers: Sequence[Sequence[tuple[Any, ...]]], lost: Lost) -> Usage:
 async def enter(
     db: Connection, lost: Lost, at: int | None, now: int, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], *, resting: bool
 ) -> Later | None:
-    """Begins a call, or says when to come back."""
+    """Begins a call, or returns when to come back."""
     _, there, stored, calls, full = await many(
         db, [(Q.limits_lock, None), (Q.call_get, (place,)), (Q.rules, None), (Q.calls, {"now": at}), (Q.buckets, None)]
     )
@@ -133,7 +133,7 @@ def _put_calls(place: str, owner: str | None, run_id: str, names: Sequence[str],
 
 
 async def leave(db: Connection, at: int | None, owner: str, places: Sequence[str] | None) -> None:
-    """Ends calls (None: all of the owner's), and wakes who has waited longest for what they held."""
+    """Ends calls (None: all of the owner's), and wakes the runs that have waited longest for the limits they held."""
     cursor = await db.execute(Q.calls_left, {"owner": owner, "places": None if places is None else list(places)})
     for name, n in Counter(name for (name,) in await cursor.fetchall()).items():
         await db.execute(Q.wake_line, {"name": name, "n": n, "now": at})

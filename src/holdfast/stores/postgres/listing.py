@@ -1,4 +1,4 @@
-"""Listings of runs: what they are asked for, and by which indexes they are found."""
+"""Listings of runs: their statements, and the indexes by which runs are found."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _FILTERS = {
     "owner": "r.owner = %(owner)s",
     "before": "r.run_id < %(before)s",
 }
-_OPEN = "r.status NOT IN ('completed', 'failed', 'canceled')"  # in the words of an index
+_OPEN = "r.status NOT IN ('completed', 'failed', 'canceled')"  # the same expression as in an index
 
 
 def listings(query: RunFilter) -> tuple[list[str], dict[str, Any]]:
-    """The statements whose rows are a page of a listing, one after the other, and their values but for ``limit``, ``seen`` and ``now``."""
+    """Returns the statements whose rows are a page of a listing, one after the other, and their values except ``limit``, ``seen`` and
+    ``now``."""
     values = {field: getattr(query, field) for field in _FILTERS if getattr(query, field) is not None}
     where = [_FILTERS[field] for field in values]
     if query.statuses is not None:
@@ -33,17 +34,17 @@ def listings(query: RunFilter) -> tuple[list[str], dict[str, Any]]:
         if not TERMINAL.intersection(query.statuses):
             where.append(_OPEN)
     parts = [(where, "r.turn DESC" if query.by_turn else "r.run_id DESC")]
-    if query.ahead:  # one run at most holds a lane, so that the first page of what is due comes after it
+    if query.ahead:  # at most one run holds a lane, so the first page of due runs comes after it
         values["until"], parts = query.until, [([*where, "r.holds"], "r.turn"), ([*where, Q.runs_due], "r.turn")]
     texts = [_listing(_ways(query), terms, order) for terms, order in parts]
     return texts, values
 
 
 def _ways(query: RunFilter) -> tuple[str, ...]:
-    """How the runs of a listing are found, where it is by several indexes: each finds its own."""
-    if query.thread_id is not None:  # the run that a thread is called by is in no index of threads
+    """Returns the conditions that split a listing if several indexes are needed: each part uses its own."""
+    if query.thread_id is not None:  # the run that gives a thread its name is not in the index of threads
         return "r.thread_id <> r.run_id", "r.thread_id = r.run_id AND r.run_id = %(thread_id)s"
-    if query.lineage_root is not None:  # nor is the root in that of lineages
+    if query.lineage_root is not None:  # nor is the root in the index of lineages
         return "r.lineage_root <> r.run_id", "r.lineage_root = r.run_id AND r.run_id = %(lineage_root)s"
     if query.statuses is None or query.owner is not None:
         return ()
@@ -51,13 +52,14 @@ def _ways(query: RunFilter) -> tuple[str, ...]:
         return () if TERMINAL.intersection(query.statuses) else ("r.holds", "NOT r.holds")
     if query.parent_run_id is not None:
         return ()
-    if TERMINAL.issuperset(query.statuses):  # whoever has ended has no owner
+    if TERMINAL.issuperset(query.statuses):  # a run that has ended has no owner
         return ("r.owner IS NULL",)
-    return "r.owner IS NULL", "r.owner IS NOT NULL"  # what somebody drives is in no index of statuses, but in that of owners
+    return "r.owner IS NULL", "r.owner IS NOT NULL"  # a run with an owner is not in the index of statuses, but in that of owners
 
 
 def _listing(ways: Sequence[str], terms: Sequence[str], order: str) -> str:
-    """A page of runs. Each way gives as many as may be on it, in their order, so that no index is read further than that."""
+    """Returns the statement for a page of runs. Each part returns as many as may be on the page, in their order, so that no index is read
+    further than that."""
     if not ways:
         where = f" WHERE {' AND '.join(terms)}" if terms else ""
         return f"{Q.runs.replace('{those}', 'holdfast.run r')}{where} ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s"

@@ -1,9 +1,9 @@
-"""Runs that are given as they stand, in the place of their claims: their first commit takes them (``ports.Untaken``).
+"""Runs that are returned as they are, instead of claims: their first commit takes them (``ports.Untaken``).
 
-That saves a commit and a round trip where one worker waits for one run. Where many workers wait, all of them would find the same run, and all but one would
-send a commit in vain: they claim, and look from time to time whether they have become few.
+That saves a commit and a round trip if one worker waits for one run. If many workers wait, all of them would find the same run, and all but one would
+send a commit in vain; so they claim, and check from time to time whether there are few workers.
 
-And runs that are given with their log when they have ended, to whoever waits for that (``ports.Awaited``).
+Also runs that are returned with their log when they have ended, for callers that wait for the end (``ports.Awaited``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.ports import Loaded
 from holdfast.stores import apply
 
 MOST_WORKERS = 4
-SECONDS = 10.0  # for which as many workers as there were are taken to be there
+SECONDS = 10.0  # for which many workers are assumed to be there still
 
 
 class Few:
@@ -42,7 +42,7 @@ class Few:
 
 
 class Born(msgspec.Struct, frozen=True):
-    """A run as its birth left it: its row as ``run_get`` has it, its lease, its tip and its log row."""
+    """A run as its birth left it: its row as ``run_get`` returns it, its lease, its tip and its log row."""
 
     row: tuple[Any, ...]
     lease: Lease
@@ -50,15 +50,15 @@ class Born(msgspec.Struct, frozen=True):
     log: Row
 
     def load(self, run: Run) -> Loaded | None:
-        """The run, if it does stand so."""
+        """Returns the run if it is still as its birth left it."""
         loaded = Loaded(run, self.tip, self.lease, None, (self.log,), (), ())
         return loaded if apply.is_unbegun(loaded) else None
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What a look has found. ``due``: runs that a claim would take, counted as far as two; ``orphans``: whether an owner that is gone has any;
-    ``bounded``: whether a limit may hold runs back, or several tenants wait; ``workers``: how many live, counted as far as one too many; ``known``: the names and
-    boots of those on this machine, and the claimer's; ``born``: the one run, where it has never been begun."""
+    """What a look has found. ``due``: runs that a claim would take, counted up to two; ``orphans``: whether an owner that is gone has any;
+    ``bounded``: whether a limit may hold runs back, or runs of several tenants wait; ``workers``: how many are alive, counted up to one too many;
+    ``known``: the names and boots of those on this machine, and the claimer's; ``born``: the only due run, if it has never begun."""
 
     due: int
     orphans: bool
@@ -81,14 +81,14 @@ def look(found: Sequence[Any]) -> Look:
 
 
 def read_born(found: Sequence[Any]) -> Born:
-    """Reads what these statements say of a run."""
+    """Reads a run from the columns ``{born}`` of the statements ``lone`` and ``named``."""
     run_id, doc, status, version, step, head, fence, due, seq, digest, n, since, whole, data = found
     return Born((run_id, doc, status, version, step, head), Lease(fence, due=due), Tip(seq, digest, n, since, whole), Row(seq, data, digest))
 
 
 def read_ended(run: Run, lease: Lease, found: Sequence[Sequence[Any]], known: Tip | None) -> Loaded | tuple[Run, Lease]:
-    """Reads the rows of the statement ``ended``: a run that has ended, with its log, or its row alone. It is left to ``load`` where its log ends before what is
-    known to be committed here."""
+    """Reads the rows of the statement ``ended``: returns a run that has ended with its log, or its row alone. If its log ends before what is known to
+    be committed here, ``load`` must handle it, and only the row is returned."""
     seq, digest, n, since, whole, last = found[-1][11:17]
     if last is None or last != seq or (known is not None and n < known.row):
         return run, lease

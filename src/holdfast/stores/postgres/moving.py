@@ -1,7 +1,7 @@
-"""Work that writes to the row of every run: another schema, or a new incarnation.
+"""Work that writes the row of every run: another schema, or a new incarnation.
 
-Of many runs the server has more to write than it is given time for an answer elsewhere, and what is broken off there is taken back: begun again each
-time, it would never come to its end. So it has a connection and a task of its own, which outlast whoever waits for them.
+With many runs this takes the server longer than the time limit of other answers. What is cancelled is rolled back, so work that was begun anew each
+time would never finish. So it has a connection and a task of its own, which continue even if nobody waits for them any more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logs.logger("holdfast.store")
 
 
 class Moving:
-    """What is being moved through one store, one thing at a time."""
+    """The work of one store on all its rows, one task at a time."""
 
     def __init__(self, place: Place, url: str) -> None:
         self._place = place
@@ -26,21 +26,21 @@ class Moving:
         self._task: asyncio.Task[None] | None = None
 
     async def do(self, work: Callable[[Connection], Awaitable[None]]) -> None:
-        """Waits for the work, which is begun if none is under way. A caller that waits no longer leaves it under way."""
+        """Starts the work if none is under way, and waits for it. If the caller is cancelled, the work continues."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._do(work))
             self._task.add_done_callback(note_error)
         await asyncio.shield(self._task)
 
     async def wait(self) -> bool:
-        """Waits until what is under way has ended, however it ends. Whether something was."""
+        """Waits until the current work has ended, with or without success; returns whether there was any."""
         if self._task is None or self._task.done():
             return False
         await asyncio.wait([self._task])
         return True
 
     async def close(self) -> None:
-        """Gives up what is under way; the server takes it back."""
+        """Cancels the current work; the server rolls it back."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])

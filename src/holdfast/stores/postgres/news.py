@@ -1,10 +1,11 @@
-"""Wake-ups over PostgreSQL: polling is the truth, a notification only shortens it (§10.16).
+"""Wake-ups over PostgreSQL: polling is what can be relied on, a notification only shortens it (§10.16).
 
-Whoever waits makes one task of this store poll for all: a number that moves with every write of the server, asked often for a second
-after news and seldom after that. Where the URL leads to the server itself, a connection listens besides; whoever writes something others
-may wait for says of which kind it is, at most every ``QUIET`` seconds, in a statement of its own that waits for no disk. While it listens, whoever waits for
-one kind only is not woken by every write of the server: what the number says concerns such a one twice a second. A listener that is cut or half-open
-costs nothing but its hints; it proves that it is heard by a heartbeat in its own session, and is made anew when it is not.
+While any task waits, one task of this store polls for all: it reads a number that moves with every write of the server, often for a second after news
+and rarely after that. If the URL leads to the server itself, a connection also listens. A process that writes something others may wait for sends a
+notification of its kinds, at most every ``QUIET`` seconds, in a statement of its own that does not wait for the disk. While a connection listens, a
+task that waits for one kind only is not woken by every write of the server; it is woken because of that number at most twice a second. If the
+listening connection is lost or half-open, only its hints are lost. It checks itself with a heartbeat in its own session, and is replaced if that
+fails.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from holdfast.stores.postgres.wire import Statement
 
 ACTIVE_POLL, IDLE_POLL = 0.010, 0.040
 CROWDED_POLL, LONGEST_POLL = 0.2, 0.5
-HEARD_POLL = 0.5  # for those who are told of their kind of news by a listener
-SHARE = 10  # on a crowded server: looks take at most so small a part of the time
+HEARD_POLL = 0.5  # for tasks whose kind of news is notified
+SHARE = 10  # on a crowded server, the looks take at most this part of the time (1/10)
 ACTIVE_FOR = 1.0
 QUIET = 0.020
 HEARTBEAT = 5.0
@@ -37,8 +38,8 @@ OTHER, DUE = int(News.OTHER), int(News.DUE)
 
 
 class Hearing:
-    """The waiters of one store, and the tasks that look out for them. Everything belongs to the loop that opened the store. ``due`` is called when something has
-    become due, with the name of the run where it was said."""
+    """The waiters of one store, and the tasks that look for news on their behalf. Everything belongs to the event loop that opened the store. ``due``
+    is called when something has become due, with the name of the run if it was given."""
 
     def __init__(
         self, place: Place, look: Callable[[], Awaitable[int]], crowded: Callable[[], bool] = lambda: False, due: Callable[[str | None], None] = lambda run_id: None
@@ -70,24 +71,25 @@ class Hearing:
         self._owed, self._quiet_until = 0, 0.0
 
     async def close(self) -> None:
-        """Lets everybody go. A question that is under way is answered first: to break it off costs its connection, and a warning."""
+        """Wakes all waiting tasks. A question that was sent is answered first: to cancel it would cost its connection, and a warning."""
         self._pool, asking = None, False
         with contextlib.suppress(TimeoutError):
             asking = await asyncio.wait_for(self._asking.acquire(), LAST_ANSWER)
         tasks, self._tasks, self._saying = [*self._tasks, *([self._saying] if self._saying is not None else [])], [], None
         for task in tasks:
-            with contextlib.suppress(RuntimeError):  # its loop has been closed
+            with contextlib.suppress(RuntimeError):  # its event loop has been closed
                 task.cancel()
         if asking:
             self._asking.release()
         self._changes.close()
         here = [t for t in tasks if t.get_loop() is asyncio.get_running_loop() and t is not asyncio.current_task()]
-        if here:  # a question that was broken off closes its connection, which takes a moment
+        if here:  # a cancelled question closes its connection, which takes a moment
             await asyncio.wait(here, timeout=LAST_ANSWER)
 
     def tell(self, news: int = int(ANYTHING), told: bool = False, born: str | None = None) -> None:
-        """Something of these kinds was written here: those who wait here are woken, others are told once it is quiet, unless they were ``told`` by the
-        transaction itself. What is of no kind they poll for. ``born``: this run is due, and nothing else."""
+        """Announces that something of these kinds was written here. Tasks that wait here are woken; other processes are notified once ``QUIET`` has
+        passed, unless the transaction itself has ``told`` them. What is of no other kind than ``OTHER`` they find by polling. ``born``: this run is
+        due, and nothing else."""
         self._moved_at = time.monotonic()
         self._wake(news, born)
         if self._place.listen is not None and self._pool is not None and not told:
@@ -96,13 +98,14 @@ class Hearing:
                 self._saying = asyncio.ensure_future(self._say(self._pool))
 
     def _wake(self, news: int, born: str | None = None) -> None:
-        """Wakes those who wait here."""
+        """Wakes the tasks that wait here."""
         if news & DUE:
             self._due(born)
         self._changes.tell(news)
 
     def with_it(self, news: int, born: str | None = None) -> Statement | None:
-        """What goes with the transaction that writes something of these kinds, so that others hear of it at once; None where they were told something just now, and are told of it later."""
+        """Returns the statement that notifies others within the transaction that writes something of these kinds; None if they were notified just
+        now, so that they are notified later."""
         kinds = news & ~OTHER
         if self._place.listen is None or self._pool is None or not kinds or self._is_saying() or (now := time.monotonic()) < self._quiet_until:
             return None
@@ -110,32 +113,33 @@ class Hearing:
         return Q.tell, (CHANNEL, f"{kinds} {self._name}" if born is None else f"{kinds} {self._name} {born}")
 
     def _is_saying(self) -> bool:
-        """Whether others are about to be told of what is owed to them."""
+        """Whether a notification of the kinds that are owed is about to be sent."""
         return self._saying is not None and not self._saying.done()
 
     async def _say(self, pool: Connections) -> None:
-        """Tells of what is owed once it is quiet, and of what comes meanwhile when it is quiet again."""
+        """Notifies others of the kinds that are owed once ``QUIET`` has passed, and repeats this for what comes meanwhile."""
         while self._owed and self._pool is pool:
             await asyncio.sleep(max(0.0, self._quiet_until - time.monotonic()))
             kinds, self._owed = self._owed, 0
             try:
                 async with self._asking, pool.hold() as db:
-                    # What it tells of is on the disk. That somebody was told need not be: after a crash everybody looks anyway.
+                    # What it announces is on the disk. The notification itself need not be: after a crash everybody looks anyway.
                     await db.execute(f"SET LOCAL synchronous_commit = off; NOTIFY {CHANNEL}, '{kinds} {self._name}'", prepare=False)
             except (psycopg.Error, OSError):
-                return  # a hint that was not given: polling finds it
+                return  # the hint is lost: polling finds the news
             self._quiet_until = time.monotonic() + QUIET
 
     def _hear(self, payload: str) -> None:
-        """Wakes those whom a notification concerns; all of them where it is not one of ours."""
+        """Wakes the tasks that a notification concerns; all of them if it is not one of Holdfast's."""
         kinds, _, more = payload.partition(" ")
         name, _, born = more.partition(" ")
-        if name != self._name:  # what was written here was told here
+        if name != self._name:  # what was written here was announced here
             self._moved_at = time.monotonic()
             self._wake(int(kinds) & int(ANYTHING) if kinds.isdecimal() and len(kinds) < 4 else int(ANYTHING), born or None)
 
     async def wait(self, timeout: float, about: News) -> News:
-        """Returns at once if anything of it changed since this task's last return, else at the next change or the timeout; gives what changed."""
+        """Returns at once if anything of these kinds changed since this task's last return, else at the next change or the timeout; returns what
+        changed."""
         if self._pool is not None and not self._tasks:
             self._tasks.append(asyncio.ensure_future(self._poll()))
             if self._place.listen is not None:
@@ -173,7 +177,7 @@ class Hearing:
             except (psycopg.Error, OSError, HoldfastError):
                 await asyncio.sleep(0.2 * (0.5 + random.random()))
                 last = None
-                self._wake(int(ANYTHING))  # whoever waits looks for itself, and meets the error
+                self._wake(int(ANYTHING))  # waiting tasks look for themselves, and meet the error
                 continue
             moved = number != last and last is not None
             last, owed = number, owed or moved
@@ -184,7 +188,7 @@ class Hearing:
                 self._changes.tell(OTHER)
 
     def _pause(self, took: float) -> float:
-        """Seconds to the next look. Many processes share a crowded server: what one of them writes is news to all, so each looks seldom."""
+        """Returns the seconds to the next look. On a crowded server each process looks rarely: there are many, and what one writes is news to all."""
         if self._crowded():
             return min(max(CROWDED_POLL, SHARE * took), LONGEST_POLL) * (0.5 + random.random() / 2)
         active = time.monotonic() - self._moved_at < ACTIVE_FOR
@@ -192,8 +196,8 @@ class Hearing:
 
     async def _listen(self, pool: Connections, conninfo: str) -> None:
         wait = 0.1
-        while not (conninfo == self._place.conninfo and pool.pooled):  # what a pooler's sessions are told reaches nobody
-            if self._crowded():  # others need the connection more: polling finds what is new
+        while not (conninfo == self._place.conninfo and pool.pooled):  # a notification to a session of a pooler reaches nobody
+            if self._crowded():  # others need the connection more: polling finds the news
                 await asyncio.sleep(HEARTBEAT * (0.5 + random.random()))
                 continue
             try:
@@ -205,16 +209,16 @@ class Hearing:
             try:
                 await db.ask((f"LISTEN {CHANNEL}", None))
                 wait, self._heard = 0.1, True
-                self._wake(int(ANYTHING))  # of what was written before it listened nobody told
+                self._wake(int(ANYTHING))  # for what was written before it listened
                 while True:
                     await db.hear(self._hear, HEARTBEAT)
                     async with asyncio.timeout(HEARTBEAT), self._asking:
                         if (await db.ask(("SELECT WHERE current_setting('transaction_read_only') = 'on'", None)))[0]:
-                            break  # a server that was demoted tells nothing any more
+                            break  # a demoted server sends no notifications
                         if self._crowded():
                             break
             except (psycopg.Error, OSError):
-                pass  # made anew; polling goes on meanwhile
+                pass  # connects anew; polling continues meanwhile
             finally:
                 self._heard = False
                 await db.close()

@@ -1,7 +1,7 @@
-"""The outbox's part of the PostgreSQL store: statements inside a transaction.
+"""The outbox of the PostgreSQL store: statements inside a transaction.
 
-An intent's columns are what it is found by and what changes with each attempt; ``data`` holds the rest, and columns win. Which intents
-are free is found lane by lane; what another dispatcher is just claiming is passed over.
+An intent's columns are those by which it is found, and those that change with each attempt; ``data`` has the rest, and columns take precedence. Free
+intents are found lane by lane; intents that another dispatcher is claiming just now are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.stores.postgres.queries import Q
 
 Statement = tuple[str, Any]
 T = TypeVar("T")
-PIECE = 8  # intents that are looked at between two turns of others of the loop
+PIECE = 8  # intents that are handled between two turns of the event loop
 _STATES = frozenset(IntentState)
 
 
@@ -44,7 +44,7 @@ def put_intents(intents: Sequence[Intent]) -> Iterator[Statement]:
 
 
 def decode_intent(kept: Sequence[Any]) -> Intent:
-    """An intent as kept: ``data``, then the columns that win.
+    """Decodes an intent as stored: ``data``, then the columns, which take precedence.
 
     Raises:
         EventUnreadable: damaged bytes.
@@ -58,31 +58,31 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
 
 
 def keep_sound(found: Sequence[Sequence[Any]]) -> list[Intent]:
-    """Those that are what was written: nothing else is sent. The others are named where their run is read, and by the checker."""
+    """Returns the intents that are what was written: nothing else is sent. The others are reported when their run is read, and by the checker."""
     return besides.keep_sound(found, vouch.of_intent_row, decode_intent)
 
 
 def ask_list(run_id: str | None, state: str | None, type: str | None, tenant_id: str | None, after: str | None, limit: int) -> Statement:
-    """The statement that lists intents."""
+    """Returns the statement that lists intents."""
     wanted = {"i.run_id = %s": run_id, "i.state = %s": state, "i.type = %s": type, "i.tenant_id = %s": tenant_id}
     wanted["i.id > (SELECT id FROM holdfast.intent WHERE intent_id = %s)"] = after
     return _where(Q.intents, wanted, "i.id", limit)
 
 
 def ledger(run_id: str | None, topic: str | None, key: str | None, tenant_id: str | None, after: int | None, limit: int | None) -> Statement:
-    """The statement that lists ledger rows."""
+    """Returns the statement that lists ledger rows."""
     wanted: dict[str, object] = {"l.run_id = %s": run_id, "l.topic = %s": topic, "l.key = %s": key, "l.id > %s": after}
     wanted["l.run_id IN (SELECT run_id FROM holdfast.run WHERE tenant_id = %s)"] = tenant_id
     return _where(Q.ledger, wanted, "l.id", limit)
 
 
 def of_ledger(run_id: str | None, after: int | None) -> list[Statement]:
-    """What reads the vouchers of a run's ledger rows behind a number, where those of one run are asked for."""
+    """Returns the statement that reads the vouchers of a run's ledger rows after a number, if one run is asked for."""
     return [] if run_id is None else [(Q.vouch_between, (run_id, "ledger", vouch.ledger_id(after or 0), "9"))]
 
 
 def of_run(run_id: str | None) -> list[Statement]:
-    """What reads all intents of a run and their vouchers, where those of one run are asked for."""
+    """Returns the statements that read all intents of a run and their vouchers, if one run is asked for."""
     return [] if run_id is None else [(Q.intents + " WHERE i.run_id = %s", (run_id,)), (Q.vouch_of_run, (run_id, "intent"))]
 
 
@@ -106,8 +106,8 @@ async def claim(
     *,
     doubt: bool,
 ) -> list[Intent]:
-    """Takes what may be sent now: of lost senders, then of one lane after the other. A transaction of two round trips; where ``dead`` says of a
-    sender that it is proven dead, of three. ``at``: the time, where a test moves the clock."""
+    """Takes what may be sent now: intents of lost senders, then of one lane after the other. A transaction of two round trips, or three if ``dead``
+    says that a sender is proven dead. ``at``: the time, if a test moves the clock."""
     values: dict[str, Any] = {"types": list(types), "dead": [], "run": run_id, "limit": limit, "now": at, "me": owner if doubt else None, "held": list(held)}
     _, _, senders, ((now, _),), lost, due = await many(
         db,
@@ -132,15 +132,15 @@ async def claim(
 
 
 async def _read(found: Sequence[Sequence[Any]]) -> AsyncIterator[Intent]:
-    """Those that are what was written."""
+    """Yields the intents that are what was written."""
     async for piece in _in_pieces(found):
         for intent in keep_sound(piece):
             yield intent
 
 
 async def _in_pieces(every: Sequence[T]) -> AsyncIterator[Sequence[T]]:
-    """A few at a time. Between them others of the loop have their turn: to decode, hash and encode a group takes milliseconds, and a run that is driven
-    beside it would wait for all of it."""
+    """Yields a few items at a time, and lets other tasks of the event loop run in between: to decode, hash and encode a group takes milliseconds, and
+    a run that is driven meanwhile would wait for all of it."""
     for n in range(0, len(every), PIECE):
         if n:
             await asyncio.sleep(0)
@@ -148,7 +148,7 @@ async def _in_pieces(every: Sequence[T]) -> AsyncIterator[Sequence[T]]:
 
 
 async def _keep(intents: Sequence[Intent]) -> list[Statement]:
-    """Two statements for all of them; of one intent the last counts."""
+    """Returns two statements for all intents; if one occurs several times, the last counts."""
     kept: dict[str, tuple[tuple[Any, ...], Voucher]] = {}
     async for piece in _in_pieces(intents):
         for i in piece:
@@ -160,7 +160,7 @@ async def _keep(intents: Sequence[Intent]) -> list[Statement]:
 
 
 def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The arrays of such rows as ``_values_of`` gives."""
+    """Returns the arrays for rows of ``_values_of``."""
     state, due, owner, lease_until, settled_at, attempts, carries, data, intent_id = zip(*rows, strict=True)
     return (
         Texts(state), Numbers(due), Texts(owner), Numbers(lease_until), Numbers(settled_at), Numbers(attempts), list(carries), Blobs(data), Texts(intent_id),
@@ -172,8 +172,8 @@ def _values_of(i: Intent) -> tuple[Any, ...]:
 
 
 async def settle_alone(db: Connection, settlements: Sequence[Settlement]) -> bool:
-    """Keeps what became of intents, and nothing beside it, if each stands as its sender saw it: one statement, which is a transaction of its own. If one
-    was taken over, or is not what was written, nothing is kept: ``settle`` says which."""
+    """Stores the results of intents that have nothing else to write, if each intent is as its sender saw it: one statement, which is a transaction of
+    its own. If one was taken over, or is not what was written, nothing is stored: ``settle`` says which."""
     names = ("state", "due", "owner", "lease_until", "settled_at", "attempts", "carries", "data", "intent_id")
     rows: list[tuple[Any, ...]] = []
     was: list[tuple[str, str | None, int, bytes]] = []
@@ -193,7 +193,7 @@ async def settle_alone(db: Connection, settlements: Sequence[Settlement]) -> boo
 
 
 def alone(settlements: Sequence[Settlement]) -> bool:
-    """Whether there are intents, and nothing beside what became of each."""
+    """Whether there are intents, and nothing to write beside their results."""
     return bool(settlements) and not any(s.ledger or s.puts or s.intents or s.blobs for s in settlements) and len({s.after.intent_id for s in settlements}) == len(settlements)
 
 
@@ -205,7 +205,7 @@ async def settle(
     *,
     sent: bool,
 ) -> list[bool]:
-    """Keeps what became of intents that still stand as their senders saw them. A transaction of two round trips, and one more for each item that
+    """Stores the results of intents that still are as their senders saw them. A transaction of two round trips, and one more for each item that
     ``put`` puts into an inbox. ``sent``: it was sent before, and the answer was lost."""
     wanted = [s.after.intent_id for s in settlements]
     count = sum(len(s.ledger) for s in settlements)
@@ -216,7 +216,7 @@ async def settle(
     there: dict[str, Intent] = {}
     async for piece in _in_pieces(rows):
         vouchers += map(vouch.of_intent_row, piece)
-    besides.verify(vouchers, stated)  # before anything of them is decoded
+    besides.verify(vouchers, stated)  # before any of them is decoded
     async for piece in _in_pieces(rows):
         there.update((i.intent_id, i) for i in map(decode_intent, piece))
     numbers = iter([number for (number,) in drawn])

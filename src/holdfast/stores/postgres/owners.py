@@ -1,4 +1,4 @@
-"""Who works over a PostgreSQL store: workers, their leases, and what each of them offers (§10.4)."""
+"""Who works on a PostgreSQL store: workers, their leases, and what each of them offers (§10.4)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.stores.postgres.connection import Connection, Connections, first_o
 from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.server import Seen, Server
 
-LONGEST_BESIDE = 1.0  # seconds for which a renewal waits for the loop that drives the other verbs
+LONGEST_BESIDE = 1.0  # seconds for which a renewal waits for the event loop that drives the other verbs
 
 
 class Owners(Server):
@@ -50,8 +50,8 @@ class Owners(Server):
         return _worker_values((owner, self.now(), ttl_us, self._boot, platform.node(), os.getpid()), ttl_us, self._clock())
 
     async def renew(self, owner: str, ttl_us: int) -> int:
-        """May be driven from any thread, by a loop of its own: it has a connection of its own, which that thread waits for. On a crowded server
-        it goes over the connection of the verbs, unless the loop that drives them is busy."""
+        """May be called from any thread, in an event loop of its own: it has a connection of its own, for which that thread waits. On a crowded
+        server it uses a connection of the verbs, unless the event loop that drives them is busy."""
         pool = self._open()
         self._writable()
         found = await self._renew_beside(pool, owner, ttl_us) if pool.crowded else None
@@ -67,7 +67,8 @@ class Owners(Server):
         return int(found[0])
 
     async def _renew_beside(self, pool: Connections, owner: str, ttl_us: int) -> tuple[Any, ...] | None:
-        """The new expiry and the time; None where that cannot be had soon. Nothing is broken off: to renew twice does no harm."""
+        """Renews over a connection of the verbs. Returns the new expiry and the time; None if there is no answer soon. Nothing is cancelled: renewing
+        twice does no harm."""
         home = self._home
         if home is None or not home.is_running():
             return None
@@ -78,7 +79,7 @@ class Owners(Server):
     async def _renew_over(self, pool: Connections, owner: str, ttl_us: int) -> tuple[Any, ...] | None:
         try:
             async with pool.hold() as db:
-                if pool.pooled or self._place.pooler:  # its connections outlast a server
+                if pool.pooled or self._place.pooler:  # connections to a pooler outlast a server
                     await self._same_server(pool, db)
                 known = self._mine.get(owner)
                 row = (owner, *(known[name] for name in _WORKER[1:])) if known is not None else await first_of(db, Q.worker_row, (owner,))
@@ -88,7 +89,7 @@ class Owners(Server):
                 self._note_flushed(flushed)
                 return found
         except (psycopg.Error, OSError, HoldfastError):
-            return None  # it is tried over a connection of its own, which tells what is wrong
+            return None  # it is tried over a connection of its own, which reports what is wrong
 
     def _renew(self, owner: str, ttl_us: int) -> tuple[Any, ...] | None:
         with self._renewal:
@@ -100,7 +101,7 @@ class Owners(Server):
                 if anew or self._pool is None or self._pool.pooled or self._place.pooler:
                     flushed = self._flushed
                     at = self._renewing.execute(Q.server).fetchone()
-                    if at is None or self._is_another(Seen(*at), flushed):  # a worker that has renewed has held what it remembers against what is here
+                    if at is None or self._is_another(Seen(*at), flushed):  # a worker may renew only after it has compared what it remembers with this server
                         raise psycopg.OperationalError("the server is another one: the other connections have to find it first")
                 found, full, flushed = self._write_renewal(self._renewing, owner, ttl_us)
                 self._note_crowd(full)
@@ -116,19 +117,19 @@ class Owners(Server):
         return found
 
     def _write_renewal(self, db: psycopg.Connection[tuple[Any, ...]], owner: str, ttl_us: int) -> tuple[tuple[Any, ...] | None, float, int]:
-        """The new expiry and the time, how full the server is and how far it has written, in one round trip. What this process knows of its own owner is written anew; of
-        another's, what is there."""
+        """Returns the new expiry and the time, how full the server is and how far it has written its log, in one round trip. For its own owners this
+        process writes what it knows of them; for others, what is stored."""
         known = self._mine.get(owner)
         row = (owner, *(known[name] for name in _WORKER[1:])) if known is not None else db.execute(Q.worker_row, (owner,)).fetchone()
         with db.pipeline():
             renewed = None if row is None else db.execute(Q.worker_renew, _worker_values(row, ttl_us, self._clock()))
             full = db.execute(Q.full)
-        crowd, flushed, _ = full.fetchone()  # type: ignore[misc]  # it gives a row whatever there is
+        crowd, flushed, _ = full.fetchone()  # type: ignore[misc]  # the statement always returns a row
         return None if renewed is None else renewed.fetchone(), crowd, flushed
 
     async def retire(self, owner: str) -> None:
         async def work(db: Connection, sent: int) -> None:
-            mine = (Q.lock_owned, (owner,))  # runs are locked first, as by a commit; and once more, for one may have been taken until the owner was locked
+            mine = (Q.lock_owned, (owner,))  # runs are locked first, as by a commit; and once more, because one may have been taken before the owner was locked
             asked = [mine, (Q.worker_lock, (owner,)), mine, (Q.hand_back, {"owner": owner, "now": self._clock()}), (Q.worker_delete, {"owner": owner})]
             await many(db, asked)
             await bounds.leave(db, self._clock(), owner, None)
@@ -176,13 +177,13 @@ _WORKER = ("owner", "started", "ttl", "boot", "host", "pid")
 
 
 def _worker_values(row: Sequence[Any], ttl_us: int, now: int | None) -> dict[str, Any]:
-    """What is written of a worker: its row as given, with this lease, and what vouches for it."""
+    """Returns the values written for a worker: its row as given, with this lease, and its voucher."""
     values = {**dict(zip(_WORKER, row, strict=True)), "ttl": ttl_us}
     return {**values, "now": now, "seal": vouch.of_worker(*(values[name] for name in _WORKER)).seal}
 
 
 def _offer(owner: str, data: bytes | None, seal: bytes | None) -> Offer | None:
-    """What a worker says that it works on; nothing where that is not what it has written, which the checker names."""
+    """Returns what a worker says it works on; None if that is not what it has written, which the checker names."""
     return None if data is None or vouch.of_offer(owner, data).seal != seal else codec.decode_offer(data)
 
 

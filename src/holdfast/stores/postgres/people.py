@@ -1,4 +1,4 @@
-"""What comes from outside over PostgreSQL: commands for runs, tokens, schedules, and what applications keep on shelves."""
+"""What comes from outside to a PostgreSQL store: commands for runs, tokens, schedules, and what applications keep on shelves."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class People(Server):
 
     async def drop_schedule(self, schedule_id: str) -> bool:
         async def is_gone(db: Connection) -> bool:
-            return True  # nobody else puts it back: that it is not there is this verb's doing
+            return True  # it is gone and nobody else puts it back, so this call has deleted it
 
         return await self._change(Q.schedule_delete, {"id": schedule_id}, is_gone)
 
@@ -96,7 +96,7 @@ class People(Server):
         return besides.keep_sound(found, vouch.of_schedule_row, lambda row: codec.decode_schedule(row[3]))
 
     async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
-        """One statement, which is a transaction of its own: one round trip."""
+        """Stores rows with one statement, which is a transaction of its own: one round trip."""
         pool = self._open()
         self._writable()
         if not rows:
@@ -106,7 +106,7 @@ class People(Server):
         async def work(sent: int) -> list[str]:
             async with pool.hold() as db:
                 taken = sorted(key for (key,) in await rows_of(db, *asked))
-                if sent and taken:  # where an answer was lost they may have been put by this very call
+                if sent and taken:  # if an answer was lost, this call itself may have put them
                     mine = {key for key, data in await rows_of(db, Q.shelf_some, (shelf, taken)) if data == rows[key]}
                     taken = [key for key in taken if key not in mine]
                 return taken
@@ -152,7 +152,7 @@ def _read_shelved(found: Sequence[tuple[Any, ...]]) -> bytes | None:
 
 
 def _mine(there: InboxItem, item: InboxItem, sent: int) -> InboxItem:
-    """The item that is there; where an answer was lost, and it is this one, as if it had just been put."""
+    """Returns the item that is stored; if an answer was lost and it is this very item, returns it as if it had just been put."""
     if sent and (there.command, there.put_at) == (item.command, item.put_at):
         return msgspec.structs.replace(item, taken_seq=None)
     return there

@@ -1,4 +1,4 @@
-"""The statements of the store over PostgreSQL, by their names, and what the rows of those for many rows hold."""
+"""The statements of the PostgreSQL store, by their names, and the columns of those for many rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from holdfast.stores.statements import name_statements, read_migrations
 
 _HERE = Path(__file__).parent
 
-# The store's clock is the database's: the wall clock at the statement. A clock that a test moves stands in for it.
+# The store's clock is the database's: the wall clock at the statement. A clock that a test moves replaces it.
 _NOW = "coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
 _AT_ONCE = f"({AT_ONCE} + {_NOW})"
-# No lease runs out before one TTL after the database came back, so that an outage is no wave of takeovers.
+# No lease expires earlier than one TTL after the database has started, so that an outage does not cause a wave of takeovers.
 _EXPIRY = (
     "greatest(w.expires_at, CASE WHEN %(now)s::bigint IS NULL THEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint + w.ttl ELSE 0 END)"
 )
-# Records beside the log are read with what vouches for them. One that was moved to another place in its order is read as one that was altered.
+# Records beside the log are read with their vouchers. A record that was moved to another place in its order is read as altered.
 _VOUCHED = "LEFT JOIN holdfast.vouch v ON v.run = {0}.run_id AND v.kind = '{1}' AND v.id = {2}"
-# The runs of lineages. A root is not in the index of lineages: it is found by its name.
+# The runs of lineages. A root is not in the index of lineages: it is found by its own id.
 _OF_ROOTS = (
     "({0}.lineage_root = ANY(%(roots)s::text[]) AND {0}.lineage_root <> {0}.run_id OR {0}.run_id = ANY(%(roots)s::text[]) AND {0}.lineage_root = {0}.run_id)"
 )
@@ -43,7 +43,7 @@ _FILLED = {
 
 
 def _fill(text: str) -> str:
-    """Statements with what stands for a part of theirs replaced by it: parts that several share are in the file too, by names of their own."""
+    """Replaces placeholders in statements. Parts that several statements share are in the file too, under names of their own."""
     parts = {f"{{{name}}}": part for name, part in vars(name_statements(text)).items() if name.startswith("part_")}
     for name, meant in (parts | _FILLED).items():
         text = text.replace(name, meant)
@@ -52,7 +52,7 @@ def _fill(text: str) -> str:
 
 Q: Any = name_statements(_fill(_HERE.joinpath("queries.sql").read_text("utf-8")))
 MIGRATIONS = read_migrations(_HERE / "migrations")
-# Commits that write nothing beside their log row and their run's, by the names that their statements give to the columns.
+# Commits that write nothing but their log row and their run's row, by the names that their statements give to the columns.
 _HOT: Mapping[str, Any] = {"seq": Numbers, "since": Numbers, "whole": Numbers, "version": Numbers, "step": Texts, "head": Texts, "hash": Blobs, "data": Blobs}
 BIRTHS = Columns(Q.births, {
     "bucket": Numbers, "run": Texts, "fence": Numbers, "owner": Texts, "due": Numbers, "holds": Numbers, "status": Texts, "tenant": Texts, "skill": Texts,

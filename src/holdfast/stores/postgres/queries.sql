@@ -1,24 +1,24 @@
--- Every statement the store runs, by name. {now} is the database's clock at the statement, {expiry} when a worker's leases run out.
+-- Every statement the store runs, by name. {now} is the database's clock at the statement, {expiry} when a worker's leases expire.
 -- Run rows are locked in the order of their ids, before anything else; a statement after that sees what others have committed.
--- Rows that are given as arrays are taken for a single row by the planner where it is told of something that is always true, `b + 0 = b`: each is
--- then looked up by its key, however small the tables are, and the plan for any number of rows is as good as one for this number, so that the server keeps it.
--- A run is found by its name, in the only index that all runs are in; the bucket beside it says in which partition it lies. A row that was locked before may
--- be written by its place in its partition, `ctid`: as long as it is locked, it lies there.
+-- Rows may be given as arrays. A condition that is always true, `b + 0 = b`, makes the planner expect a single row: each row is then looked up by its
+-- key, however small the tables are, and the plan for any number of rows is as good as the one for this number, so that the server keeps it.
+-- A run is found by its name, in the only index that has all runs; the bucket beside it says in which partition it is. A row that is locked already
+-- may be written by its place in its partition, `ctid`: it stays at that place while it is locked.
 
 -- name: begin
 BEGIN;
 -- name: bounded
--- Whoever is cut off in the middle of a transaction keeps its locks no longer than this: others could not take its runs over.
+-- Limits how long a client that is cut off in the middle of a transaction keeps its locks: meanwhile others could not take its runs over.
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true);
 -- name: bounded_by_index
--- The same, and rows are looked for in the order of an index. What a queue has left of itself in its indexes is passed over by such a search
--- from the second time on; a bitmap reads all of it each time, until it is vacuumed.
+-- As `bounded`, and rows are searched in the order of an index. Dead index entries of a queue are skipped by such a search from the second time on; a
+-- bitmap reads all of them each time, until they are vacuumed.
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true);
 -- name: planned_once
--- The statements behind this one are long, and good plans for them are the same whatever their values: they are not made anew each time, as the server
--- would do by what it thinks that a plan for any value costs, nor compiled for what it thinks that costs. As they last, they are such as do not depend
--- on how many runs there were when they were made: by the order of an index, and row by row. Where there are few, the server would rather go through all names
--- beside those that are looked for.
+-- The statements after this one are long, and good plans for them are the same for all values. So the server is told not to plan them anew at each
+-- use, as it would do because of the estimated cost of a generic plan, and not to compile them because of that estimate. As the plans last, they must
+-- not depend on how many runs there were when they were made: they use the order of an index, and go row by row. With few runs, the server would
+-- prefer to scan all names beside those it looks for.
 SELECT set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true),
   set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true),
   set_config('enable_mergejoin', 'off', true), set_config('enable_hashjoin', 'off', true);
@@ -30,9 +30,9 @@ COMMIT;
 -- A step --------------------------------------------------------------------------------------------
 
 -- name: step
--- A lone step: one statement, one round trip. The run's row is locked in share mode, so that its fence cannot move; the key of the log
--- lets only one row follow another; the hash says that it is the very row. That it has an owner is said so that its index is not looked into:
--- there is all that was ever owned, as long as somebody holds a snapshot.
+-- A step alone: one statement, one round trip. The run's row is locked in share mode, so that its fence cannot change; the key of the log lets only
+-- one row follow another; the hash identifies that row. The condition on the owner is written so that the index of owners is not used: while a
+-- snapshot is held, that index has all former owners.
 WITH held AS MATERIALIZED (
   SELECT bucket, id FROM holdfast.run WHERE bucket = %s AND run_id = %s AND fence = %s AND coalesce(owner, '') <> '' FOR SHARE
 )
@@ -41,8 +41,8 @@ SELECT held.bucket, held.id, before.n + 1, %s, %s, %s, %s, %s, %s, %b, %b
 FROM held JOIN holdfast.log before ON before.bucket = held.bucket AND before.run = held.id AND before.n = %s AND before.hash = %b
 ON CONFLICT DO NOTHING;
 -- name: steps
--- Steps of many runs. Gives the hashes of those that were written; what became of the others, and why, is looked into.
--- OFFSET 0 keeps the row before a look-up by the whole key: as a join it was one by bucket and run, which read all the log that a run has.
+-- Steps of many runs. Returns the hashes of those that were written; why the others were not is examined afterwards.
+-- OFFSET 0 makes the row before a look-up by the whole key: a join used bucket and run only, which read the run's whole log.
 WITH given AS MATERIALIZED (
   SELECT * FROM unnest(%b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[],
     %b::bytea[], %b::bytea[], %b::bigint[], %b::bytea[]) AS t (b, run, fence, seq, since, whole, version, step, head, hash, data, n, after)
@@ -59,11 +59,13 @@ RETURNING hash;
 -- Commits that write nothing beside -------------------------------------------------------------------
 
 -- name: tell
--- Stands before what it tells of, which then has one plan from its first use on, as behind `lock_rows`. Others hear of it once that is committed.
+-- Comes before the statement whose changes it announces; like `lock_rows`, it gets one plan from its first use on. Others are notified once that
+-- transaction is committed.
 SELECT pg_notify(%s, %s), set_config('plan_cache_mode', 'force_generic_plan', true);
 -- name: births
--- Runs that begin at once or wait to: one statement, one round trip. Gives the names of those that were written. Not written is one
--- that is there already, of another generation of the store, whose taker nobody knows, or that begins in a lane which is not free: why, is looked into.
+-- Runs that begin at once or wait to begin: one statement, one round trip. Returns the names of those that were written. A run is not written
+-- if it exists already, is of another generation of the store, is taken by an unknown worker, or begins in a lane that is not free; the reason is
+-- examined afterwards.
 WITH n AS MATERIALIZED (
   SELECT *, nextval('holdfast.number') AS turn FROM unnest(%(bucket)b::bigint[], %(run)b::text[], %(fence)b::bigint[], %(owner)b::text[], %(due)b::bigint[],
     %(holds)b::bigint[], %(status)b::text[], %(tenant)b::text[], %(skill)b::text[], %(fingerprint)b::text[], %(thread)b::text[], %(session)b::text[], %(lane)b::text[],
@@ -97,16 +99,16 @@ WITH n AS MATERIALIZED (
 )
 SELECT run_id FROM r;
 -- name: lock_rows
--- What a statement after this one sees of these runs stays as it is. One plan for it serves any values: left to itself the server makes five others first,
--- each for one use, over each connection, and to make one takes longer than to use it.
+-- Locks runs, so that what a later statement sees of them cannot change. One plan serves for all values: by default the server would first make five
+-- others, each for one use, over each connection, and making one takes longer than using it.
 SELECT FROM (SELECT set_config('plan_cache_mode', 'force_generic_plan', true)) once CROSS JOIN unnest(%(bucket)b::bigint[], %(run)b::text[]) AS x (b, run)
 JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- name: moves
--- Commits of runs that were locked in this transaction, under the fence and after the row that each names. When a run is due and whether it holds its lane
--- depends on how it stands: each has a value for either case. Not written is the end of a run with anything left in its inbox, and whoever lets go of a lane in
--- which somebody is marked as standing behind. Gives the names of those that were written; what became of the others, and why, is looked into. That a run has an
--- owner is said as in `step`.
+-- Commits of runs that were locked in this transaction, under the fence and after the row that each names. When a run is due and whether it holds its
+-- lane depends on its state, so each has a value for either case. Not written are the end of a run whose inbox is unread, and commits that release a
+-- lane in which a run is marked as standing behind. Returns the names of those that were written; why the others were not is examined afterwards. The
+-- condition on the owner is written as in `step`.
 WITH g AS MATERIALIZED (
   SELECT * FROM unnest(%(bucket)b::bigint[], %(run)b::text[], %(fence)b::bigint[], %(keeps)b::bigint[], %(due)b::bigint[], %(due_unread)b::bigint[], %(holds)b::bigint[],
     %(holds_anew)b::bigint[], %(status)b::text[], %(priority)b::bigint[], %(fingerprint)b::text[], %(ended)b::bigint[], %(doc)b::bytea[], %(n)b::bigint[], %(after)b::bytea[],
@@ -139,9 +141,10 @@ WITH g AS MATERIALIZED (
 SELECT run_id FROM moved;
 
 -- name: takes
--- First commits of runs that were found due and stand in the place of their claims: locked in this transaction, one fence below the one that each names, and after
--- the row that it names. Not written is one that somebody holds, whose inbox has anything in it, whose lane is not free, whose taker nobody knows, or beside
--- which a limit is stored. Gives the names of those that were written; what became of the others, and why, is looked into.
+-- First commits of runs that were found due, which replace their claims. The runs were locked in this transaction; each must have the fence before
+-- the one that the commit names, and end with the row that it names. Not written is a run that is held, has anything in its inbox, has a lane that is
+-- not free, or is taken by an unknown worker; nor any if a limit is stored. Returns the names of those that were written; why the others were not is
+-- examined afterwards.
 WITH g AS MATERIALIZED (
   SELECT * FROM unnest(%(bucket)b::bigint[], %(run)b::text[], %(fence)b::bigint[], %(owner)b::text[], %(due)b::bigint[], %(status)b::text[], %(priority)b::bigint[],
     %(fingerprint)b::text[], %(doc)b::bytea[], %(n)b::bigint[], %(after)b::bytea[],
@@ -179,8 +182,9 @@ SELECT r.run_id, r.fence, r.owner, r.holds, r.turn, r.status
 FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- name: see_runs
--- The ends of the logs, whether the inbox holds more than is being taken, whether runs are marked as standing behind in the lane, and the owners'
--- leases; `mine` is the row that follows the one that the commit names, if there is one. OFFSET 0 makes that a look-up by the whole key, as in `steps`.
+-- The ends of the logs, whether the inbox has more than is being taken, whether runs are marked as standing behind in the lane, and the owners'
+-- leases; `mine` is the row that follows the one that the commit names, if there is one. OFFSET 0 makes that a look-up by the whole key, as in
+-- `steps`.
 SELECT x.run, t.n, t.hash, mine.hash, w.boot, {expiry} - {now}, i.unread,
   EXISTS (SELECT 1 FROM holdfast.run b WHERE b.tenant_id = r.tenant_id AND b.session_key = r.session_key AND b.lane = r.lane AND b.behind OFFSET 0),
   ARRAY(SELECT i.key FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL AND x.took::jsonb ? i.key),
@@ -215,24 +219,24 @@ WHERE x.run || '' = x.run;
 SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 WHERE x.b + 0 = x.b ORDER BY r.bucket, r.id FOR KEY SHARE OF r;
 -- name: see_claims
--- Also those that have expired: they are vouched for until they are taken again or their run is pruned. What vouches for them is read in the same
--- statement: between two of them another commit may write both.
+-- Also claims that have expired: they have vouchers until they are taken again or their run is pruned. The vouchers are read in the same statement,
+-- because between two statements another commit may write both.
 SELECT x.kind, x.scope, x.key, c.run_id, c.digest, c.expires_at, v.run, v.kind, v.id, v.seal, v.under, v.mark
 FROM unnest(%(kind)s::text[], %(scope)s::text[], %(key)s::text[], %(id)s::text[]) AS x (kind, scope, key, id)
 LEFT JOIN holdfast.claim c ON c.kind = x.kind AND c.scope = x.scope AND c.key = x.key
 LEFT JOIN holdfast.vouch v ON v.run = %(own)s AND v.kind = 'claim' AND v.id = x.id
 WHERE x.key || '' = x.key;
 -- name: see_statuses
--- How the runs stand that have a key whose time is over.
+-- The statuses of the runs that have expired keys.
 SELECT r.run_id, r.status FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run WHERE x.b + 0 = x.b;
 -- name: see_tokens
--- The links of waits that are open.
+-- The open links of waits.
 SELECT {token} FROM {tokens} WHERE t.run_id = ANY(%(runs)s::text[]) AND t.wait_id = ANY(%(waits)s::text[]) AND t.used_at IS NULL AND t.revoked_at IS NULL
 ORDER BY t.hash FOR UPDATE OF t;
 -- name: see_numbers
 SELECT nextval('holdfast.number') FROM generate_series(1, %(count)s);
 -- name: see_effects
--- By the key alone, as `marked_of`: the index of what is unsettled holds all that ever was.
+-- By the key alone, as in `marked_of`: the index of unsettled effects has all former ones too.
 SELECT e.key, e.effect_id FROM unnest(%(keys)s::text[]) AS x (key) CROSS JOIN LATERAL (
   SELECT f.key, f.effect_id FROM holdfast.effect f WHERE f.key = x.key AND coalesce(f.status, '') IN ('attempted', 'unknown') OFFSET 0) e
 WHERE x.key || '' = x.key;
@@ -255,7 +259,7 @@ WITH n AS MATERIALIZED (SELECT nextval('holdfast.number') AS turn), r AS (
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %b, %b FROM r;
 -- name: runs_insert
--- Many at once, numbered in the order in which they are given.
+-- Many runs at once, numbered in the order in which they are given.
 WITH n AS MATERIALIZED (
   SELECT *, nextval('holdfast.number') AS turn FROM unnest(%b::bigint[], %b::text[], %b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::text[],
     %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::bigint[], %b::text[], %b::text[], %b::bigint[], %b::bytea[],
@@ -275,8 +279,8 @@ WITH n AS MATERIALIZED (
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT r.bucket, r.id, 1, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.run_id = n.run_id;
 -- name: part_update
--- Writes rows of runs that were locked in this transaction, so that nothing needs comparing again, and the log row of each. A null doc leaves the cold part
--- as it is, a null turn the place. Whoever keeps a run that is due at once leaves it due since then.
+-- Writes rows of runs that were locked in this transaction, so that nothing needs comparing again, and the log row of each. A null doc leaves the
+-- cold part as it is, a null turn the place. A run that its owner keeps and that is due at once keeps its due value.
 r AS MATERIALIZED (
   SELECT n.*, s.id, s.place, d.due_at, {part_differs} AS differs FROM n CROSS JOIN LATERAL (
     SELECT s.*, s.ctid AS place FROM holdfast.run s WHERE s.bucket = n.bucket AND s.run_id = n.run_id OFFSET 0) s
@@ -292,11 +296,11 @@ r AS MATERIALIZED (
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT bucket, id, n, seq, since, whole, version, step, head, hash, data FROM r;
 -- name: part_doc_anew
--- The cold part of a run that is there already; one that was lost is there again.
+-- The cold part of an existing run; a lost one is written again.
 ON CONFLICT (run, bucket) DO UPDATE SET data = excluded.data
 -- name: part_differs
--- The run's row does not stand as it is to be. One that does is not written: as long as somebody holds a snapshot each writing leaves a version of it behind,
--- and every search for the run goes through them all.
+-- Whether the run's row differs from what is to be written. If it does not, it is not written: while a snapshot is held, each write leaves a dead
+-- version, and every search for the run passes through them all.
 (s.fence <> n.fence OR s.owner IS DISTINCT FROM n.owner OR s.due IS DISTINCT FROM d.due_at OR s.holds <> (n.holds <> 0) OR s.behind OR s.turn <> n.turn OR s.status <> n.status
     OR s.priority <> n.priority OR s.fingerprint <> n.fingerprint OR s.ended IS DISTINCT FROM n.ended OR s.previous IS NOT NULL OR s.cause IS NOT NULL)
 -- name: run_update
@@ -306,7 +310,7 @@ WITH n AS MATERIALIZED (
     %s::bigint AS seq, %s::bigint AS since, %s::bigint AS whole, %s::bigint AS version, %s::text AS step, %s::text AS head, %b::bytea AS hash, %b::bytea AS data) t
 ), {part_update}
 -- name: runs_update
--- Many at once.
+-- Many runs at once.
 WITH n AS MATERIALIZED (
   SELECT coalesce(t.kept, nextval('holdfast.number')) AS turn, t.* FROM unnest(%b::bigint[], %b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::text[],
     %b::bigint[], %b::text[], %b::bigint[], %b::bytea[], %b::bigint[], %b::text[], %b::bigint[],
@@ -315,7 +319,8 @@ WITH n AS MATERIALIZED (
   WHERE t.bucket + 0 = t.bucket
 ), {part_update}
 -- name: behind_next
--- In lanes that somebody lets go of: the first that stands behind does so no longer. One that is being written to is passed over; it is found when the lanes are gone through.
+-- In lanes that are released, removes the mark of the first run that stands behind. A run that is being written is skipped; it is found when the
+-- lanes are checked.
 UPDATE holdfast.run SET behind = false WHERE (bucket, run_id) IN (
   SELECT b.bucket, b.run_id FROM unnest(%(tenant)s::text[], %(session)s::text[], %(lane)s::text[]) AS x (tenant, session, lane) CROSS JOIN LATERAL (
     SELECT r.bucket, r.run_id FROM holdfast.run r WHERE r.tenant_id = x.tenant AND r.session_key = x.session AND r.lane = x.lane AND r.behind
@@ -325,7 +330,7 @@ INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, %s, %s
 -- name: carry_insert
 INSERT INTO holdfast.carry (source, run) VALUES (%s, %s) ON CONFLICT DO NOTHING;
 -- name: inbox_take
--- All of them, or an error that breaks the transaction.
+-- Takes all of them, or causes an error that aborts the transaction.
 WITH took AS (
   UPDATE holdfast.inbox SET taken = %(seq)s WHERE (bucket, run) = (SELECT bucket, id FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s)
     AND key = ANY(%(keys)s::text[]) AND taken IS NULL RETURNING 1
@@ -334,7 +339,7 @@ WITH took AS (
 )
 SELECT 1 / (count(*) = %(count)s)::int FROM took;
 -- name: claim_insert
--- An expired key is free again; one that somebody took since the look is an error that breaks the transaction.
+-- An expired key is free again; a key that was taken since the read causes an error that aborts the transaction.
 WITH claimed AS (
   INSERT INTO holdfast.claim AS c (kind, scope, key, run_id, digest, expires_at) VALUES (%(kind)s, %(scope)s, %(key)s, %(run)s, %(digest)s, %(until)s)
   ON CONFLICT (kind, scope, key) DO UPDATE SET run_id = excluded.run_id, digest = excluded.digest, expires_at = excluded.expires_at
@@ -354,7 +359,7 @@ INSERT INTO holdfast.ledger (id, run_id, topic, key, at, data, step_id, json) VA
 -- name: blob_insert
 INSERT INTO holdfast.blob (sha256, data) VALUES (%s, %b) ON CONFLICT DO NOTHING;
 -- name: blob_use
--- The blob's row is locked against whoever prunes; that it is not there is an error that breaks the transaction.
+-- The blob's row is locked against prunes; a missing blob causes an error that aborts the transaction.
 WITH b AS MATERIALIZED (SELECT sha256 FROM holdfast.blob WHERE sha256 = %s FOR KEY SHARE), u AS (
   INSERT INTO holdfast.blob_use (run_id, sha256) SELECT %s, sha256 FROM b ON CONFLICT DO NOTHING)
 SELECT 1 / count(*) FROM b;
@@ -384,7 +389,7 @@ SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND k
 -- name: vouch_under
 SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE under = ANY(%s::text[]) AND kind = %s AND under <> '' AND kind <> 'shelf';
 -- name: vouch_shelf
--- Of the rows that a scan gives: a range of the primary key. Where the scan ends at its limit, so do these.
+-- The vouchers of the rows that a scan returns: a range of the primary key. If the scan ends at its limit, so does this range.
 SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = '' AND kind = 'shelf' AND under || '' = %(name)s
   AND id >= %(id)s AND id < %(id_end)s AND id <= coalesce((
     SELECT %(name)s::text || chr(31) || key FROM holdfast.shelf WHERE name = %(name)s AND key >= %(first)s AND key < %(end)s
@@ -394,7 +399,7 @@ SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND k
 -- name: vouch_drop
 DELETE FROM holdfast.vouch WHERE run = %s AND kind = %s AND id = ANY(%s::text[]);
 -- name: place_anew
--- Records count where they stand now.
+-- Records count at the place where they are now.
 WITH e AS (UPDATE holdfast.effect SET placed = id WHERE placed IS DISTINCT FROM id),
   i AS (UPDATE holdfast.inbox SET placed = id WHERE placed IS DISTINCT FROM id),
   o AS (UPDATE holdfast.intent SET placed = id WHERE placed IS DISTINCT FROM id)
@@ -408,7 +413,7 @@ SELECT kind, sum(n)::bigint, sum(sum)::bigint FROM holdfast.roll GROUP BY kind;
 INSERT INTO holdfast.roll (kind, shard, n, sum) VALUES (%(kind)s, mod(pg_backend_pid(), 64), 1, holdfast.weigh(%(kind)s, %(id)s))
 ON CONFLICT (kind, shard) DO UPDATE SET n = roll.n + excluded.n, sum = roll.sum + excluded.sum;
 -- name: roll_found
--- The same of what is there, or what something vouches for: what is lost alone is named by what vouches for it.
+-- The same of the records and vouchers that exist: a record that is lost while its voucher remains is reported through the voucher.
 SELECT kind, count(*), sum(holdfast.weigh(kind, id))::bigint FROM (
   SELECT 'schedule' AS kind, schedule_id AS id FROM holdfast.schedule UNION SELECT 'limit', name FROM holdfast.rule
   UNION SELECT 'token', encode(hash, 'hex') FROM holdfast.token UNION SELECT 'pruned', run_id FROM holdfast.pruned
@@ -419,7 +424,7 @@ INSERT INTO holdfast.roll (kind, shard, n, sum) SELECT k.kind, 0, count(v.id), c
 FROM unnest(%s::text[]) AS k(kind) LEFT JOIN holdfast.vouch v ON v.kind = k.kind GROUP BY k.kind
 ON CONFLICT (kind, shard) DO UPDATE SET n = excluded.n, sum = excluded.sum;
 -- name: uses_runless
--- What pruned runs' effects need of large results, as it is noted.
+-- The large results that effects of pruned runs need, as recorded.
 SELECT u.run_id, u.sha256 FROM holdfast.blob_use u WHERE NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = u.run_id);
 -- name: use_again
 INSERT INTO holdfast.blob_use (run_id, sha256) SELECT %s, b.sha256 FROM holdfast.blob b WHERE b.sha256 = %s ON CONFLICT DO NOTHING;
@@ -427,7 +432,7 @@ INSERT INTO holdfast.blob_use (run_id, sha256) SELECT %s, b.sha256 FROM holdfast
 SELECT c.source, NULL FROM holdfast.carry c JOIN holdfast.run s ON s.run_id = c.source WHERE c.run = %(run)s
 UNION ALL SELECT NULL, u.sha256 FROM holdfast.blob_use u WHERE u.run_id = %(run)s;
 -- name: vouch_runless
--- Of runs that are not here: pruned ones leave what others share.
+-- Vouchers of runs that are not here: pruned runs leave the records that others share.
 SELECT v.run, v.kind, v.id, v.seal, v.under, v.mark FROM holdfast.vouch v WHERE v.run <> '' AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = v.run);
 -- name: effects_runless
 SELECT {effect} FROM {effects} WHERE NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = e.run_id);
@@ -436,12 +441,12 @@ SELECT kind, scope, key, run_id, digest, expires_at FROM holdfast.claim WHERE (k
 -- name: claims_all
 SELECT kind, scope, key, run_id, digest, expires_at FROM holdfast.claim;
 -- name: keys_lost
--- Keys under which an effect was attempted, and no record is left.
+-- Keys under which an effect was attempted, but no record is left.
 SELECT c.run_id, c.key FROM holdfast.claim c WHERE c.kind = 'effect' AND NOT EXISTS (SELECT 1 FROM holdfast.effect e WHERE e.key = c.key) ORDER BY c.key LIMIT 100;
 -- name: keys_free
 DELETE FROM holdfast.claim c WHERE c.kind = 'effect' AND NOT EXISTS (SELECT 1 FROM holdfast.effect e WHERE e.key = c.key);
 -- name: claims_lost
--- What vouches for claims that are not there.
+-- Vouchers of claims that do not exist.
 SELECT v.run, v.kind, v.id, v.seal, v.under, v.mark FROM holdfast.vouch v WHERE v.run = '' AND v.kind = 'claim'
   AND NOT EXISTS (SELECT 1 FROM holdfast.claim c WHERE c.kind || chr(31) || c.scope || chr(31) || c.key = v.id) LIMIT 100;
 -- name: schedules_all
@@ -455,7 +460,7 @@ SELECT owner, data FROM holdfast.offer;
 -- name: pruned_get
 SELECT run_id, at, by FROM holdfast.pruned WHERE run_id = ANY(%s::text[]) ORDER BY run_id;
 -- name: pruned_put
--- One whose run came back and is pruned again has been counted.
+-- A run that came back and is pruned again is not counted twice.
 WITH put AS (
   INSERT INTO holdfast.pruned (run_id, at, by) SELECT x, %s, %s FROM unnest(%s::text[]) AS x ON CONFLICT (run_id) DO UPDATE SET at = excluded.at, by = excluded.by
   RETURNING run_id, xmax = 0 AS new)
@@ -468,7 +473,7 @@ SELECT {token} FROM {tokens} WHERE t.run_id = %s;
 -- name: ledger_of_run
 SELECT run_id, topic, key, data, at, step_id, id, json::text FROM holdfast.ledger WHERE run_id = %s;
 -- name: inbox_kept
--- For whoever vouches for all that is there: every inbox item, with its run.
+-- Every inbox item with its run, to vouch for all records anew.
 SELECT r.run_id, i.key, i.put_at, i.command, i.taken FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run;
 -- name: ledger_kept
 SELECT run_id, topic, key, data, at, step_id, id FROM holdfast.ledger;
@@ -478,8 +483,8 @@ SELECT {token} FROM {tokens};
 -- Shelves -------------------------------------------------------------------------------------------
 
 -- name: shelf_put
--- Rows and what vouches for them, in one statement: a transaction of its own, in one round trip. Of the keys in ``once`` it gives those that
--- are taken, by a row or by what vouches for one that was lost. It looks nothing up: a plan with a look is not kept, but made anew each time.
+-- Rows and their vouchers, in one statement: a transaction of its own, in one round trip. Of the keys in ``once`` it returns those that are taken, by
+-- a row or by the voucher of a lost row. It looks nothing up, because a plan with a look-up is not kept, but made anew each time.
 WITH put AS (
   INSERT INTO holdfast.shelf (name, key, data) SELECT %(name)s, x.key, x.data FROM unnest(%(keys)s::text[], %(data)b::bytea[]) AS x (key, data)
   ON CONFLICT (name, key) DO UPDATE SET data = excluded.data WHERE shelf.key <> ALL(%(once)s::text[]) RETURNING key
@@ -494,7 +499,7 @@ SELECT k FROM unnest(%(once)s::text[]) AS k WHERE %(name)s::text || chr(31) || k
 -- name: shelf_some
 SELECT key, data FROM holdfast.shelf WHERE name = %s AND key = ANY(%s::text[]);
 -- name: shelf_new
--- Gives the row that is there already, if any; it is locked, so that it is the newest.
+-- Returns the existing row, if there is one; it is locked, so that it is the newest.
 WITH put AS (
   INSERT INTO holdfast.shelf (name, key, data) VALUES (%(name)s, %(key)s, %(data)b) ON CONFLICT DO NOTHING RETURNING 1
 ), vouched AS (
@@ -513,11 +518,11 @@ DELETE FROM holdfast.shelf WHERE name = %(name)s AND key >= %(first)s AND key < 
 -- name: lock_run
 SELECT owner, status FROM holdfast.run WHERE bucket = %s AND run_id = %s FOR NO KEY UPDATE;
 -- name: put
--- A run at rest becomes claimable in the transaction that put something into its inbox, unless it is interrupted. Its row was locked before:
--- a rest that is being committed is over, and is seen. Gives the item that was there already, if any, with what vouches for it; or a
--- row of nothing, where one was there and is lost: then nothing is put in its place. The run is found first, in a query of its own, here and
--- wherever its inbox is read: a join with it would begin with the inboxes of the whole bucket where the statistics know nothing of them. That the run
--- has no owner is said so that its name is not looked for in the index of what nobody drives, by status: all of it would be read.
+-- A run at rest becomes claimable in the transaction that puts something into its inbox, unless it is interrupted. Its row was locked before, so a
+-- rest that is being committed is finished, and is seen. Returns the item that was there already, if any, with its voucher; or a row of nulls if
+-- there was one and it is lost: then nothing is put in its place. The run is found first, in a query of its own, here and wherever its inbox is read:
+-- without statistics, a join would begin with the inboxes of the whole bucket. The condition on the owner is written so that the run is not searched
+-- for in the index of runs without an owner, by status: all of it would be read.
 WITH put AS (
   INSERT INTO holdfast.inbox (bucket, run, key, put_at, command)
   SELECT bucket, id, %(key)s, %(at)s, %(command)b FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s
@@ -544,12 +549,12 @@ SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -
 LEFT JOIN holdfast.vouch v ON v.run = %(run)s AND v.kind = 'inbox' AND v.id = i.key
 WHERE (i.bucket, i.run) = (SELECT bucket, id FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s) AND i.key = %(key)s;
 -- name: marked
--- Runs of an owner whose inbox holds what nobody has taken.
+-- Runs of an owner whose inbox has items that were not taken.
 SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
   AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL) LIMIT 10000;
 -- name: marked_of
--- The same of the runs that are known to be driven here. `coalesce` keeps the index of owners out of it, also as a list of all that is owned: as long as
--- somebody holds a snapshot, all that was ever driven is found there.
+-- As `marked`, for the runs that are known to be driven here. `coalesce` prevents the use of the index of owners, also as a list of all owned runs:
+-- while a snapshot is held, that index has all runs that were ever driven.
 SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) CROSS JOIN LATERAL (
   SELECT f.bucket, f.id, f.run_id FROM holdfast.run f WHERE f.bucket = x.b AND f.run_id = x.run AND coalesce(f.owner, '') = %(owner)s OFFSET 0) r
 WHERE x.b + 0 = x.b AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL OFFSET 0) LIMIT 10000;
@@ -557,7 +562,8 @@ WHERE x.b + 0 = x.b AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = 
 -- Claims --------------------------------------------------------------------------------------------
 
 -- name: part_lines
--- Who is gone, where there is anything to come, and whether nothing has to be counted: no limit is stored, and one tenant waits in each queue and priority.
+-- Which owners are gone, which lines have runs to come, and whether nothing has to be counted: no limit is stored, and one tenant waits in each queue
+-- and priority.
 {part_gone}, {part_line}, simple AS MATERIALIZED (
   SELECT 1 WHERE %(simple)s::boolean AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND NOT EXISTS (
     SELECT 1 FROM (SELECT l.*, count(*) OVER (PARTITION BY l.queue, l.priority) AS among FROM line l WHERE %(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) l
@@ -565,10 +571,11 @@ WHERE x.b + 0 = x.b AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = 
     GROUP BY l.queue, l.priority HAVING count(*) > 1 OR max(l.n) >= %(most_lines)s::bigint)
 )
 -- name: part_line
--- In which queues, priorities and tenants there is anything to come, from the last to the first: those that the claimer knows, with where it begins in each, and
--- what is found above and between them and below, each behind the one before. `n` is 0 for what is known: there may be nothing in it now. Whoever goes through
--- one from its end meets what came last, and what is in no other's way: what was claimed meanwhile lies before it as long as somebody holds a snapshot.
--- What lies between two of them is several ranges of the index, each with its own ends: at the end of a comparison of rows a search does not stop.
+-- The queues, priorities and tenants with runs to come, from the last to the first: the lines that the claimer knows, with where each begins, and the
+-- lines found above, between and below them, each after the one before. `n` is 0 for known lines: they may have no runs now. A search from the end of
+-- a line meets the newest run first, which is not claimed yet: the entries of claimed runs come before it while a snapshot is held.
+-- What is between two lines is several ranges of the index, each with its own ends, because a search does not stop at the end of a comparison of
+-- rows.
 line AS (
   (SELECT k.queue, k.priority::integer AS priority, k.tenant_id, k.begins, k.times, k.to_queue, k.to_priority, k.to_tenant, 0 AS n
    FROM unnest(%(in_queue)s::text[], %(in_priority)s::bigint[], %(in_tenant)s::text[], %(in_begins)s::bigint[], %(in_times)s::bigint[],
@@ -595,7 +602,7 @@ line AS (
 -- name: part_coming
 SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND NOT r.behind
 -- name: part_live
--- There is anything to come in a line.
+-- Whether a line has runs to come.
 (l.n > 0 OR EXISTS (
         SELECT 1 FROM holdfast.run r WHERE {part_of_line}
           AND r.due > -4611686018427387904 + l.begins AND r.due < 0 OFFSET 0
@@ -603,8 +610,8 @@ SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT N
         SELECT 1 FROM holdfast.run r WHERE {part_of_line}
           AND r.due > l.times OFFSET 0))
 -- name: part_due
--- The oldest that is due in each of these, of equal priorities first in the queue in which the oldest waited when they were looked at last. OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join,
--- or a hash, that reads the queue.
+-- The oldest due runs of each line; of equal priorities first those of the queue in which the oldest waited at the last look. OFFSET 0 keeps each
+-- EXISTS a look-up in its index: otherwise the statistics of a quiet time make it a join, or a hash, that reads the queue.
 {part_kind}, due AS MATERIALIZED (
   SELECT c.* FROM (SELECT queue, priority, tenant_id, begins, times FROM line WHERE EXISTS (SELECT 1 FROM simple)
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[])) ORDER BY priority DESC, least(begins, times), queue) l
@@ -617,16 +624,16 @@ SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT N
       AND {part_lane}
     ORDER BY r.due, r.turn LIMIT %(limit)s::bigint
 -- name: part_after
--- From where on a line is looked through for one kind of due: from where it is known to begin, unless the clock went back before that.
+-- Where the search of a line begins for one kind of due: where the line is known to begin, unless the clock has gone back before that.
 CASE WHEN NOT k.ahead AND k.origin + CASE WHEN k.origin = 0 THEN l.times ELSE l.begins END < k.until
       THEN greatest(k.after, k.origin + CASE WHEN k.origin = 0 THEN l.times ELSE l.begins END) ELSE k.after END
 -- name: claim
--- The runs of owners that are proven dead or whose lease has run out, then what is due. Priorities are walked from the highest down, so
--- that what is due within each is one range of the index for each kind (`due_ranges` in stores/apply); whoever waits longest goes first.
--- A run whose lane is held, or has somebody due before it, is left; one that is being claimed by another is passed over, and so is one that was written to
--- since the statement began: it lies at another place than is seen of it.
--- The claimer's own row is locked, so that nobody lets go of it meanwhile, once there is something to take: a claim that finds nothing writes nothing.
--- The runs of each owner that is gone are looked for by its name: as a join with all of them it could read the whole table, where nobody is gone.
+-- The runs of owners that are proven dead or whose lease has expired, then the due runs. Priorities are walked from the highest down, so that the due
+-- runs of each are one range of the index for each kind (`due_ranges` in stores/apply); the run that has waited longest comes first.
+-- A run is left if its lane is held or has another run due before it. A run is skipped if another claim is taking it, or if it was written since the
+-- statement began: its row is then at another place.
+-- The claimer's own row is locked once there is something to take, so that nobody deletes it meanwhile: a claim that finds nothing writes nothing.
+-- The runs of each owner that is gone are searched by the owner's name: a join with all owners could read the whole table if none is gone.
 WITH RECURSIVE {part_lines}, orphans AS MATERIALIZED (
   SELECT o.bucket, o.run_id, o.place, gone.owner, gone.cause FROM gone CROSS JOIN LATERAL (
     SELECT r.bucket, r.run_id, r.ctid AS place, r.priority, r.due, r.turn FROM holdfast.run r
@@ -647,8 +654,9 @@ WITH RECURSIVE {part_lines}, orphans AS MATERIALIZED (
 ), {part_taken}
 SELECT * FROM taken_over UNION ALL SELECT * FROM taken UNION ALL {part_nothing};
 -- name: claim_single
--- The same where a single line has anything to come, nobody is gone and nothing has to be counted, as mostly: of what `claim` looks for most is not there then,
--- and to begin so many searches takes longer than to make them. Where it is not so it takes nothing, and says so as `claim` does.
+-- As `claim`, for the usual case: a single line has runs to come, no owner is gone and nothing has to be counted. Most of what `claim` searches for
+-- does not exist then, and starting so many searches takes longer than performing them. In any other case it takes nothing, and says so as `claim`
+-- does.
 WITH {part_gone}, line AS MATERIALIZED (
   SELECT k.* FROM unnest(%(in_queue)s::text[], %(in_priority)s::bigint[], %(in_tenant)s::text[], %(in_begins)s::bigint[], %(in_times)s::bigint[]) k (queue, priority, tenant_id, begins, times)
   WHERE k.begins IS NOT NULL
@@ -667,8 +675,8 @@ WITH {part_gone}, line AS MATERIALIZED (
 ), {part_taken}
 SELECT * FROM taken UNION ALL {part_nothing};
 -- name: lone
--- What `claim` would take, as far as two runs, and nothing is locked: how many they are, whether an owner that is gone has any, whether `claim` takes none
--- itself, how many workers live, and `claimers`. Where it is one run alone, which stands as its birth left it: the run, with its log row.
+-- What `claim` would take, up to two runs, without locks: how many they are, whether an owner that is gone has any, whether `claim` takes none
+-- itself, how many workers are alive, and `claimers`. If it is a single run that is as its birth left it: that run, with its log row.
 WITH RECURSIVE {part_lines}, {part_due}) d
     ORDER BY CASE WHEN k.ahead THEN 0 ELSE d.due - k.origin END, d.turn LIMIT %(limit)s::bigint
   ) c LIMIT %(limit)s::bigint
@@ -683,7 +691,7 @@ SELECT c.n, c.orphans, c.bounded, c.workers, c.known, l.* FROM c LEFT JOIN LATER
   SELECT {born} FROM due JOIN holdfast.run r ON r.bucket = due.bucket AND r.run_id = due.run_id JOIN holdfast.log t ON t.bucket = r.bucket AND t.run = r.id AND t.n = 1
   WHERE c.n = 1 AND NOT c.orphans AND {part_unbegun}) l ON true;
 -- name: part_taken
--- The rows of what is due are locked, and lie where they are seen.
+-- The rows of the due runs are locked, and are at the places where they were seen.
 taken AS (
   UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, previous = NULL, cause = NULL,
     seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, r.due, true, r.turn) FROM due
@@ -693,14 +701,14 @@ taken AS (
 -- name: part_nothing
 SELECT NULL, 0, NULL, NULL, 0, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM simple)
 -- name: part_lane
--- Nobody holds a run's lane, and nobody is due in it before the run. OFFSET 0 keeps each EXISTS a look-up.
+-- The run holds its lane; or nobody holds the lane, and no run is due in it before this one. OFFSET 0 keeps each EXISTS a look-up.
 (r.holds OR (NOT EXISTS (
           SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
         ) AND NOT EXISTS (
           SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
             AND p.turn < r.turn AND p.due IS NOT NULL AND NOT p.holds AND p.due <= {now} OFFSET 0)))
 -- name: part_gone
--- Whose runs may be taken over.
+-- The owners whose runs may be taken over.
 gone AS MATERIALIZED (
   SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
   WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
@@ -718,22 +726,22 @@ r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND 
 (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
       AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
 -- name: part_unbegun
--- A run stands as its birth left it.
+-- The run is as its birth left it.
 r.status = 'pending' AND NOT EXISTS (SELECT 1 FROM holdfast.log m WHERE m.bucket = r.bucket AND m.run = r.id AND m.n = 2 OFFSET 0)
     AND NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = r.bucket AND w.run = r.id OFFSET 0)
     AND NOT EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL OFFSET 0)
     AND NOT EXISTS (SELECT 1 FROM holdfast.vouch v WHERE v.run = r.run_id AND v.kind = 'inbox' AND v.mark IS NULL OFFSET 0)
     AND NOT EXISTS (SELECT 1 FROM holdfast.chunk k WHERE k.run_id = r.run_id OFFSET 0)
 -- name: named
--- The run that this process was told of, where it stands as its birth left it, and a claim would take it. That it has no owner is said so that the index of what
--- is due is not looked into.
+-- The run that a notification has named, if it is as its birth left it, and a claim would take it. The condition on the owner is written so that the
+-- index of due runs is not used.
 SELECT {born} FROM holdfast.run r JOIN holdfast.log t ON t.bucket = r.bucket AND t.run = r.id AND t.n = 1
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND coalesce(r.owner, '') = '' AND NOT r.behind AND r.due <= {now}
   AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[])) AND {part_fits}
   AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND {part_lane} AND {part_unbegun};
 -- name: ground
--- What is to come, line by line, and the oldest of what is due in each at once and at a time: below them lie only what was due before, and it
--- stays in the index as long as somebody holds a snapshot. Nobody is locked.
+-- The lines with runs to come, and the oldest value in each of what is due at once and at a time: lower entries are only of runs that were due
+-- before, and they stay in the index while a snapshot is held. Locks nothing.
 WITH RECURSIVE {part_line}
 SELECT l.queue, l.priority, l.tenant_id, n.at,
   (SELECT r.due - n.once FROM holdfast.run r WHERE {part_of_line}
@@ -743,7 +751,7 @@ SELECT l.queue, l.priority, l.tenant_id, n.at,
 FROM (SELECT {now} AS at, -4611686018427387904 AS once) n, (SELECT * FROM line LIMIT %(found_lines)s::bigint) l
 ORDER BY l.queue DESC, l.priority DESC, l.tenant_id DESC;
 -- name: crowds
--- Lines in which many of those who are due first stand behind the holder of their lane: every claim would go through them.
+-- Lines in which many of the runs that are due first stand behind the holder of their lane: every claim would examine them.
 WITH RECURSIVE {part_line}
 SELECT l.queue, l.priority, l.tenant_id FROM (SELECT * FROM line WHERE %(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[]) LIMIT %(lines)s::bigint) l
 WHERE %(crowd)s::bigint <= (SELECT count(*) FROM (
@@ -753,8 +761,8 @@ WHERE %(crowd)s::bigint <= (SELECT count(*) FROM (
   ORDER BY r.due LIMIT %(few)s::bigint) f
   WHERE NOT f.holds AND EXISTS (SELECT 1 FROM holdfast.run h WHERE h.tenant_id = f.tenant_id AND h.session_key = f.session_key AND h.lane = f.lane AND h.holds OFFSET 0));
 -- name: behind_lost
--- Goes through lanes in which somebody is marked, from one on, and takes the mark from the first of each that nobody holds, where its holder was
--- written to by other means or the first was just being written to; and from a holder who has one himself. Gives the last lane.
+-- Checks lanes with marked runs, from one on. In a lane that nobody holds, removes the mark of the first run: its holder was written by other means,
+-- or that run was just being written. Also removes the mark of a holder. Returns the last lane.
 WITH RECURSIVE lane AS (
   (SELECT r.tenant_id, r.session_key, r.lane, 1 AS n FROM holdfast.run r
    WHERE r.behind AND (r.tenant_id, r.session_key, r.lane) > (%(lane_tenant)s::text, %(lane_session)s::text, %(lane)s::text) ORDER BY r.tenant_id, r.session_key, r.lane LIMIT 1)
@@ -777,7 +785,8 @@ WITH RECURSIVE lane AS (
 )
 SELECT tenant_id, session_key, lane FROM lane ORDER BY n DESC LIMIT 1;
 -- name: behind_set
--- Marks runs of a line that are due. The holders of their lanes are locked in share mode: whoever lets go of one sees who was marked. Nobody is waited for.
+-- Marks due runs of a line. The holders of their lanes are locked in share mode, so that a commit that releases a lane sees which runs were marked.
+-- Waits for no lock.
 WITH among AS MATERIALIZED (
   SELECT r.bucket, r.run_id, r.tenant_id, r.session_key, r.lane FROM holdfast.run r
   WHERE r.queue = %(queue)s AND r.priority = %(priority)s AND r.tenant_id = %(tenant)s AND r.due IS NOT NULL AND r.due <= {now} AND r.owner IS NULL AND NOT r.behind
@@ -795,14 +804,14 @@ WITH among AS MATERIALIZED (
 )
 UPDATE holdfast.run r SET behind = true FROM few WHERE r.bucket = few.bucket AND r.run_id = few.run_id RETURNING 1;
 -- name: limits_lock
--- Whoever judges by what is in use does so alone; the lock ends with the transaction.
+-- Serializes transactions that decide by what is in use; the lock ends with the transaction.
 SELECT pg_advisory_xact_lock(4854);
 -- name: due_lines
--- In which queues, priorities and tenants there is anything to come.
+-- The queues, priorities and tenants with runs to come.
 WITH RECURSIVE {part_line}
 SELECT l.queue, l.priority, l.tenant_id, l.begins, l.times FROM line l WHERE (%(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) AND {part_live};
 -- name: due_orphans
--- The runs of owners that are proven dead or whose lease has run out, looked for as in `claim`.
+-- The runs of owners that are proven dead or whose lease has expired, searched as in `claim`.
 WITH {part_gone}
 SELECT o.run_id, o.queue, o.tenant_id, o.priority, coalesce(o.due, 0), o.turn, gone.owner, gone.cause FROM gone CROSS JOIN LATERAL (
   SELECT r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn FROM holdfast.run r
@@ -837,7 +846,8 @@ UPDATE holdfast.run SET owner = %(owner)s, fence = fence + 1, holds = true, behi
   seal = holdfast.standing(run_id, fence + 1, %(owner)s, least(due, n.once), true, turn, %(previous)s, %(cause)s) FROM (SELECT {at_once} AS once) n
 WHERE bucket = %(b)s AND run_id = %(run)s;
 -- name: held
--- What an owner holds: a claim whose answer was lost is found again. Where what the row says of it was altered, nothing is known but that there was one before.
+-- The runs that an owner holds, by which a claim whose answer was lost is found again. If these columns of a row were altered, only the fact that it
+-- had an earlier owner is used.
 SELECT run_id, fence, CASE WHEN t.sound THEN previous ELSE '' END, CASE WHEN t.sound THEN cause ELSE 'expired' END
 FROM holdfast.run r, LATERAL (SELECT r.seal = holdfast.standing(r.run_id, r.fence, r.owner, r.due, r.holds, r.turn, r.previous, r.cause) AS sound) t
 WHERE owner = %s ORDER BY bucket, id LIMIT 10000;
@@ -857,7 +867,7 @@ INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'worker
 -- name: worker_known
 SELECT boot, pid FROM holdfast.worker WHERE owner = %s;
 -- name: worker_renew
--- The row is written whole: what its owner says of itself counts.
+-- The row is written whole: what its owner says about itself counts.
 WITH w AS (
   UPDATE holdfast.worker SET started_at = %(started)s, expires_at = {now} + %(ttl)s::bigint, ttl = %(ttl)s::bigint, boot = %(boot)s, host = %(host)s,
     pid = %(pid)s WHERE owner = %(owner)s RETURNING owner, expires_at
@@ -869,10 +879,12 @@ SELECT owner, started_at, ttl, boot, host, pid FROM holdfast.worker WHERE owner 
 WITH vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'worker' AND id = %(owner)s)
 DELETE FROM holdfast.worker WHERE owner = %(owner)s;
 -- name: worker_lock
--- Whoever takes anything for an owner shares its row: what is being taken is waited for, and from then on nothing is.
+-- A transaction that takes anything for an owner locks the owner's row in share mode: this statement waits for it, and after this one nothing more is
+-- taken.
 SELECT FROM holdfast.worker WHERE owner = %s FOR UPDATE;
 -- name: workers_idle
--- Owners that are gone for good and hold nothing. One for whom something is being taken is left: it is seen once that is committed. The others take nothing any more.
+-- Owners that are gone for good and hold nothing. An owner for whom something is being taken is skipped: it is found once that is committed. The
+-- others take nothing any more.
 SELECT w.owner FROM holdfast.worker w WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now} - 3600000000)
   AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) LIMIT 1000 FOR UPDATE OF w SKIP LOCKED;
 -- name: workers_delete
@@ -893,19 +905,19 @@ SELECT w.owner, w.started_at, {expiry}, w.boot, 0, o.data, v.seal
 FROM holdfast.worker w LEFT JOIN holdfast.offer o ON o.owner = w.owner LEFT JOIN holdfast.vouch v ON v.run = '' AND v.kind = 'offer' AND v.id = o.owner
 ORDER BY w.started_at, w.owner LIMIT 10000;
 -- name: workers_counted
--- The same, with how many runs each holds.
+-- As `workers`, with how many runs each holds.
 SELECT w.owner, w.started_at, {expiry}, w.boot, (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner), o.data, v.seal
 FROM holdfast.worker w LEFT JOIN holdfast.offer o ON o.owner = w.owner LEFT JOIN holdfast.vouch v ON v.run = '' AND v.kind = 'offer' AND v.id = o.owner
 ORDER BY w.started_at, w.owner LIMIT 10000;
 -- name: lock_owned
 SELECT id FROM holdfast.run WHERE owner = %s ORDER BY bucket, id FOR NO KEY UPDATE;
 -- name: hand_back
--- The fence moves too: nothing its old owner still has in hand can be written.
+-- The fence changes too, so that nothing its old owner is still about to write can be written.
 UPDATE holdfast.run SET owner = NULL, fence = fence + 1, due = n.once, seal = holdfast.standing(run_id, fence + 1, NULL, n.once, holds, turn)
 FROM (SELECT {at_once} AS once) n WHERE owner = %(owner)s;
 
 -- name: release_one
--- The same of one run, whose log takes no commit. It is due when somebody may have healed it.
+-- The same for one run whose log accepts no commit. It is due when somebody may have repaired it.
 UPDATE holdfast.run SET owner = NULL, fence = fence + 1, due = %(due)s::bigint, seal = holdfast.standing(run_id, fence + 1, NULL, %(due)s::bigint, holds, turn)
 WHERE bucket = %(b)s AND run_id = %(run)s AND owner = %(owner)s AND fence = %(fence)s;
 
@@ -923,7 +935,7 @@ SELECT name, full_at FROM holdfast.bucket;
 INSERT INTO holdfast.bucket (name, full_at) SELECT * FROM unnest(%(names)s::text[], %(full_at)s::bigint[])
 ON CONFLICT (name) DO UPDATE SET full_at = excluded.full_at;
 -- name: holders
--- Who holds how many runs, with what tells whether its owner is lost.
+-- How many runs each owner holds, with what decides whether the owner is lost.
 SELECT h.owner, h.queue, h.tenant_id, h.n, w.boot, {expiry} - {now} FROM (
   SELECT owner, queue, tenant_id, count(*) AS n FROM holdfast.run WHERE owner IS NOT NULL GROUP BY owner, queue, tenant_id
 ) h LEFT JOIN holdfast.worker w ON w.owner = h.owner;
@@ -949,17 +961,17 @@ WITH gone AS (DELETE FROM holdfast.call WHERE owner = %(owner)s AND (%(places)s:
 unvouched AS (DELETE FROM holdfast.vouch v USING gone g WHERE v.run = '' AND v.kind = 'call' AND v.id = g.place || chr(31) || g.name)
 SELECT name FROM gone;
 -- name: wake_line
--- Who has waited longest for a limit is due at once.
+-- Makes the runs that have waited longest for a limit due at once.
 UPDATE holdfast.run u SET due = n.once, seal = holdfast.standing(u.run_id, u.fence, u.owner, n.once, u.holds, u.turn)
 FROM (SELECT {at_once} AS once) n WHERE (u.bucket, u.run_id) IN (
   SELECT r.bucket, r.run_id FROM holdfast.call c JOIN holdfast.run r ON r.run_id = c.run_id
   WHERE c.name = %(name)s AND c.owner IS NULL AND r.owner IS NULL AND r.due > {now} ORDER BY c.since LIMIT %(n)s FOR NO KEY UPDATE OF r SKIP LOCKED);
 -- name: wake_run
--- A run at rest that is not due yet is due at once.
+-- Makes a run at rest that is not due yet due at once.
 UPDATE holdfast.run u SET due = n.once, seal = holdfast.standing(u.run_id, u.fence, u.owner, n.once, u.holds, u.turn)
 FROM (SELECT {at_once} AS once) n WHERE u.bucket = %(b)s AND u.run_id = %(run)s AND u.owner IS NULL AND u.due > {now} RETURNING u.run_id;
 -- name: calls_settled
--- Waits for whoever is about to leave one of these limits: what they free was not seen by a run that came to rest meanwhile.
+-- Waits for calls that are about to leave one of these limits: a run that came to rest meanwhile was not woken by them.
 SELECT 1 FROM holdfast.call WHERE name = ANY(%s::text[]) AND owner IS NOT NULL FOR KEY SHARE;
 -- name: queue_lock
 SELECT pg_advisory_xact_lock(4855, hashtext(%(queue)s || chr(31) || %(tenant)s));
@@ -984,7 +996,7 @@ FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
 -- name: ended
--- The same, with where its log ends; where it has ended, and has a short log and nothing beside that would be loaded with it, once for each row of that.
+-- As `run_get`, with the end of the log. If the run has ended, and nothing beside its log would be loaded with it: one row for each row of the log.
 SELECT r.run_id, CASE WHEN l.n IS NULL OR l.n = t.n THEN {doc} END, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot,
   t.seq, t.hash, t.n, t.since, t.whole, l.seq, l.data, l.hash
 FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
@@ -1002,7 +1014,7 @@ SELECT r.run_id, {doc}, r.status, t.version, t.step, t.head, r.fence, r.owner, r
 FROM {those} LEFT JOIN holdfast.worker w ON w.owner = r.owner
 LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true;
 -- name: runs_due
--- Of these those that hold no lane and are due, as far as the turn of a run; one that is not there comes after all.
+-- Of these, the runs that hold no lane and are due, up to the turn of a run; a run that does not exist comes after all.
 NOT r.holds AND r.due IS NOT NULL AND r.due <= {now}
 AND r.turn <= coalesce((SELECT u.turn FROM holdfast.run u WHERE u.run_id = %(until)s LIMIT 1), 4611686018427387904);
 -- name: load_tip
@@ -1031,13 +1043,13 @@ WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND l.n >= coalesce((SELECT max(w.
 SELECT {effect} FROM {effects} WHERE (%(key)s::text IS NULL OR e.key = %(key)s) AND (%(run)s::text IS NULL OR e.run_id = %(run)s)
   AND (%(root)s::text IS NULL OR e.lineage_root = %(root)s) ORDER BY e.id;
 -- name: claim_of_key
--- Who attempted an effect first under a key that runs share.
+-- Which run first attempted an effect under a key that runs share.
 SELECT run_id FROM holdfast.claim WHERE kind = 'effect' AND scope = '' AND key = %s;
 -- name: effects_newest
 SELECT {effect} FROM {effects} WHERE (%(tenant)s::text IS NULL OR EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = e.run_id AND r.tenant_id = %(tenant)s))
   AND (%(statuses)s::text[] IS NULL OR e.status = ANY(%(statuses)s::text[])) ORDER BY e.id DESC LIMIT %(limit)s;
 -- name: tally_runs
--- Those that nobody drives and those that somebody does, each by its index.
+-- Runs without an owner and runs with one, each by its index.
 SELECT status, sum(n)::bigint FROM (
   SELECT status, count(*) AS n FROM holdfast.run WHERE owner IS NULL AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s) GROUP BY status
   UNION ALL SELECT status, count(*) FROM holdfast.run WHERE owner IS NOT NULL AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s) GROUP BY status
@@ -1070,7 +1082,7 @@ WHERE i.state = 'sending' AND i.type = ANY(%(types)s::text[]) AND (%(run)s::text
   AND (i.lease_until IS NULL OR i.lease_until <= {now} OR i.owner = ANY(%(dead)s::text[]) OR (i.owner = %(me)s::text AND i.intent_id <> ALL(%(held)s::text[])))
 ORDER BY i.id LIMIT %(limit)s FOR UPDATE OF i SKIP LOCKED;
 -- name: intents_due
--- Lane by lane; of one order key only the oldest that is open is free, if it is due.
+-- Lane by lane; under one order key only the oldest open intent is free, if it is due.
 WITH RECURSIVE lane AS (
   (SELECT type, tenant_id, target, order_key FROM holdfast.intent WHERE state = 'queued' ORDER BY type, tenant_id, target, order_key LIMIT 1)
   UNION ALL
@@ -1098,7 +1110,7 @@ UPDATE holdfast.intent i SET state = k.state, due = k.due, owner = k.owner, leas
 FROM unnest(%b::text[], %b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::boolean[], %b::bytea[], %b::text[])
   AS k (state, due, owner, lease_until, settled_at, attempts, carries, data, intent_id) WHERE i.intent_id = k.intent_id;
 -- name: intents_settle
--- What became of intents, and what vouches for it, if each of them stands as its sender saw it. It gives how many were kept: all of them, or none.
+-- Stores the results of intents with their vouchers, if each intent is as its sender saw it. Returns how many were stored: all of them, or none.
 WITH k AS (
   SELECT * FROM unnest(
     %(state)b::text[], %(due)b::bigint[], %(owner)b::text[], %(lease_until)b::bigint[], %(settled_at)b::bigint[], %(attempts)b::bigint[], %(carries)b::boolean[],
@@ -1179,16 +1191,16 @@ SELECT key, value FROM holdfast.meta ORDER BY key FOR UPDATE;
 -- name: meta_set
 INSERT INTO holdfast.meta (key, value) VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 -- name: unhurried
--- For work on the rows of all runs, which takes as long as it takes: what is ended by a limit of the role is taken back, and would be begun again each time.
+-- For work on the rows of all runs, which may take long: if a limit of the role cancelled it, it would be rolled back and begun again each time.
 SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0;
 -- name: one_maker
--- Only one makes the schema, whoever comes at the same time; the lock ends with the transaction.
+-- Only one process makes the schema at a time; the lock ends with the transaction.
 SELECT pg_advisory_xact_lock(4853);
 -- name: server
--- Which server this is, and on which history: any role may read both. The control file names the new timeline some time after a promotion
--- only, at the first checkpoint; what is written now names it at once. And since when it is up, where its newest checkpoint begins, where its
--- log is written, and up to where that log is on its disk. A start begins with a checkpoint behind all that was on the disk before, unless the
--- server was put back to an older state of itself. Last comes the number of a table: one that was put back from a dump has another.
+-- Which server this is, and on which history: any role may read both. The control file names the new timeline only some time after a promotion, at
+-- the first checkpoint; the current write position names it at once. Also since when the server is up, where its newest checkpoint begins, where its
+-- log is written, and up to where that log is on its disk. A start begins with a checkpoint after all that was on the disk before, unless the server
+-- was reset to an older state of itself. Last comes the number of a table: a table that was restored from a dump has another.
 SELECT (SELECT system_identifier FROM pg_control_system()),
   CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
     ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::integer END,
@@ -1199,25 +1211,26 @@ SELECT (SELECT system_identifier FROM pg_control_system()),
   CASE WHEN pg_is_in_recovery() THEN 0 ELSE (pg_current_wal_flush_lsn() - '0/0')::bigint END, coalesce(to_regclass('holdfast.meta')::oid::bigint, 0)
 FROM (SELECT sum(pg_stat_get_db_numbackends(oid))::float8 / current_setting('max_connections')::int AS part FROM pg_database) holdfast_full;
 -- name: full
--- How much of its connections a server has given away. And who was cut off in the middle of a transaction is ended by whoever lives: the
--- server's own bound on that does not count from a flush that follows the end of a message, as clients send it.
+-- Which part of its connections a server has in use. Also ends sessions of clients that were cut off in the middle of a transaction: the server's own
+-- limit for that does not count after a flush that follows the end of a message, as clients send it.
 SELECT sum(pg_stat_get_db_numbackends(oid))::float8 / current_setting('max_connections')::int, (pg_current_wal_flush_lsn() - '0/0')::bigint,
   (SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name = 'holdfast' AND usename = current_user AND datname = current_database() AND pid <> pg_backend_pid()
       AND (state LIKE 'idle in transaction%' OR (state = 'active' AND wait_event = 'ClientRead')) AND backend_xid IS NOT NULL AND state_change < clock_timestamp() - interval '2 seconds')
 FROM pg_database;
 -- name: news
--- A number that moves when anything is written, and again when others see it, without a look at any table; the time; up to where the log is on the disk; and the number of a table, as below. A commit is in the log
--- before it is seen, by the time that a sync takes: whoever looked in between would not look again.
+-- A number that changes when anything is written, and again when others see it, without reading any table; the time; up to where the log is on the
+-- disk; and the number of a table, as in `server`. A commit is in the log before it is seen, for as long as a sync takes: a process that looked in
+-- between would not look again.
 SELECT hashtextextended(pg_current_wal_insert_lsn()::text || ' ' || pg_current_snapshot()::text, 0), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
   (pg_current_wal_flush_lsn() - '0/0')::bigint, coalesce(to_regclass('holdfast.meta')::oid::bigint, 0);
 -- name: move_fences
--- A new incarnation: every fence given out before is refused from now on, every run is at rest.
+-- A new incarnation: every earlier fence is refused from now on, and every run is at rest.
 UPDATE holdfast.run SET fence = (%(incarnation)s::bigint << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE n.once END, owner = NULL,
   seal = holdfast.standing(run_id, (%(incarnation)s::bigint << 32) | (fence & 4294967295), NULL, CASE WHEN owner IS NULL THEN due ELSE n.once END, holds, turn)
 FROM (SELECT {at_once} AS once) n;
 -- name: tails
--- Of what was acknowledged, the runs whose row is not there, and with which one they end now.
+-- Of the acknowledged commits given, the runs whose log row is missing, and with which row they end now.
 SELECT x.run, (SELECT max(l.n) FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id)
 FROM unnest(%(b)s::smallint[], %(run)s::text[], %(n)s::bigint[], %(hash)b::bytea[]) AS x (b, run, n, hash)
 LEFT JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
@@ -1225,12 +1238,12 @@ WHERE NOT EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = r.bucket AND l.r
 -- name: effects_recorded
 SELECT effect_id, status FROM holdfast.effect WHERE run_id = %s;
 -- name: hold_back
--- Due at no time: only who asks for them by name takes them.
+-- Never due: they are taken only if asked for by name.
 UPDATE holdfast.run r SET due = NULL, seal = holdfast.standing(r.run_id, r.fence, NULL, NULL, r.holds, r.turn)
 FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) WHERE r.bucket = x.b AND r.run_id = x.run AND r.owner IS NULL;
 -- name: unspoken
--- A worker that may live and has not renewed its lease since then. Its latest renewals may be among what was lost: none counts as gone before one
--- TTL after that.
+-- Workers that may be alive and have not renewed their lease since then. Their latest renewals may be among what was lost, so none counts as gone
+-- before one TTL after that.
 SELECT 1 FROM holdfast.worker w WHERE w.expires_at - w.ttl < %(moved)s::bigint AND greatest(w.expires_at, %(moved)s::bigint + w.ttl) > {now} LIMIT 1;
 -- name: forget_workers
 WITH vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'worker')
@@ -1289,7 +1302,7 @@ SELECT EXISTS (SELECT 1 FROM holdfast.inbox WHERE bucket = %s AND run = %s AND t
 -- name: inbox_adopt
 INSERT INTO holdfast.inbox (bucket, run, key, put_at, taken, command) VALUES (%s, %s, %s, %s, %s, %s);
 -- name: claim_adopt
--- A key that somebody has here already stays theirs.
+-- A key that is taken here already keeps its claim.
 WITH c AS (
   INSERT INTO holdfast.claim (kind, scope, key, run_id, digest, expires_at) VALUES (%(kind)s, %(scope)s, %(key)s, %(run)s, %(digest)s, %(until)s)
   ON CONFLICT DO NOTHING RETURNING 1
@@ -1303,12 +1316,13 @@ WHERE NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = b.bucket AND w
 -- name: origin_insert
 INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, 0, 0, %s FROM holdfast.run WHERE bucket = %s AND run_id = %s ON CONFLICT DO NOTHING;
 -- name: old_roots
--- Lineages of which some run ended before that time.
+-- Lineages with a run that ended before that time.
 (SELECT DISTINCT lineage_root FROM holdfast.run WHERE ended < %(before)s AND lineage_root > %(after)s AND lineage_root <> run_id ORDER BY lineage_root LIMIT %(limit)s)
 UNION (SELECT run_id FROM holdfast.run WHERE ended < %(before)s AND run_id > %(after)s AND lineage_root = run_id ORDER BY run_id LIMIT %(limit)s)
 ORDER BY lineage_root LIMIT %(limit)s;
 -- name: family
--- What goes or stays together with lineages: those of parents and children, and those whose log a run of theirs is carried on from, or carries on.
+-- Lineages that are deleted or kept together with the given ones: those of parents and children, and those whose runs continue from the log of
+-- theirs, or the other way round.
 SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.run o ON o.run_id = m.parent_run_id WHERE {m_of_roots}
 UNION SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.run o ON o.parent_run_id = m.run_id WHERE {m_of_roots}
 UNION SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.carry c ON c.source = m.run_id JOIN holdfast.run o ON o.run_id = c.run
@@ -1358,7 +1372,7 @@ WITH calls AS (DELETE FROM holdfast.call WHERE run_id = ANY(%(runs)s::text[])),
 DELETE FROM holdfast.carry WHERE source = ANY(%(runs)s::text[]) OR run = ANY(%(runs)s::text[]);
 
 -- name: prune_expired
--- Keys that have outlasted their pruned runs, and whose time is over, with what vouches for them.
+-- Keys that have outlasted their pruned runs and have expired, with their vouchers.
 WITH gone AS (
   DELETE FROM holdfast.claim c USING holdfast.pruned p WHERE p.run_id = c.run_id AND c.kind <> 'effect' AND c.expires_at <= %(now)s RETURNING c.kind, c.scope, c.key
 )
@@ -1373,7 +1387,8 @@ DELETE FROM holdfast.chunk WHERE run_id = %s AND turn = %s AND last < %s;
 -- name: chunk_gone
 UPDATE holdfast.chunk SET gone = {now} WHERE run_id = %(run)s AND turn = ANY(%(turns)s::text[]) AND gone IS NULL;
 -- name: chunk_sweep
--- By the index of those that are gone: how many are is not known from the statistics, and the third of the table that is guessed is read by reading all.
+-- By the index of replaced chunks: the statistics do not tell how many there are, and for the third of the table that is assumed the server would
+-- read all of it.
 DELETE FROM holdfast.chunk WHERE serial = ANY(ARRAY(SELECT serial FROM holdfast.chunk WHERE gone < {now} - %(linger)s ORDER BY gone LIMIT 100));
 -- name: chunk_fences
 SELECT r.run_id, r.fence FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run)
@@ -1384,6 +1399,6 @@ SELECT serial, data, gone IS NOT NULL FROM holdfast.chunk WHERE run_id = %s AND 
 SELECT data FROM holdfast.chunk WHERE serial IN (
   SELECT max(serial) FROM holdfast.chunk WHERE run_id = %s AND gone IS NULL GROUP BY turn) ORDER BY serial;
 -- name: indexes_there
--- Those of partitions are known by the index that they are parts of.
+-- Indexes of partitions are found by the index of which they are parts.
 SELECT c.relname, i.indisvalid AND i.indisready FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE c.relnamespace = to_regnamespace('holdfast') AND NOT c.relispartition;

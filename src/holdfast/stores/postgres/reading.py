@@ -1,4 +1,4 @@
-"""What is read of runs over PostgreSQL, each time in one snapshot."""
+"""What is read of runs from a PostgreSQL store, each time in one snapshot."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ PAGE = 500  # rows of a log that are read at once
 
 
 class Reading(Server):
-    """The verbs of ``ports.Runs`` that write nothing, with records that runs leave: effects, ledger, blobs and chunks."""
+    """The verbs of ``ports.Runs`` that write nothing, and the verbs for the records of runs: effects, ledger, blobs and chunks."""
 
     def _run(self, found: Sequence[Any]) -> Run:
-        """The run of a row."""
+        """Returns the run of a row."""
         return self._read(found)[0]
 
     def _read(self, found: Sequence[Any]) -> tuple[Run, int]:
-        """The run of a row, and how many events its record is of: those behind are plain steps, unless the row lags behind its log.
+        """Returns the run of a row, and the number of events of which its record knows: later events are plain steps, unless the row lags behind its
+        log.
 
         Raises:
             UnknownStatus: a stored status outside the eight (§2.6).
-            StoreCorrupt: it does not fit its log (§1.4).
+            StoreCorrupt: the row does not match its log (§1.4).
             EventUnreadable: the cold part is damaged.
         """
         run_id, doc, status, version, step, head = found[:6]
@@ -90,7 +91,7 @@ class Reading(Server):
         if not tips:
             raise StoreCorrupt(f"the newest commit of {run_id} is missing from the log", hint="restore a backup", code="checkpoint_head_missing")
         tip = Tip(*tips[0])
-        if known is not None and tip.row < known.row:  # a log that ends before what was committed here has lost its tail (§1.9)
+        if known is not None and tip.row < known.row:  # the log ends before what was committed here, so it has lost its tail (§1.9)
             self._remembered.named[run_id] = tell_rollback(run_id, tip.row, known.row)
             await self._find_rollback(run_id)
             return await self.load(run_id)
@@ -102,8 +103,9 @@ class Reading(Server):
         return Loaded(run, tip, lease, whole, since, tuple(besides.items(run_id, items, stated)), newest)
 
     async def _lags(self, run: Run, upto: int, fence: int, tip: Tip, begin: int, rows: Sequence[Row]) -> bool:
-        """Whether a row lags behind its log where its record may be that of ``upto`` events. ``rows`` are those of the log behind the event ``begin``; of what
-        lies before that, and the record does not know, more is read. What was committed behind ``tip`` came after the row was read."""
+        """Returns whether a row lags behind its log, because its record may be that of ``upto`` events. ``rows`` are the log rows after the event
+        ``begin``; rows before it that the record does not include are read too. Rows after ``tip`` were committed after the row was read, and do not
+        count."""
         rows = [row for row in rows if row.seq <= tip.seq]
         if rows and apply.newest_fence(rows[-1]) > counter(fence):
             return True
@@ -123,7 +125,7 @@ class Reading(Server):
         while len(out) < limit:
             answers = await self._ask(*[(text, {**values, "limit": limit, "seen": seen, "now": self._clock()}) for text in texts])
             for kept in (row for found in answers for row in found):
-                with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
+                with contextlib.suppress(HoldfastError):  # an unreadable run does not hide the others; the checker names it (§3.6)
                     out.append((self._run(kept), self._lease(*kept[6:])))
             seen += limit
             if all(len(found) < limit for found in answers):
@@ -138,7 +140,7 @@ class Reading(Server):
             logs.setdefault(run_id, []).append(log_row(kept))
         out: dict[str, Head] = {}
         for run_id, data in wholes:
-            with contextlib.suppress(HoldfastError):  # loading this run alone says what is wrong with it
+            with contextlib.suppress(HoldfastError):  # loading this run alone reports what is wrong with it
                 out[run_id] = Head(None if data is None else codec.decode_whole(run_id, data), tuple(logs.get(run_id, ())))
         return out
 
@@ -147,7 +149,7 @@ class Reading(Server):
         return [log_row(r) for r in found]
 
     async def emit(self, emitted: Sequence[Emitted]) -> None:
-        async def work(db: Connection, sent: int) -> None:  # a batch that is written twice is told once: its chunks are numbered
+        async def work(db: Connection, sent: int) -> None:  # a batch that is written twice is delivered once, because chunks are numbered
             runs = sorted({e.run_id for e in emitted})
             fences = dict(await rows_of(db, Q.chunk_fences, {"b": [ids.bucket_number(r) for r in runs], "run": runs}))
             await many(db, [s for e in emitted if fences.get(e.run_id) == e.fence for s in emitting(e, self._clock())])
@@ -188,7 +190,8 @@ class Reading(Server):
         return claims[0] if apply.still_taken(claims[0], status, found[0][3]) else None
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
-        """What was done under a key: a record that is lost is no licence to do it again, nor where what vouches for it is lost too."""
+        """Returns effects. If the record of a key is lost, this raises, so that the effect is not performed again, even if the record's voucher is
+        lost too."""
         asked = (Q.effects, {"run": run_id, "key": key, "root": lineage_root})
         if run_id is None and key is None:
             (found,) = await self._ask(asked)

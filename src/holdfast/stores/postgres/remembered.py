@@ -1,4 +1,4 @@
-"""What this process knows to be durable of the runs that it drives, or drove lately, so that it can say what a failover has lost (§1.9)."""
+"""What this process knows to be durable of the runs that it drives or drove recently, so that it can report what a failover has lost (§1.9)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from holdfast.core.commit import Commit, Tip
 from holdfast.core.effects import Effect, EffectStatus
 from holdfast.ports import LostTail
 
-MOST = 10_000  # runs; those that were written longest ago are forgotten first
+MOST = 10_000  # runs; those written longest ago are forgotten first
 OPEN = (EffectStatus.ATTEMPTED, EffectStatus.UNKNOWN)
 
 
 class Known(msgspec.Struct):
-    """A run as its last acknowledged commit left it, with the effects that were acknowledged here and what the log told of them."""
+    """A run as its last acknowledged commit left it, with the effects that were acknowledged here and what the log recorded of them."""
 
     tip: Tip
     facts: list[ev.EffectFact] = []
@@ -25,7 +25,7 @@ class Known(msgspec.Struct):
 
 
 class Remembered:
-    """The newest acknowledged commit of each run. ``tails``: what was lost of them, until somebody has told of it in the run's log."""
+    """The newest acknowledged commit of each run. ``_tails``: what was lost of them, until it is recorded in the run's log."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Known] = OrderedDict()
@@ -54,7 +54,8 @@ class Remembered:
         return ((run_id, known.tip) for run_id, known in self._known.items())
 
     def lose(self, run_id: str, left: int | None, there: Mapping[str, EffectStatus]) -> None:
-        """The log of a run ends with commit ``left``, None where the run is gone; ``there`` are the effects that are on record still, and how."""
+        """Notes that the log of a run ends with commit ``left``, None if the run is gone; ``there`` are the effects still on record, with their
+        statuses."""
         known = self._known.pop(run_id)
         effects = {i: e for i, e in known.effects.items() if i not in there or (there[i] in OPEN and e.status not in OPEN)}
         facts = tuple(f for f in known.facts if f.effect_id in effects and not (f.effect_id in there and isinstance(f, ev.SideEffectAttempted)))

@@ -1,4 +1,4 @@
-"""The outbox over PostgreSQL: what runs want to be sent, and what became of it (``ports.Outbox``)."""
+"""The outbox of the PostgreSQL store: intents of runs, and their results (``ports.Outbox``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.stores.postgres.server import Server
 
 
 class Sending(Server):
-    """The verbs of ``ports.Outbox``, but for the ledger."""
+    """The verbs of ``ports.Outbox``, except the ledger."""
 
     async def intents(
         self,

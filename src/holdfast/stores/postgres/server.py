@@ -63,16 +63,16 @@ from holdfast.stores.postgres.queries import MIGRATIONS, Q
 from holdfast.stores.postgres.remembered import Remembered
 
 OPEN_PATIENCE = 5.0
-CROWDED = 0.6  # a server that has given away so much of its connections is left all but one
-COUNT_SECONDS = 1.0  # whoever waits for news looks so often whether others need its connections more
-SPEAK_US = 10_000_000  # after a failover nothing is claimed for so long, unless every living worker has said what it misses
+CROWDED = 0.6  # if more than this part of its connections is in use, this process keeps only one
+COUNT_SECONDS = 1.0  # while waiting for news, how often to check whether others need the server's connections more
+SPEAK_US = 10_000_000  # after a failover nothing is claimed for this time, unless every living worker has compared what it remembers
 VOUCHED = 2  # the schema from which on records beside the log have vouchers
-_KNOWN = frozenset({"schema", "incarnation", "store", "system", "timeline"})  # what the table meta says
+_KNOWN = frozenset({"schema", "incarnation", "store", "system", "timeline"})  # what the table meta contains
 T = TypeVar("T")
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
-    """What a server says of itself over a new connection (``Q.server``)."""
+    """What a server says about itself over a new connection (``Q.server``)."""
 
     system: int
     timeline: int
@@ -134,10 +134,10 @@ class Server:
     # -- life ---------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Opens the store, or makes its schema in the database.
+        """Opens the store, or creates its schema in the database.
 
         Raises:
-            StoreUnavailable, StoreRefused, StoreReadOnly, UnsupportedFormat, StoreError: by what stands in the way.
+            StoreUnavailable, StoreRefused, StoreReadOnly, UnsupportedFormat, StoreError: depending on what prevents it.
         """
         if self._pool is not None:
             return
@@ -200,13 +200,14 @@ class Server:
             await self._moving.do(functools.partial(self._new_incarnation, history=self._history))
 
     async def _migrate(self, db: Connection) -> None:
-        """Brings an older schema up to date, in one transaction. What is there counts as it is; whoever still writes as before is refused."""
+        """Brings an older schema up to date, in one transaction. Existing records are taken as they are; processes that still write the older schema
+        are refused."""
         async with db.transaction():
             await db.execute(Q.unhurried)
             await db.execute(Q.one_maker)
             meta = dict(await rows_of(db, Q.meta_lock))
             if meta["schema"] == len(MIGRATIONS):
-                return  # somebody else was first
+                return  # another process was first
             for script in MIGRATIONS[meta["schema"] :]:
                 await db.execute(schema_of(self._place, script))
             await db.execute(Q.meta_set, ("schema", len(MIGRATIONS)))
@@ -218,9 +219,10 @@ class Server:
                 await vouch_for_meta(db)
 
     async def _same_server(self, pool: Connections, db: Connection) -> None:
-        """Looks at a new connection: a server in recovery is left, and one on another history, or put back to an older state, is a new incarnation (§1.9)."""
-        async with self._finding:  # no connection is used before what is remembered has been held against what is here
-            flushed, (heard, _) = self._flushed, self._heard  # before it is asked: what is seen later may be newer than the answer
+        """Checks a new connection. A server in recovery is left; a server with another history, or one that was reset to an older state, becomes a
+        new incarnation (§1.9)."""
+        async with self._finding:  # no connection is used before what is remembered has been compared with this server
+            flushed, (heard, _) = self._flushed, self._heard  # read before the question is sent: what is noted later may be newer than the answer
             here = Seen(*await one_of(db, Q.server))
             if here.session != db.pgconn.backend_pid and not self._place.pooler:
                 db.prepares = False
@@ -239,12 +241,12 @@ class Server:
             self._note_flushed(here.flushed)
 
     def _is_another(self, here: Seen, flushed: int) -> bool:
-        """Whether a server has to be looked at by ``_same_server`` first: it is another one, another state, or was started anew. ``flushed``: what was known
-        of its log before it was asked."""
+        """Whether ``_same_server`` must check the server first: it is another one, in another state, or was restarted. ``flushed``: how much of its
+        log was known before it was asked."""
         return here.history != self._history or here.begun != self._begun or here.written < flushed or self._is_put_back(here.tables)
 
     def _is_put_back(self, tables: int) -> bool:
-        """Whether the tables are others than before: a dump was put in their place, while connections stayed as they were."""
+        """Whether the tables are not those of before: a dump has replaced them while connections stayed open."""
         return self._tables not in (0, tables)
 
     def _note_flushed(self, flushed: int) -> None:
@@ -252,14 +254,15 @@ class Server:
         self._flushed = max(self._flushed, flushed)
 
     async def _find_rollback(self, run_id: str) -> None:
-        """A run was read that ends before what was acknowledged here. No connection had to be made anew for that: behind a pooler a server is another one unseen."""
+        """Handles a run that was read and ends before what was acknowledged here. That can happen without a new connection, because a pooler can
+        switch servers unseen."""
         pool = self._open()
         async with pool.hold() as db, self._finding:
             if run_id in await self._find_lost(db):
                 await self._moving.do(functools.partial(self._new_incarnation, history=self._history, heard=0))
 
     def _note_crowd(self, full: float) -> None:
-        """Notes how much of its connections the server has given away."""
+        """Notes which part of its connections the server has in use."""
         self._full, self._counted = full, time.monotonic()
         if self._pool is not None:
             self._pool.crowded = full > CROWDED
@@ -272,11 +275,12 @@ class Server:
                     self._renewal.release()
 
     async def _new_incarnation(self, db: Connection, history: tuple[int, int], heard: int | None = None) -> None:
-        """Every fence given out before is void; whoever comes first takes the new one, the others read it. ``history``: the server's. ``heard``: it is the same
-        as before, and so late it was heard before it was put back; whoever came first has done so after that."""
+        """Sets a new incarnation, which makes every earlier fence void: the first process sets it, and the others read it. ``history``: the server's.
+        ``heard``: given if the server is the same as before but was reset; the time last heard from it before that, so that an incarnation set by
+        another process for the same reason is later."""
         async with db.transaction():
             await db.execute(Q.unhurried)
-            await db.execute(Q.one_maker)  # whoever comes second sees all that the first has written, new rows too
+            await db.execute(Q.one_maker)  # the second process sees all that the first has written, new rows too
             meta = dict(await rows_of(db, Q.meta_lock))
             first = (meta["system"], meta["timeline"]) != history
             if heard is not None:
@@ -289,10 +293,10 @@ class Server:
                 ((now, _),) = await rows_of(db, Q.see_now, {"now": self._clock()})
                 await db.execute(Q.meta_set, ("moved", now))
                 meta["moved"] = now
-                if sound:  # else the checker names it until somebody has looked
+                if sound:  # otherwise the checker names it until a person has decided
                     await vouch_for_meta(db)
             await self._reckon(db)
-            for values in self._mine.values():  # the row of a living worker may be among what was lost; and from now on it has spoken
+            for values in self._mine.values():  # the row of a living worker may be among what was lost; the renewal shows that it has compared
                 await db.execute(Q.worker_keep, {**values, "now": self._clock()})
                 await db.execute(Q.worker_renew, {**values, "now": self._clock()})
         self.incarnation, self._moved = meta["incarnation"], meta.get("moved", 0)
@@ -301,8 +305,8 @@ class Server:
         self._news.tell()
 
     async def _reckon(self, db: Connection) -> None:
-        """Holds what was acknowledged here against what this server has. A run that has lost commits is held back from all workers: somebody who
-        remembers them may know of acts that are on record no more."""
+        """Compares what was acknowledged here with what this server has. Runs that have lost commits are held back from all workers, because a
+        process that remembers these commits may know of effects that are no longer on record."""
         gone = await self._find_lost(db)
         if not gone:
             return
@@ -312,7 +316,7 @@ class Server:
         await db.execute(Q.hold_back, {"b": [ids.bucket_number(r) for r in gone], "run": list(gone)})
 
     async def _find_lost(self, db: Connection) -> dict[str, int | None]:
-        """Runs whose newest commit that was acknowledged here is not there, and with which one they end now."""
+        """Returns the runs whose newest commit acknowledged here is missing, each with the row that it ends with now."""
         known = dict(self._remembered)
         if not known:
             return {}
@@ -329,7 +333,7 @@ class Server:
         self._remembered.keep(tail)
 
     async def _spoken(self, db: Connection) -> bool:
-        """Whether all who may remember lost commits have held them against what is here: every living worker, since the server became another."""
+        """Whether all who may remember lost commits have compared them with this server: every living worker, since the incarnation moved."""
         if self._moved and (self.now() - self._moved >= SPEAK_US or not await rows_of(db, Q.unspoken, {"moved": self._moved, "now": self._clock()})):
             self._moved = 0
         return not self._moved
@@ -343,7 +347,7 @@ class Server:
         return incarnation
 
     async def acknowledge(self) -> None:
-        """An operator accepts the log as it is: a new incarnation, and every fence given out before is void (§1.9)."""
+        """Accepts the log as it is, on behalf of an operator: sets a new incarnation, which makes every earlier fence void (§1.9)."""
 
         async def work(db: Connection, sent: int) -> int:
             meta = dict(await rows_of(db, Q.meta_lock))
@@ -357,19 +361,19 @@ class Server:
             return incarnation
 
         self.incarnation = await self._do(work, anyway=True)
-        if self.suspect is not None:  # its proofs of life were kept under no name
+        if self.suspect is not None:  # without its meta, its proofs of life had no name
             self.suspect, self._liveness = None, Liveness(_proofs(await self._name()))
         self._remembered.clear()
         self._commits().forget()
         self._news.tell()
 
     async def _name(self) -> str:
-        """Which store this is, as its meta says."""
+        """Returns which store this is, as its table meta says."""
         meta = dict((await self._ask((Q.meta, None)))[0])
         return f"{meta['system']}.{meta['store']}"
 
     async def close(self) -> None:
-        """Ends what is in hand, and lets go of every owner's proof of life."""
+        """Finishes pending work, and gives up every owner's proof of life."""
         await self._moving.close()
         await self._news.close()
         if self._committer is not None:
@@ -392,7 +396,7 @@ class Server:
         return self._liveness
 
     def _alive(self, owner: str, its: str | None) -> Alive:
-        """By proof only: a file on this machine that is locked for as long as its process lives, or the owner's name."""
+        """Returns whether an owner is alive. Only a proof counts: a file on this machine that is locked while its process lives, or the owner's name."""
         if its is not None and its != self._boot and OwnerId.parse(owner) is None:
             return Alive.UNKNOWN
         return self._proofs().alive(owner)
@@ -401,14 +405,14 @@ class Server:
         return apply.why_lost(left, self._alive(owner, its))
 
     def now(self) -> int:
-        """The database's time as it was heard last, and what the clock since boot counted from there on (§10.3)."""
+        """Returns the database's time as last heard, plus what the clock since boot has counted from then on (§10.3)."""
         if self._given is not None:
             return self._given()
         heard, at = self._heard
         return heard + ticks() - at
 
     def _clock(self) -> int | None:
-        """The time that a statement compares with: a test's, or None for the database's own."""
+        """Returns the time that a statement compares with: that of a test, or None for the database's own."""
         return None if self._given is None else self._given()
 
     # -- the ways in --------------------------------------------------------------------------------
@@ -424,25 +428,25 @@ class Server:
         return self._committer
 
     async def _ask(self, *asked: Statement, apart: bool = False) -> list[list[tuple[Any, ...]]]:
-        """Reads, one statement or several in one round trip; several see one snapshot, unless they may be ``apart``."""
+        """Reads with one or several statements in one round trip; several see one snapshot, unless they may be ``apart``."""
         apart = apart or len(asked) == 1
         every = asked if apart else ((Q.begin_snapshot, None), *asked, (Q.commit, None))
         found: list[list[tuple[Any, ...]]] | None = None
         if (answer := self._open().at_once(every)) is not None:
-            with contextlib.suppress(psycopg.Error, OSError):  # nothing was written: it is asked again, with patience
+            with contextlib.suppress(psycopg.Error, OSError):  # nothing was written, so it is asked again with ``outlasting``
                 found = await answer
         if found is None:
             found = await outlasting(lambda sent: self._open().answer(lambda db: many(db, every)), self.url, self.patience, wrote=False)
         return found if apart else found[1:-1]
 
     def _writable(self) -> None:
-        """Refuses to write into what may be another store than it says."""
+        """Refuses to write to a store whose identity is in doubt."""
         if self.suspect is not None:
             raise type(self.suspect)(self.suspect.message, hint=self.suspect.hint, code=self.suspect.code)
 
     async def _do(self, work: Callable[[Connection, int], Awaitable[T]], *, anyway: bool = False, whole: bool = False) -> T:
-        """A transaction. ``work`` is told how often it has been sent before; ``anyway``: also into a store that does not know itself; ``whole``:
-        ``work`` begins and commits it itself, in the round trips that it makes in any case."""
+        """Runs a transaction. ``work`` is called with the number of times it has been sent before; ``anyway``: also on a store whose identity is in
+        doubt; ``whole``: ``work`` begins and commits the transaction itself, in the round trips that it makes in any case."""
         pool = self._open()
         if not anyway:
             self._writable()
@@ -465,8 +469,8 @@ class Server:
         return await outlasting(transaction, self.url, self.patience)
 
     async def _change(self, statement: str, values: Any, mine: Callable[[Connection], Awaitable[bool]] | None = None) -> bool:
-        """One statement that gives a row if it changed something. ``mine``: whether what is there now is what was to be written, asked
-        where an answer was lost."""
+        """Executes one statement that returns a row if it changed something. ``mine`` is called if an answer was lost, and returns whether what is
+        there now is what was to be written."""
 
         async def work(db: Connection, sent: int) -> bool:
             done = await first_of(db, statement, values) is not None
@@ -477,7 +481,7 @@ class Server:
     # -- news ---------------------------------------------------------------------------------------
 
     async def _look_for_news(self) -> int:
-        """A number that moves when anything is written; and the time, heard anew."""
+        """Returns a number that changes when anything is written; also reads the server's time."""
         pool = self._open()
         async with pool.hold() as db:
             number, now, flushed, tables = await one_of(db, Q.news)
@@ -495,12 +499,12 @@ class Server:
     # -- what several verbs do ----------------------------------------------------------------------
 
     async def _missing(self, error: RunNotFound, *run_ids: str) -> RunNotFound:
-        """What is said of runs of which one is not here: whether it was pruned."""
+        """Returns the error for several runs of which one is not here, which says if that one was pruned."""
         left = besides.read_pruned(*await self._ask(*besides.ask_pruned(run_ids)))
         return error if left is None else missing(left.run_id, left)
 
     async def _tell_missing(self, db: Connection, run_id: str) -> RunNotFound:
-        """Inside a transaction: what is said of a run that is not here."""
+        """Inside a transaction: returns the error for a run that is not here, which says if it was pruned."""
         return missing(run_id, besides.read_pruned(*await many(db, besides.ask_pruned([run_id]))))
 
     async def _put(self, db: Connection, item: InboxItem) -> InboxItem:
@@ -514,7 +518,7 @@ class Server:
 
 
 def _proofs(store: str) -> str:
-    """The folder of a store's proofs of life on this machine, this user's alone."""
+    """Returns the folder of a store's proofs of life on this machine, for this user only."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return os.path.join(base, f"holdfast-{os.getuid()}", hashlib.sha256(store.encode()).hexdigest()[:24])
 
@@ -524,7 +528,7 @@ async def vouch_for_meta(db: Connection) -> None:
 
 
 async def vouch_anew(db: Connection) -> None:
-    """Inside a transaction: vouches for all records as they are now, and for none that is not there."""
+    """Inside a transaction: vouches for all records as they are now, and for no others."""
     _, _, *kept = await many(db, [(Q.keys_free, None), (Q.place_anew, None), *besides.KEPT])
     await many(db, [(Q.vouch_forget, None), *besides.vouch_for_all(kept), (Q.roll_anew, (list(vouch.COUNTED),))])
 

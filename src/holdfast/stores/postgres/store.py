@@ -1,16 +1,16 @@
 """The PostgreSQL store: the verbs of the port, each one transaction at READ COMMITTED.
 
-Theory of operation. Nothing here rests on an isolation level: run rows are locked in the order of their ids, unique indexes guard
-lanes, keys and the log, and every commit is a compare-and-set by fence and by the hash of the row it follows (``commits.py``).
-All times are the database's: what is stored or compared is compared inside it, and ``now()`` is what it said last and the clock
-since boot from there on. A few connections are shared by all verbs; renewal has one of its own, and so has the listener for news.
+Theory of operation. Nothing here depends on an isolation level: run rows are locked in the order of their ids, unique indexes guard lanes, keys and
+the log, and every commit is a compare-and-set by fence and by the hash of the row it follows (``commits.py``). All times are the database's: times
+are compared inside the database, and ``now()`` is the time last heard from it plus what the clock since boot has counted since. A few connections are
+shared by all verbs; renewals have one of their own, and so has the listener for notifications.
 
-What passes (a lost connection, a restart, a deadlock) is outlasted: the same thing is sent again until ``patience`` ends, and each verb
-tells its own earlier writing from somebody else's. A server that has become another one (a standby promoted, a backup put back) is a
-new incarnation: every fence given out before is void, and workers load again (``server.py``).
+After temporary errors (a lost connection, a restart, a deadlock) the same thing is sent again until ``patience`` ends, and each verb can tell its own
+earlier write from another's. A server that has become another one (a standby was promoted, a backup restored) is a new incarnation: every earlier
+fence is void, and workers load again (``server.py``).
 
-The verbs lie by purpose, as in ``ports``: ``claims``, ``owners``, ``reading``, ``people``, ``sending`` and ``keeping``, each over what ``server`` gives to
-all of them. What writes a run is here.
+The verbs are grouped by purpose, as in ``ports``: ``claims``, ``owners``, ``reading``, ``people``, ``sending`` and ``keeping``, each based on
+``server``, which they share. The verbs that write a run are here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from holdfast.stores.postgres.sending import Sending
 
 
 class _Remembering:
-    """The seat of a run whose newest acknowledged commit is remembered."""
+    """Wraps the seat of a run, and remembers the run's newest acknowledged commit."""
 
     __slots__ = ("_remembered", "_run_id", "_seat", "_writable")
 
@@ -65,9 +65,9 @@ class _Remembering:
 
 
 class PostgresStore(Claiming, People, Sending, Keeping):
-    """A store in one PostgreSQL database, in a schema of its own. ``now`` replaces its clock, so that tests can move time; ``patience``
-    is for how many seconds a verb outlasts an outage; ``clock`` counts the seconds for which a connection keeps its plans, those since somebody looked for all that is due, and those since it
-    was last looked how claims go best."""
+    """A store in one PostgreSQL database, in a schema of its own. ``now`` replaces its clock, so that tests can move time; ``patience``: for how many
+    seconds a verb retries during an outage; ``clock`` returns the seconds by which it decides how long a connection keeps its plans, how long ago all
+    due runs were searched for, and how long ago it was checked which way of claiming is best."""
 
     takes_statements = True
     has_server: bool = True
@@ -121,13 +121,13 @@ class PostgresStore(Claiming, People, Sending, Keeping):
 
 
 def find_schema(url: str) -> int | None:
-    """The schema of the store in a database, as it stands, without changing it; None if there is no store yet, or it cannot be looked at."""
+    """Returns the schema number of the store in a database, without changing it; None if there is no store yet, or it cannot be read."""
     try:
         with psycopg.connect(place(url).conninfo, autocommit=True, connect_timeout=5, prepare_threshold=None) as db:
             there = db.execute(Q.is_there).fetchone()
             meta: dict[str, int] = dict(db.execute(Q.meta).fetchall()) if there is not None and there[1] else {}
     except (psycopg.Error, OSError):
-        return None  # whoever opens it is told why not
+        return None  # opening the store reports why not
     return meta.get("schema")
 
 

@@ -1,7 +1,6 @@
-"""The store's keeper (``ports.Upkeep``): damaged rows as they stand, mending, carrying over, pruning, and what is wrong with a server.
+"""Upkeep (``ports.Upkeep``): reading damaged rows as they are, mending, adopting, pruning, and what is wrong with a server.
 
-Nothing here is on the way of a step. Writes are one transaction each, like every verb; a prune is several, one for each batch
-of lineages.
+Nothing here is executed during a step. Writes are one transaction each, like every verb; a prune has several, one for each batch of lineages.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ OLD_SNAPSHOT_SECONDS = 300
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
-    """Where a run's log lies, also where its row is gone."""
+    """Where a run's log is, also if its row is missing."""
 
     bucket: int
     id: int
@@ -46,13 +45,13 @@ class Key(msgspec.Struct, frozen=True, gc=False):
 
 
 def orphans(found: Sequence[Sequence[Any]]) -> dict[str, Key]:
-    """Runs of which only the log is left, from their first rows, and where those lie."""
+    """Returns runs of which only the log is left, found by their first rows, and where these are."""
     out = {}
     for bucket, run, seq, data, digest in found:
         try:
             events = codec.open_row(Row(seq, data, digest)).events
         except StoreError:
-            continue  # its first row does not say whose it is; the walk over all chains names it
+            continue  # its first row does not say whose it is; the walk over all chains reports it
         run_id = getattr(events[0].fact, "run_id", None) if events else None
         if isinstance(run_id, str):
             out[run_id] = Key(bucket, run)
@@ -60,7 +59,7 @@ def orphans(found: Sequence[Sequence[Any]]) -> dict[str, Key]:
 
 
 def evidence_of(run_id: str, key: Key, row: Sequence[Any] | None, end: Sequence[Any] | None, lease: Lease | None) -> Evidence:
-    """The evidence of a run: its row as it stands, and the newest row of its log."""
+    """Returns the evidence of a run: its row as it is, and the newest row of its log."""
     tip = None if end is None else Tip(end[0], end[1], end[2], end[3], end[4])
     if row is None:
         tip = None if tip is None else Tip(tip.seq, tip.hash, tip.row, WHOLE_FLOOR + 1, 0)
@@ -75,18 +74,18 @@ def evidence_of(run_id: str, key: Key, row: Sequence[Any] | None, end: Sequence[
 
 
 def needs(found: Sequence[Sequence[Any]]) -> Needs:
-    """What is noted of what a run needs."""
+    """Returns what is recorded of the needs of a run."""
     return Needs(frozenset(predecessor for predecessor, _ in found if predecessor is not None), frozenset(digest for _, digest in found if digest is not None))
 
 
 def _set(name: str, value: str) -> str:
-    """The statements that change a setting of the server; neither needs a restart."""
+    """Returns the statements that change a setting of the server without a restart."""
     return f"ALTER SYSTEM SET {name} = '{value}'; SELECT pg_reload_conf();"
 
 
 def health(found: Sequence[Any], here: int, *, unnamed: bool = False) -> list[Problem]:
-    """What of a server's settings and state endangers what is kept, or slows it. ``here``: this machine's time. ``unnamed``: a pooler stands before
-    it, of which the URL does not tell."""
+    """Returns what endangers stored data, or slows the store, in a server's settings and state. ``here``: this machine's time. ``unnamed``: a pooler
+    that the URL does not mention is in front of the server."""
     synchronous, fsync, pages, asynchronous, there, snapshot, dead, autovacuum, reader = found
     out = []
 
@@ -201,10 +200,10 @@ async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
 
 
 async def prune(db: Connection, roots: Sequence[str], before: int, *, dry: bool, at: int, by: str) -> Pruned:
-    """Inside a transaction: lets lineages go, with those of their families, or says why they stay.
+    """Inside a transaction: deletes lineages, with those of their families, or says why they stay.
 
-    What is decided on is locked first, and read after that: a commit that carries a thread on from a run, or creates a child of it,
-    either was before and is seen, or comes after and finds it gone.
+    The runs in question are locked first, and read after that: a commit that continues a thread from such a run, or creates a child of it, either
+    came before and is seen, or comes after and finds the run gone.
     """
     whole = set(roots)
     while more := {r for (r,) in (await many(db, [(Q.family, {"roots": sorted(whole)})]))[0]} - whole:
@@ -216,7 +215,7 @@ async def prune(db: Connection, roots: Sequence[str], before: int, *, dry: bool,
     known = {run_id for run_id, *_ in rows}
     carries = [] if dry else [(successor, predecessor) for successor, predecessor in carries if predecessor in known]
     runs = [Aged(*row) for row in rows]
-    # A run that came meanwhile and was not looked at: what it is on stays.
+    # A run that came meanwhile and was not read: the run whose thread it continues stays.
     runs += [Aged(successor, successor, None, None) for successor in {b for b, _ in carries} - known]
     found = apply.prunable(runs, before, {r for (r,) in unsettled}, carries)
     if found.run_ids and not dry:
@@ -226,7 +225,8 @@ async def prune(db: Connection, roots: Sequence[str], before: int, *, dry: bool,
 
 
 async def _forget(db: Connection, runs: list[str], now: int) -> None:
-    """Deletes runs with all that hangs on them; effects under keys that other runs share stay, as tombstones, and claims by the rule of ``apply.outlasts``."""
+    """Deletes runs and all that belongs to them; effects under keys that other runs share stay, as tombstones, and claims by the rule of
+    ``apply.outlasts``."""
     effects, _ = await many(db, [(Q.effects_among, {"runs": runs}), (Q.lock_blobs, {"runs": runs})])
     gone: list[str] = []
     kept: list[str] = []

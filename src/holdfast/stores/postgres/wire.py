@@ -1,9 +1,9 @@
 """Statements over one connection, at the level of libpq: sent together, answered together.
 
-psycopg makes a cursor for each statement, describes each column of its answer and watches the socket by a timer: more work than most of the
-statements here are for their client. So the one way in which this store asks is written out. Values, rows and errors are psycopg's own: it dumps,
-loads and names them. Whatever else there is to do (connecting, rolling back, closing, what applications have written) stays with its connections: the
-statements here are the store's own, whose places fit their values.
+psycopg makes a cursor for each statement, describes each column of its answer and watches the socket with a timer; for the client that is more work
+than most of the statements here. So the one way in which this store asks is implemented here. Values, rows and errors are psycopg's own: psycopg
+dumps, loads and names them. Everything else (connecting, rolling back, closing, statements of applications) is done by psycopg's connections. The
+statements here are the store's own, whose placeholders match their values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.machine import call_nobody
 Statement = tuple[str, Any]
 Rows = list[tuple[Any, ...]]
 CANCEL_SECONDS = 1.0
-MOST_PREPARED = 500  # by one connection; the statements of this store are fewer
+MOST_PREPARED = 500  # for one connection; this store has fewer statements
 FIRST_AGE, GREATEST_AGE = 1.0, 60.0  # seconds for which a connection keeps its plans
 _PLACE = re.compile(r"%(?:(%)|(?:\((\w+)\))?([sb]))")
 _FORMATS = {"s": PyFormat.AUTO, "b": PyFormat.BINARY}
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class _Sent:
-    """A statement on its way, or the preparation of the one behind it."""
+    """A statement on its way, or the preparation of the one that follows."""
 
     __slots__ = ("prepares", "send")
 
@@ -51,15 +51,15 @@ class _Sent:
 
 
 class Asked:
-    """Which statements are prepared with their first use over a connection: those that are asked for ``often``, and whatever was asked before over another
-    connection that shares this. To prepare a statement costs the server as much as to read and plan it for one use."""
+    """Decides which statements are prepared at their first use over a connection: those asked ``often``, and those that were asked before over
+    another connection that shares this object. To prepare a statement costs the server as much as to parse and plan it for one use."""
 
     def __init__(self, often: Iterable[str] = ()) -> None:
         self._often = frozenset(often)
         self._keys: set[_Key] = set()
 
     def again(self, text: str, key: _Key) -> bool:
-        """Whether this statement is likely to be asked again; it is noted that it was asked."""
+        """Returns whether this statement will probably be asked again, and notes that it was asked."""
         if key in self._keys:
             return True
         self._keys.add(key)
@@ -67,22 +67,22 @@ class Asked:
 
 
 class Plans:
-    """How long a connection keeps the plans of what it has prepared. The server makes them once, with the sizes that its tables have then, and keeps
-    them until it hears of new statistics: on a new database those of nearly empty tables, by which it reads all runs of a session to find one. So they
-    are let go of, soon at first and later seldom; the next use of each statement makes its plan anew, by the sizes of that time."""
+    """How long a connection keeps the plans of its prepared statements. The server makes a plan once, for the table sizes of that time, and keeps it
+    until it has new statistics. On a new database it plans for nearly empty tables, and then reads all runs of a session to find one. So plans are
+    discarded, soon at first and later rarely; the next use of each statement makes its plan anew, for the sizes of that time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._age = FIRST_AGE
         self._until = clock() + FIRST_AGE
         self._uses: dict[str, int] = {}
-        self._earlier: dict[str, int] = {}  # before the last plans were let go of
+        self._earlier: dict[str, int] = {}  # uses before the plans were discarded last
 
     def old(self) -> bool:
         return self._clock() >= self._until
 
     def let_go(self) -> None:
-        """Others are made from now on."""
+        """Notes that the plans were discarded, and new ones are made from now on."""
         self._age = min(2 * self._age, GREATEST_AGE)
         self._until = self._clock() + self._age
         for text, uses in self._uses.items():
@@ -90,20 +90,22 @@ class Plans:
         self._uses = {}
 
     def use(self, text: str) -> None:
-        """A statement is asked: its plan is there from now on."""
+        """Notes that a statement is asked, so that its plan exists from now on."""
         self._uses[text] = self._uses.get(text, 0) + 1
 
     def count_lacking(self, text: str, uses: int) -> int:
-        """How often a statement has to be asked until there is a plan for it that lasts: once, and so often in all."""
+        """Returns how many more times a statement has to be asked until it has a lasting plan: at least once with these plans, and ``uses`` times in
+        all."""
         now = 0 if self.old() else self._uses.get(text, 0)
         return max(uses - self._uses.get(text, 0) - self._earlier.get(text, 0), 0 if now else 1)
 
 
 class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
-    """One of psycopg's that can be asked in this way. ``prepares`` is to be false behind a transaction pooler, where the next transaction is in another session.
-    What psycopg itself is asked is never prepared: it names statements by number, and another client's session has others of these numbers.
+    """A psycopg connection that can be asked in this way. ``prepares`` must be False behind a transaction pooler, where the next transaction is in
+    another session. Statements that psycopg itself sends are never prepared: it names them by number, and the session of another client has others of
+    these numbers.
 
-    The loop watches its socket from the first exchange on, and not for each anew: until psycopg itself reads from it, it is closed, or it is lost.
+    The event loop watches its socket from the first exchange on, not for each anew, until psycopg itself reads from it, or it is closed or lost.
     """
 
     def __init__(self, pgconn: PGconn, row_factory: Any = tuple_row) -> None:
@@ -111,23 +113,23 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         self.prepares = True
         self.plans = Plans()
         self.asked = Asked()
-        self._statements: dict[_Key, bytes] = {}  # what this connection has prepared, and the names of it
+        self._statements: dict[_Key, bytes] = {}  # the statements this connection has prepared, with their names
         self._adapts: Adapts | None = None
         self._exchange: Exchange | None = None
         self._watched: tuple[asyncio.AbstractEventLoop, int] | None = None
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
-        """What psycopg itself asks: it has the socket watched in its own way."""
+        """Runs psycopg's own requests, for which psycopg watches the socket itself."""
         self.watch_no_more()
         return await super().wait(gen, *args, **kwargs)
 
     async def close(self) -> None:
         self.watch_no_more()
-        self._adapts = None  # which refers back to this
+        self._adapts = None  # it refers back to this connection
         await super().close()
 
     def watch(self, exchange: Exchange) -> None:
-        """Hands what comes to an exchange."""
+        """Passes on what arrives to an exchange."""
         self._exchange = exchange
         if self._watched is None or self._watched[0] is not exchange.loop:
             self.watch_no_more()
@@ -135,13 +137,14 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
             exchange.loop.add_reader(self._watched[1], self._ready)
 
     def watch_no_more(self) -> None:
-        """To be called before the socket is closed, and at once where libpq may have closed it: its number may soon be that of another."""
+        """Stops watching the socket. Must be called before the socket is closed, and at once if libpq may have closed it, because its number may soon
+        be that of another."""
         watched, self._watched, self._exchange = self._watched, None, None
         if watched is not None:
             watched[0].remove_reader(watched[1])
 
     def end(self) -> None:
-        """The exchange is over. Another may follow, if there still is a connection."""
+        """Ends the exchange. Another may follow if the connection is still there."""
         self._exchange = None
         if self.pgconn.status != ConnStatus.OK:
             self.watch_no_more()
@@ -150,12 +153,12 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         if self._exchange is not None:
             self._exchange.ready()
             return
-        with contextlib.suppress(psycopg.Error):  # whoever is given this connection next sees that it is lost
+        with contextlib.suppress(psycopg.Error):  # the next user of this connection sees that it is lost
             self.pgconn.consume_input()
         self.end()
 
     async def ask(self, *asked: Statement) -> list[Rows]:
-        """The rows of each of these statements, in one round trip. Unless the first of them begins a transaction, they are one.
+        """Returns the rows of each of these statements, in one round trip. They are one transaction, unless the first of them begins one.
 
         Raises:
             psycopg.Error: of the first that failed, after which none was executed; or of the connection.
@@ -163,7 +166,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         return [self.rows(answer) for answer in await self._ask(asked)]
 
     async def answer(self, asked: Statement) -> PGresult:
-        """What the server answers to one statement.
+        """Returns what the server answers to one statement.
 
         Raises:
             psycopg.Error: as ``ask``.
@@ -172,7 +175,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         return answer
 
     def begin(self, asked: Sequence[Statement], over: Callable[[], None]) -> Exchange:
-        """Sends statements at once, in the turn of the loop in which it is called; ``over`` is called when all are answered, or the connection is lost.
+        """Sends statements at once, in this turn of the event loop; ``over`` is called when all are answered, or the connection is lost.
 
         Raises:
             psycopg.Error: nothing can be sent.
@@ -184,7 +187,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         try:
             for text, values in asked:
                 self._plan(text, values, sent)
-        except BaseException:  # nothing was sent, so that nothing will be prepared
+        except BaseException:  # nothing was sent, so nothing will be prepared
             for each in sent:
                 if each.prepares is not None:
                     self.forget(each.prepares)
@@ -192,7 +195,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         return Exchange(self, sent, over, anew=anew)
 
     async def hear(self, told: Callable[[str], None], seconds: float) -> None:
-        """Calls ``told`` with the payload of each notification, for so long.
+        """Calls ``told`` with the payload of each notification, for so many seconds.
 
         Raises:
             psycopg.Error: the connection was lost.
@@ -213,7 +216,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
 
         socket = pg.socket
         loop.add_reader(socket, ready)
-        ready()  # of what came beside the last answer
+        ready()  # for notifications that came with the last answer
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -222,7 +225,7 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
             loop.remove_reader(socket)
 
     async def _ask(self, asked: Sequence[Statement]) -> list[PGresult]:
-        """Whoever is broken off before the answer leaves a connection that is of no use any more."""
+        """Sends statements and returns their answers. If it is cancelled before the answers, the connection is unusable."""
         if not asked:
             return []
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -232,13 +235,13 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         except asyncio.CancelledError:
             exchange.leave()
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                with contextlib.suppress(psycopg.Error, OSError):  # a server that is gone has nothing to break off
+                with contextlib.suppress(psycopg.Error, OSError):  # a lost server has nothing to cancel
                     await self.cancel_safe(timeout=CANCEL_SECONDS)
             raise
         return exchange.answers()
 
     def rows(self, answer: PGresult) -> Rows:
-        """The rows of an answer."""
+        """Returns the rows of an answer."""
         if not answer.nfields:
             return []
         adapter = self._adapts or self._adapter()
@@ -246,28 +249,28 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
         return adapter.load_rows(0, answer.ntuples, tuple)
 
     def _adapter(self) -> Adapts:
-        """Made when it is first needed: by then the connection knows which values it takes."""
+        """Returns the adapter. It is created when it is first needed: by then the connection knows its types."""
         if self._adapts is None:
             self._adapts = Transformer.from_context(self)
         return self._adapts
 
     def forget(self, key: _Key) -> None:
-        """A statement that could not be prepared."""
+        """Forgets a statement that could not be prepared."""
         self._statements.pop(key, None)
 
     def _plan(self, text: str, values: Any, sent: list[_Sent]) -> None:
-        """How a statement is sent: prepared where it was sent before. It is prepared with its second use, unless it is likely to be asked again: most of what is
-        asked once is not."""
+        """Decides how a statement is sent, and adds that to ``sent``. A statement that this connection has prepared is sent as such. It is prepared
+        at its second use, or at its first if it will probably be asked again: most statements that are asked once are not."""
         given: Sequence[Any] | None = None
         types: tuple[int, ...] = ()
         kinds: Sequence[Any] | None = None
         if values is None:
-            query = text.encode()  # as it stands: a percent sign is one
+            query = text.encode()  # without values a percent sign stays one
         else:
             query, formats, names = _parse(text)
             adapter = self._adapts or self._adapter()
             given = values if names is None else list(map(values.__getitem__, names))
-            if len(given) != len(formats):  # the dumper does not count them: it would read behind the end of its memory
+            if len(given) != len(formats):  # the dumper does not count the values, and would read beyond its memory
                 raise sql.ProgrammingError(f"the statement has {len(formats)} places, and {len(given)} values were given for them")
             given = adapter.dump_sequence(given, formats)
             types, kinds = adapter.types or (), adapter.formats
@@ -285,8 +288,8 @@ class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
 
 
 class Exchange:
-    """What was sent over a connection, until all of it is answered. Nothing else may be sent over it meanwhile. ``anew``: the connection lets go of its
-    plans first, in a transaction of its own that costs no round trip; what the server says to that is no answer to anybody."""
+    """What was sent over a connection, until all of it is answered. Nothing else may be sent over the connection meanwhile. ``anew``: the connection
+    first discards its plans, in a transaction of its own that costs no round trip; the server's answer to that is skipped."""
 
     def __init__(self, db: Connection, sent: Sequence[_Sent], over: Callable[[], None], *, anew: bool = False) -> None:
         self._db = db
@@ -318,7 +321,7 @@ class Exchange:
             self.loop.add_writer(self._socket, self.ready)
 
     def answers(self) -> list[PGresult]:
-        """The answers to the statements. Behind them may come one more: what has gone wrong when their transaction ended, after all of them went well.
+        """Returns the answers to the statements. One more may follow them: an error at the end of their transaction, after all of them succeeded.
 
         Raises:
             psycopg.Error: of the first that failed, of the end of the transaction, or of the connection.
@@ -339,7 +342,7 @@ class Exchange:
         return found
 
     def leave(self) -> None:
-        """Waits for no answer any more, and calls nobody: what it would have called refers back to it. Unless all is answered, the connection is of no use
+        """Stops waiting for answers and drops the callback, which refers back to this exchange. Unless all is answered, the connection is unusable
         after that."""
         self._over = call_nobody
         if self._writing:
@@ -348,13 +351,13 @@ class Exchange:
         self._db.end()
 
     def ready(self) -> None:
-        """There is something to read, or room for what is still to be sent."""
+        """Called when there is something to read, or the socket can take more of what is still to be sent."""
         pg = self._pg
         try:
             if self._writing and pg.flush() == 0:
                 self._writing = False
                 self.loop.remove_writer(self._socket)
-            pg.consume_input()  # also while there is more to write: a server that waits to be read reads nothing itself
+            pg.consume_input()  # also while there is more to write: a server that waits for its answers to be read reads nothing itself
             while not pg.is_busy():
                 answer = pg.get_result()
                 if answer is None:
@@ -378,15 +381,15 @@ class Exchange:
 
 @functools.lru_cache(1024)
 def _name(key: _Key) -> bytes:
-    """Under which a statement is prepared. It tells what the statement says: behind a pooler that nobody told of, the session of another client may answer,
-    and what that client has prepared under a name must never be executed for another statement."""
+    """Returns the name of a prepared statement, which is a hash of its text and types. Behind an undetected pooler the session of another client may
+    answer, and what that client has prepared under a name must never be executed for another statement."""
     query, types = key
     return b"holdfast_" + hashlib.blake2b(b"%s %r" % (query, types), digest_size=12).hexdigest().encode()
 
 
 @functools.lru_cache(1024)
 def _parse(text: str) -> tuple[bytes, list[PyFormat], list[str] | None]:
-    """A statement in the words of the server, the formats of its values, and their names where they have any."""
+    """Returns a statement with the server's placeholders, the formats of its values, and their names if they have any."""
     formats: list[PyFormat] = []
     names: list[str] = []
 

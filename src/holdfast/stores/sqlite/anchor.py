@@ -1,12 +1,12 @@
-"""The anchor: a small file beside the database that remembers how far the log had come (§1.9).
+"""The anchor: a small file beside the database that records how far the log had come (§1.9).
 
-SQLite cannot see that its write-ahead log was lost or that an old copy was put back. The anchor holds the store's
-incarnation, the last acknowledged log id and that row's hash. It is written after COMMIT and before the answer,
-without a sync, so it is exact after a killed process and never ahead of the log; a thread syncs it each second.
+SQLite cannot see that its write-ahead log was lost or that an old copy was put back. The anchor holds the store's incarnation, the last acknowledged
+log id and that row's hash. It is written after COMMIT and before the answer, without a sync, so it is exact after a killed process and never ahead of
+the log; a thread syncs it each second.
 
-Many processes write it, and none waits for another: a process that is stopped in the middle of a write holds up nobody. So
-each acknowledged log id has a place of its own in the file, by its remainder, and the newest place counts. One that is written
-too late takes nothing away from a newer one.
+Many processes write it without waiting for each other, so a process that is suspended in the middle of a write delays nobody. For that, each
+acknowledged log id has a place of its own in the file, by its remainder, and the newest place counts. A write that comes too late does not replace a
+newer one.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from holdfast.stores.files import on_disk
 _HEAD = struct.Struct(">4sI20x")
 _ROW = struct.Struct(">IQ16s")
 _WRITES = struct.Struct(">IQ16x")
-_PLACE = 32  # bytes: 28 of one of these, and their checksum
+_PLACE = 32  # bytes: 28 of a head, row or count, and 4 of their checksum
 ROWS, WRITES = 64, 63
-"""How many places there are for log ids, behind the head, and for the count of other transactions, behind those."""
+"""How many places there are for log ids, behind the head, and for the count of transactions without a log row, behind those."""
 SIZE = (1 + ROWS + WRITES) * _PLACE
 _MAGIC = b"HFA3"
 _NOTHING = bytes(_PLACE)
 _PAST = {b"HFA1": struct.Struct(">4sIQ16s"), b"HFA2": struct.Struct(">4sIQ16sQ")}
-"""One mark was the whole file in 0.1.0, which counted log rows only, and later."""
+"""The layouts of past releases, in which one mark was the whole file: 0.1.0, which counted log rows only, and a later one."""
 SYNC_EVERY = 1.0
 PATIENCE = 5.0
-"""Seconds to wait for another process that begins the file afresh."""
+"""Seconds to wait for another process that is rewriting the file."""
 
 
 class Mark(NamedTuple):
-    """Incarnation, the last log id and the hash of its row; id 0 is an empty log. ``writes``: the last transaction without a log row."""
+    """Incarnation, last log id and that row's hash; id 0 is an empty log. ``writes``: the last transaction without a log row."""
 
     incarnation: int
     last: int
@@ -52,7 +52,7 @@ class Mark(NamedTuple):
 
 
 def pack(mark: Mark) -> bytes:
-    """The whole file, with this mark alone."""
+    """Returns the whole file, with this mark alone."""
     data = bytearray(SIZE)
     data[:_PLACE] = _check(_HEAD.pack(_MAGIC, mark.incarnation))
     for at, place in _places(mark):
@@ -61,7 +61,7 @@ def pack(mark: Mark) -> bytes:
 
 
 def unpack(data: bytes) -> Mark | None:
-    """The mark, or None if the bytes are no whole, undamaged file."""
+    """Returns the mark, or None if the bytes are not a whole, undamaged file."""
     if data[:4] in _PAST:
         return _past(_PAST[data[:4]], data)
     places = [data[at : at + _PLACE] for at in range(0, SIZE, _PLACE)]
@@ -70,14 +70,14 @@ def unpack(data: bytes) -> Mark | None:
     incarnation = int(_HEAD.unpack(places[0][:-4])[1])
     rows = [_ROW.unpack(place[:-4]) for place in places[1 : 1 + ROWS]]
     counts = [_WRITES.unpack(place[:-4]) for place in places[1 + ROWS :]]
-    # A process that stood still may write of an incarnation that is over.
+    # A process that was suspended may still write for an earlier incarnation.
     _, last, digest = max((r for r in rows if r[0] == incarnation), key=lambda r: r[1], default=(0, 0, b""))
     return Mark(incarnation, last, digest, max((n for of, n in counts if of == incarnation), default=0))
 
 
 @functools.lru_cache(16)
 def _begins(incarnation: int) -> bytes:
-    """What the file of an incarnation begins with."""
+    """The first bytes of an incarnation's file."""
     return _MAGIC + incarnation.to_bytes(4, "big")
 
 
@@ -91,7 +91,7 @@ def _check(body: bytes) -> bytes:
 
 
 def _places(mark: Mark) -> list[tuple[int, bytes]]:
-    """Where what of a mark goes, and what goes there but for its checksum."""
+    """The offsets at which the parts of a mark are stored, and the bytes there, without their checksum."""
     places = []
     if mark.last:
         places.append(((1 + mark.last % ROWS) * _PLACE, _ROW.pack(mark.incarnation, mark.last, mark.hash)))
@@ -103,13 +103,13 @@ def _places(mark: Mark) -> list[tuple[int, bytes]]:
 def _work(of: weakref.ref[Anchor], stop: threading.Event) -> None:
     while not stop.wait(SYNC_EVERY) and (anchor := of()) is not None:
         anchor.tick()
-        del anchor  # else it would live as long as the next wait
+        del anchor  # otherwise the anchor would stay alive during the next wait
 
 
 class Anchor:
     """The open anchor file. ``raise_to`` may be called from any thread and by many processes.
 
-    ``failed`` is told where a sync fails; ``each_second`` is called by the thread that syncs, before it does.
+    ``failed`` is called when a sync fails; ``each_second`` is called by the thread that syncs, before it does.
     """
 
     def __init__(self, path: str, failed: Callable[[OSError], None] = lambda _: None, each_second: Callable[[], None] = lambda: None) -> None:
@@ -124,12 +124,12 @@ class Anchor:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else begins the file afresh meanwhile.
+        """Locks the file, so that nobody else rewrites it meanwhile.
 
         Raises:
-            StoreBusy: somebody does, and has not come to its end for a while.
+            StoreBusy: another process does, and has not finished within ``PATIENCE``.
         """
-        with self._threads:  # they share the descriptor, and a file lock does not keep them apart
+        with self._threads:  # threads share the descriptor, so the file lock does not exclude them from each other
             until = time.monotonic() + PATIENCE
             while True:
                 try:
@@ -145,10 +145,10 @@ class Anchor:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def open(self) -> Mark | None:
-        """Opens or creates the file; None if it was not there, is empty, or is damaged.
+        """Opens or creates the file; returns its mark, or None if it was not there, is empty, or is damaged.
 
         Raises:
-            StoreFull, StoreReadOnly, StoreError: by what the disk says.
+            StoreFull, StoreReadOnly, StoreError: depending on the disk's error.
         """
         with on_disk(self.path):
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -159,22 +159,22 @@ class Anchor:
         return unpack(os.pread(self._fd, SIZE + 1, 0))
 
     def begin(self, mark: Mark, *, first: bool = False) -> None:
-        """Starts afresh, downwards too: a new incarnation, or with ``first`` a new store unless another process was quicker.
+        """Rewrites the file, also to a lower mark: for a new incarnation or, with ``first``, for a new store unless another process was quicker.
 
         Raises:
-            StoreFull, StoreReadOnly, StoreError: by what the disk says.
-            StoreBusy: another process begins it, and does not come to its end.
+            StoreFull, StoreReadOnly, StoreError: depending on the disk's error.
+            StoreBusy: another process is rewriting the file, and does not finish.
         """
         with on_disk(self.path), self._alone():
             if not first or self.read() is None:
                 self._write(mark)
 
     def renew(self) -> None:
-        """A file of a past release becomes one of this; what is still at work there writes no more.
+        """Converts the file of a past release to this one's layout. Processes of that release that still run can then no longer write it.
 
         Raises:
-            StoreFull, StoreReadOnly, StoreError: by what the disk says.
-            StoreBusy: another process begins it, and does not come to its end.
+            StoreFull, StoreReadOnly, StoreError: depending on the disk's error.
+            StoreBusy: another process is rewriting the file, and does not finish.
         """
         with on_disk(self.path):
             if os.pread(self._fd, 4, 0) in _PAST:
@@ -189,20 +189,20 @@ class Anchor:
         os.fsync(self._fd)
 
     def raise_to(self, mark: Mark) -> bool:
-        """Moves the anchor upwards; False if the store has another incarnation by now, and nothing was written."""
+        """Moves the anchor upwards. Returns False, and writes nothing, if the store has another incarnation by now."""
         with self._threads:
             data = os.pread(self._fd, SIZE, 0)
             if not data.startswith(_begins(mark.incarnation)):
                 return False
             for at, place in _places(mark):
                 there = data[at : at + 12]
-                if there < place[:12] or there[:4] != place[:4]:  # the incarnation and the number, compared as numbers are
+                if there < place[:12] or there[:4] != place[:4]:  # the incarnation and the number; big-endian bytes compare as the numbers do
                     os.pwrite(self._fd, _check(place), at)
                     self._dirty = True
             return True
 
     def raise_row(self, incarnation: int, number: int, digest: bytes) -> bool:
-        """``raise_to`` for a mark of a log row alone, as nearly each commit leaves it."""
+        """As ``raise_to``, for a mark that is a log row alone, as after nearly each commit."""
         place, at = _ROW.pack(incarnation, number, digest), (1 + number % ROWS) * _PLACE
         with self._threads:
             data = os.pread(self._fd, at + 12, 0)
@@ -215,27 +215,28 @@ class Anchor:
         return True
 
     def of(self, incarnation: int) -> bool:
-        """Whether it still is that of this incarnation."""
+        """Returns whether the file still belongs to this incarnation."""
         return os.pread(self._fd, 8, 0) == _begins(incarnation)
 
     def keep_synced(self) -> None:
-        """Starts the thread that syncs about each second. It keeps no store alive that its owner has dropped without closing it, and ends with it."""
+        """Starts the thread that syncs about each second. The thread does not keep alive a store that was dropped without being closed, and ends with
+        it."""
         self._thread = threading.Thread(target=_work, args=(weakref.ref(self), self._stop), name="holdfast-anchor", daemon=True)
         self._thread.start()
 
     def tick(self) -> None:
-        """What the thread does each second."""
+        """The thread's work of each second."""
         self._each_second()
         try:
             self.sync()
-        except OSError as e:  # the loop goes on: what it could not sync is said, and tried again
+        except OSError as e:  # the thread goes on: the error is reported, and the sync is tried again
             self._failed(e)
 
     def sync(self) -> None:
-        """Brings what was written onto the disk.
+        """Syncs what was written to the disk.
 
         Raises:
-            OSError: it failed; what is not synced stays so, and is tried again.
+            OSError: the sync failed; it is tried again at the next call.
         """
         if self._dirty:
             self._dirty = False

@@ -1,6 +1,6 @@
-"""The records beside the log, in SQLite: each is written with its voucher and held against it when it is read (``core/vouch.py``).
+"""The records beside the log, in SQLite. Each is written with its voucher and compared with it when it is read (``core/vouch.py``).
 
-All functions work on a connection inside whatever transaction is open there.
+All functions work on a connection, inside whatever transaction is open there.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ T = TypeVar("T")
 
 
 def vouch_for(db: apsw.Connection, vouchers: Sequence[Voucher]) -> None:
-    """Keeps vouchers of records that were written in this transaction."""
+    """Stores vouchers of records that were written in this transaction."""
     if vouchers:
         db.executemany(Q.vouch_put, vouchers)
 
 
 def count(db: apsw.Connection, kind: Kind, ids: Sequence[str]) -> None:
-    """Counts records of a kind of ``COUNTED`` that this transaction adds."""
+    """Counts records that this transaction adds, of a kind in ``COUNTED``."""
     db.executemany(Q.roll_add, [(kind, id) for id in ids])
 
 
 def discount(db: apsw.Connection, kind: Kind, ids: Sequence[str]) -> None:
-    """The same of records that it deletes."""
+    """Subtracts records that this transaction deletes from the count of their kind."""
     db.executemany(Q.roll_drop, [(kind, id) for id in ids])
 
 
 def list_vouchers(db: apsw.Connection, run_id: str, kind: str) -> list[Voucher]:
-    """All vouchers of one kind that a run has."""
+    """Returns all vouchers of one kind that a run has."""
     return [Voucher(*r) for r in rows(db, Q.vouch_of_run, (run_id, kind))]
 
 
@@ -64,12 +64,12 @@ def under(db: apsw.Connection, key: str, kind: str) -> list[Voucher]:
 
 
 def under_any(db: apsw.Connection, keys: Sequence[Any], kind: str) -> list[Voucher]:
-    """All vouchers under these keys; what is no text, as in a damaged row, has none."""
+    """Returns all vouchers under these keys. A key that is not a text, as in a damaged row, has none."""
     return [Voucher(*r) for r in rows(db, Q.vouch_under_any, (json.dumps([k for k in keys if isinstance(k, str)]), kind))] if keys else []
 
 
 def each(db: apsw.Connection, found: Sequence[Voucher]) -> list[bool]:
-    """Which of these records are what was written, where the whole of what there must be is not asked for."""
+    """Returns for each of these records whether it is what was written, without a check for records that are lost."""
     return [v in one(db, v.run_id, v.kind, v.id) for v in found]
 
 
@@ -77,13 +77,13 @@ def each(db: apsw.Connection, found: Sequence[Voucher]) -> list[bool]:
 
 
 def put_effect(db: apsw.Connection, e: Effect, data: bytes) -> Voucher:
-    """``data``: the effect, encoded."""
+    """Writes an effect; ``data`` is its encoded form. Returns its voucher."""
     db.execute(Q.effect_upsert, (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, data))
     return vouch.of_effect(e, data)
 
 
 def claim_keys(db: apsw.Connection, effects: Sequence[Effect], *, all: bool = False) -> list[Voucher]:
-    """Takes the keys of effects that runs share, as far as nobody has them."""
+    """Takes the keys of effects that runs share, if they are free. Returns the vouchers of the new claims."""
     vouchers = []
     for c in apply.claim_keys(effects, all=all):
         db.execute(Q.claim_adopt, (c.kind, c.scope, c.key, c.run_id, c.digest, c.expires_at))
@@ -99,7 +99,8 @@ def effects_of_run(db: apsw.Connection, run_id: str) -> list[Effect]:
 
 
 def effects_of_key(db: apsw.Connection, key: str) -> list[Effect]:
-    """What was done under a key. A record that is lost, or that its index does not find, is no licence to do it again; nor where what vouches for it is lost too."""
+    """Returns the effects under a key. If a record is lost, or its index does not find it, this raises, so that the effect is not performed again.
+    That holds even if the record's voucher is lost too, because the claim of the key is still there."""
     found = rows(db, Q.effects_of_key, (key,))
     vouch.verify(map(vouch.of_effect_row, found), under(db, key, "effect"))
     if not found and (taken := row(db, Q.claim_row, (apply.KEY, "", key))) is not None:
@@ -115,19 +116,19 @@ def effects_of_lineage(db: apsw.Connection, root: str) -> list[Effect]:
 
 
 def effects_all(db: apsw.Connection) -> list[Effect]:
-    """All that can be read; a damaged one is named where its run is read, and by the checker."""
+    """Returns all effects that can be read. A damaged one is reported when its run is read, and by the checker."""
     return sound(db, rows(db, Q.effects_all), vouch.of_effect_row, lambda r: codec.decode_effect(r[-1]))
 
 
 def newest_effects(db: apsw.Connection, tenant_id: str | None, statuses: Sequence[str], limit: int) -> list[Effect]:
-    """The newest that can be read, of these statuses if any are named."""
+    """Returns the newest effects that can be read, with these statuses if any are given."""
     open_ = bool(statuses) and OPEN.issuperset(statuses)
     found = rows(db, Q.effects_newest_open if open_ else Q.effects_newest, (tenant_id, json.dumps(list(statuses)) if statuses else None, limit))
     return sound(db, found, vouch.of_effect_row, lambda r: codec.decode_effect(r[-1]))
 
 
 def effects_open(db: apsw.Connection) -> list[Effect]:
-    """Attempts without an outcome, of whatever run; one that is damaged is named where its run is read."""
+    """Returns attempts without an outcome, of all runs. A damaged one is reported when its run is read."""
     return sound(db, rows(db, Q.effects_open), vouch.of_effect_row, lambda r: codec.decode_effect(r[-1]))
 
 
@@ -140,7 +141,7 @@ def sound(db: apsw.Connection, found: Sequence[R], voucher: Callable[[R], Vouche
 
 
 def inbox(db: apsw.Connection, run_id: str, key: int, *, taken: bool) -> list[InboxItem]:
-    """Commands of a run, oldest first; without ``taken`` those that nobody has taken."""
+    """Returns commands of a run, oldest first; without ``taken`` only those that were not taken."""
     found = rows(db, Q.inbox_all if taken else Q.inbox_untaken, (key,))
     known = list_vouchers(db, run_id, "inbox") if taken else [Voucher(*r) for r in rows(db, Q.vouch_untaken, (run_id,))]
     vouch.verify([vouch.of_inbox(run_id, name, at, command, seq) for name, command, at, seq in found], known)
@@ -148,7 +149,7 @@ def inbox(db: apsw.Connection, run_id: str, key: int, *, taken: bool) -> list[In
 
 
 def inbox_item(db: apsw.Connection, run_id: str, found: Sequence[Any]) -> InboxItem:
-    """The item that is there under a key."""
+    """Returns the item that is stored under a key."""
     name, command, at, seq = found
     vouch.verify([vouch.of_inbox(run_id, name, at, command, seq)], one(db, run_id, "inbox", name))
     return InboxItem(run_id, name, codec.decode_command(command), at, seq)
@@ -165,14 +166,14 @@ def find_claim(db: apsw.Connection, kind: str, scope: str, key: str, now: int) -
 
 
 def claims_of(db: apsw.Connection, run_id: str) -> list[DedupClaim]:
-    """Those of a run's request. The keys of its effects follow from their records."""
+    """Returns the claims of a run's request. The claims on its effects' keys follow from the effect records."""
     found = [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in rows(db, Q.claims_of_run, (run_id,))]
     vouch.verify(map(vouch.of_claim, found), [v for v in under(db, run_id, "claim") if not apply.is_of_effect(v)])
     return found
 
 
 def claims_among(db: apsw.Connection, run_ids: Sequence[str]) -> list[DedupClaim]:
-    """The claims of several runs, by what vouches for them: no index leads from a run to its claims."""
+    """Returns the claims of several runs. They are found by their vouchers, because no index leads from a run to its claims."""
     stated = under_any(db, run_ids, "claim")
     found = [DedupClaim(*there) for v in stated for read in vouch.list_readings(v.id) if (there := row(db, Q.claim_row, read)) is not None]
     vouch.verify(map(vouch.of_claim, found), stated)
@@ -190,13 +191,13 @@ def token(db: apsw.Connection, hash: bytes) -> Token | None:
 
 
 def mark_token(db: apsw.Connection, t: Token) -> None:
-    """Keeps that a token was used or revoked."""
+    """Stores that a token was used or revoked."""
     db.execute(Q.token_mark, (t.used_at, t.revoked_at, t.hash))
     vouch_for(db, [vouch.of_token(t)])
 
 
 def revoke_tokens(db: apsw.Connection, run_id: str, key: int, wait_id: str, now: int) -> None:
-    """Revokes the links of a wait that are open; one that is not what was written opens nothing, and the checker names it."""
+    """Revokes the open links of a wait. A damaged one opens nothing, and the checker names it."""
     open = [Token(*r) for (hash,) in rows(db, Q.tokens_open, (key, wait_id)) if (r := row(db, Q.token_get, (hash,))) is not None]
     for there in sound(db, open, vouch.of_token, lambda t: t):
         mark_token(db, msgspec.structs.replace(there, revoked_at=now))
@@ -220,7 +221,7 @@ def schedule(db: apsw.Connection, schedule_id: str) -> Schedule | None:
 
 
 def schedules(db: apsw.Connection, due: int | None) -> list[Schedule]:
-    """Those that are what was written; one that is not fires nothing, and the checker names it."""
+    """Returns the schedules that are what was written. A damaged one starts nothing, and the checker names it."""
     sql, values = (Q.schedules, ()) if due is None else (Q.schedules_due, (due,))
     return sound(db, rows(db, sql, values), vouch.of_schedule_row, lambda r: codec.decode_schedule(r[-1]))
 
@@ -238,7 +239,7 @@ def drop_schedule(db: apsw.Connection, schedule_id: str) -> bool:
 
 
 def shelve(db: apsw.Connection, shelf: str, kept: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
-    """Keeps rows; of the keys in ``once`` only those that are free. Gives the others."""
+    """Stores rows; of the keys in ``once`` only those that are free. Returns the others."""
     taken: list[str] = []
     if once:
         new = db.executemany(Q.shelf_add, [(shelf, key, kept[key], vouch.shelf_id(shelf, key)) for key in once]).fetchall()
@@ -256,7 +257,7 @@ def find_shelved(db: apsw.Connection, shelf: str, key: str) -> bytes | None:
 
 
 def shelf_scan(db: apsw.Connection, shelf: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
-    first = max(prefix, after + "\0") if after else prefix  # no key holds U+0000: this is the next one
+    first = max(prefix, after + "\0") if after else prefix  # no key contains U+0000, so this is the next possible key
     found = rows(db, Q.shelf_scan, (shelf, first, _behind(prefix), limit))
     end = found[-1][1] + "\0" if len(found) == limit and found else None
     until = _behind(vouch.shelf_id(shelf, prefix)) if end is None else vouch.shelf_id(shelf, end)
@@ -274,7 +275,7 @@ def unshelve(db: apsw.Connection, shelf: str, prefix: str) -> int:
 
 
 def _behind(prefix: str) -> str | bytes:
-    """The end of the range of an index in which all texts begin so. Bytes stand behind any text."""
+    """Returns the end of the index range of all texts with this prefix. Bytes come after every text."""
     return behind(prefix) or b""
 
 
@@ -282,7 +283,7 @@ def _behind(prefix: str) -> str | bytes:
 
 
 def emit(db: apsw.Connection, key: int, e: Emitted, now: int) -> None:
-    """Keeps chunks of a run; those that were replaced a while ago go on the way. They are provisional: each vouches for itself alone."""
+    """Stores chunks of a run, and deletes those that were replaced a while ago. Chunks are provisional: each is checked by itself only."""
     db.execute(Q.chunk_sweep, (now - LINGER_US,))
     for batch in e.batches:
         db.execute(Q.chunk_put, (key, batch.turn.key, batch.last, chunks.encode(e.run_id, batch)))
@@ -302,12 +303,12 @@ def find_pruned(db: apsw.Connection, run_id: str) -> Tombstone | None:
 
 
 def missing(db: apsw.Connection, run_id: str) -> RunNotFound:
-    """What is said of a run that is not here."""
+    """Returns the error for a run that is not here."""
     return said(run_id, find_pruned(db, run_id))
 
 
 def bury(db: apsw.Connection, run_ids: Sequence[str], at: int, by: str) -> None:
-    """Notes that runs were pruned."""
+    """Records that runs were pruned."""
     count(db, "pruned", [run_id for run_id in run_ids if row(db, Q.pruned_get, (run_id,)) is None])
     db.executemany(Q.pruned_put, [(run_id, at, by) for run_id in run_ids])
     vouch_for(db, [vouch.of_pruned(run_id, at, by) for run_id in run_ids])
@@ -317,7 +318,7 @@ def bury(db: apsw.Connection, run_ids: Sequence[str], at: int, by: str) -> None:
 
 
 def damage_of_run(db: apsw.Connection, run_id: str, key: int | None) -> list[RecordDamaged]:
-    """Every record of a run that is gone or is not what was written."""
+    """Returns every record of a run that is lost or is not what was written."""
     found: dict[str, list[Voucher]] = {
         "effect": [vouch.of_effect_row(r) for r in rows(db, Q.effects_of_run, (run_id,))],
         "inbox": [vouch.of_inbox(run_id, n, at, command, seq) for n, command, at, seq in rows(db, Q.inbox_all, (key,))],
@@ -343,12 +344,12 @@ _OF_STORE: dict[Kind, tuple[str, Callable[[Any], Voucher]]] = {
 
 
 def _of_store(db: apsw.Connection, *kinds: Kind) -> dict[Kind, list[Voucher]]:
-    """What would vouch for the records of the store itself, as they are: of these kinds, or of all."""
+    """Computes the vouchers of the store's own records as they are now, of these kinds or of all."""
     return {kind: [voucher(r) for r in rows(db, sql)] for kind, (sql, voucher) in _OF_STORE.items() if not kinds or kind in kinds}
 
 
 def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
-    """Every record of the store itself, or of a run that is not here, that is gone or is not what was written."""
+    """Returns every record of the store itself, or of a run that is not here, that is lost or is not what was written."""
     out: list[RecordDamaged] = []
     for kind, records in _of_store(db).items():
         out += vouch.damage(vouch.by_id(records), vouch.by_id(list_vouchers(db, OWN, kind)))
@@ -363,7 +364,7 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
 
 
 def _list_known(db: apsw.Connection, kind: Kind) -> set[str]:
-    """The ids of a kind that are there, or that something vouches for: what is lost alone is named by what vouches for it."""
+    """Returns the ids of a kind that have a record or a voucher. A record that is lost while its voucher remains is reported through the voucher."""
     if kind == "token":
         return {id for (id,) in rows(db, Q.tokens_known)}
     return {v.id for v in (*_of_store(db, kind)[kind], *list_vouchers(db, OWN, kind))}
@@ -374,17 +375,17 @@ def _weigh_all(kind: Kind, ids: Collection[str]) -> tuple[int, int]:
 
 
 def _find_unnoted(db: apsw.Connection, kept: Sequence[Any]) -> list[str]:
-    """The large results that an effect of a pruned run names, and that nobody has noted as needed."""
+    """Returns the large results that an effect of a pruned run refers to, and whose use is not recorded."""
     try:
         large = blobs.name_blobs((), [codec.decode_effect(kept[-1])])
     except HoldfastError:
-        return []  # what is wrong with it is told as such
+        return []  # what is wrong with it is reported as such
     return [digest for digest in large if not row(db, Q.blob_used, (kept[1], bytes.fromhex(digest)))[0]]
 
 
 def vouch_anew(db: apsw.Connection) -> None:
-    """Vouches for all records as they are now, and for none that is not there. A text that is none counts as it is read, so no function of
-    SQL does this; what a damaged page gives without a name stays named by the checker."""
+    """Vouches for all records as they are now, and for no others. Invalid texts count as they are read, so this is not done in SQL; records without a
+    name, from a damaged page, remain reported by the checker."""
     for placed in (Q.place_effects, Q.place_inbox, Q.place_intents, Q.place_schedules):
         db.execute(placed)
     db.execute(Q.keys_free)

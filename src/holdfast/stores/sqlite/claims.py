@@ -1,4 +1,4 @@
-"""What a worker takes over SQLite: claims, and the limits that hold runs back (§10.1, §10.11)."""
+"""What a worker takes from a SQLite store: claims, and the limits that hold runs back (§10.1, §10.11)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIDY_SECONDS = 1.0
 
 
 class _Candidate(NamedTuple):
-    """A run that may be claimed. ``holds``: of a run at rest that is due, whether it holds its lane; None for any other."""
+    """A run that may be claimed. ``holds``: for a due run at rest, whether it holds its lane; None for any other run."""
 
     key: int
     run_id: str
@@ -40,7 +40,7 @@ class _Candidate(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The runs that may be claimed, the buckets after that, and when a rate lets another run go."""
+    """The runs that may be claimed, the buckets after that, and when a rate lets the next run begin."""
 
     runs: Sequence[_Candidate] = ()
     buckets: Mapping[str, int] = {}
@@ -48,7 +48,7 @@ class _Found(NamedTuple):
 
 
 class _Nothing(Exception):
-    """Others were first: the transaction of a claim that takes nothing is undone, so that nobody is told of it."""
+    """Other claimers were first: the transaction of a claim that takes nothing is rolled back, so that it causes no news."""
 
     def __init__(self, again: int | None) -> None:
         super().__init__(again)
@@ -56,7 +56,7 @@ class _Nothing(Exception):
 
 
 class _Wanted(NamedTuple):
-    """What a claimer takes: of which queues (none: all), of which skills and shapes (as JSON, None: any), within which declared limits."""
+    """What a claimer takes: of which queues (empty: all), of which skills and shapes (as JSON, None: any), within which declared limits."""
 
     queues: tuple[str, ...]
     skills: str | None
@@ -111,7 +111,8 @@ class Claiming(Leases, Reading):
         return await self._take(owner, wanted, limit, None, found, behind)
 
     def _load_unbegun(self, db: apsw.Connection, run_id: str, declared: Mapping[str, Limit]) -> Loaded | None:
-        """A run as it stands, if it was only ever born and no limit concerns it. One that cannot be read is claimed: its claimer says so on the run."""
+        """Returns a run as it is, if it has not begun and no limit is stored or declared. A run that cannot be read is claimed instead, so that its
+        claimer records the error on the run."""
         if declared or row(db, Q.rule_any)[0]:
             return None
         with contextlib.suppress(HoldfastError, UnicodeDecodeError), reading(db):
@@ -120,7 +121,7 @@ class Claiming(Leases, Reading):
         return None
 
     async def _take(self, owner: str, wanted: _Wanted, limit: int, run_id: str | None, found: _Found, behind: Behind) -> Claims:
-        """Takes what there is to take; ``found``: some of it, as a look has shown."""
+        """Takes what may be taken; ``found``: a part of it, from a read before the transaction."""
         writer = self._write()
         with map_errors(self.path):
             if not found.runs and not behind and (run_id is not None or not self._litter(self._read(), owner)):
@@ -154,7 +155,8 @@ class Claiming(Leases, Reading):
         return self._candidates(db, self._owners.holding(db), owner, wanted, limit)
 
     def _require_known(self, db: apsw.Connection, owner: str) -> None:
-        """
+        """Checks the claimer.
+
         Raises:
             LeaseLost: the claimer is not a known worker.
         """
@@ -162,7 +164,7 @@ class Claiming(Leases, Reading):
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
 
     def _give(self, db: apsw.Connection, owner: str, found: _Found) -> list[tuple[int, Claim]]:
-        """Inside a transaction: gives an owner what was found, and drops the owners that are gone for good."""
+        """Inside a transaction: gives an owner the runs that were found, and deletes the owners that are gone for good."""
         now = self._now()
         limits.keep_buckets(db, found.buckets)
         for holds, statement in ((0, Q.take_due), (1, Q.take_due_holder)):
@@ -170,11 +172,11 @@ class Claiming(Leases, Reading):
                 db.executemany(statement, due)
         if others := [(owner, at_once(now), c.key, c.fence) for c in found.runs if c.holds is None]:
             db.executemany(Q.take, others)
-        # A process that was killed leaves many runs: why they may be taken is proven once for all of them.
+        # A killed process leaves many runs: why they may be taken is determined once for all of them.
         lost = {o: self._owners.why_lost(self._owners.find(db, o)) for o in {c.previous for c in found.runs if c.previous is not None}}
         out = [(c.key, self._claim_of(c, owner, lost)) for c in found.runs]
         if any(c.previous is not None for c in found.runs):
-            self._tidied = -math.inf  # somebody is gone
+            self._tidied = -math.inf  # an owner is gone
         for gone in self._litter(db, owner):
             if self._owners.drop(db, Q.worker_delete_idle, gone):
                 self._liveness.forget(gone)
@@ -182,14 +184,14 @@ class Claiming(Leases, Reading):
 
     @staticmethod
     def _claim_of(c: _Candidate, owner: str, lost: Mapping[str, str | None]) -> Claim:
-        """The claim of a run that was due, that was asked for by name, or that a lost owner had; ``lost``: why each owner is."""
+        """Returns the claim of a run that was due, was asked for by name, or had a lost owner; ``lost``: for each owner, why it is lost."""
         if c.holds is not None:
             return Claim(c.run_id, c.fence + 1)
         return apply.take(c.run_id, c.fence, c.previous, owner, lost.get(c.previous) if c.previous is not None else None)
 
     def _litter(self, db: apsw.Connection, owner: str) -> list[str]:
-        """Owners that are gone for good, hold nothing, and whom no attempt names that is not closed: their death must stay provable. They are in
-        nobody's way: they are looked for once a second, and after a run was taken over."""
+        """Returns the owners that are gone for good, hold nothing, and are not named by an attempt that is not closed, because their death must stay
+        provable. They do no harm, so they are searched for once a second and after a takeover."""
         if not self._moved and time.monotonic() - self._tidied < TIDY_SECONDS:
             return []
         gone = [w.owner for w in self._owners.look_at_all(db) if w.owner != owner and self._owners.forgettable(w)]
@@ -203,7 +205,7 @@ class Claiming(Leases, Reading):
     def _candidates(
         self, db: apsw.Connection, workers: Sequence[Seen], owner: str, wanted: _Wanted, limit: int
     ) -> _Found:
-        """What may be claimed, most urgent first: due runs at rest, and the runs of lost owners; and the buckets after that."""
+        """Returns what may be claimed, most urgent first: due runs at rest, and the runs of lost owners; and the buckets after that."""
         now = self._now()
         rules = in_force(wanted.limits, limits.rules(db))
         use = limits.use(db, workers, rules, owner, now) if rules else None

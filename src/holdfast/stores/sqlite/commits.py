@@ -1,8 +1,8 @@
 """What a commit writes: the body of the write transaction (§1.6, §1.11).
 
-A step of a run that is driven alone is one statement, whose trigger writes the log row and compares and sets the run's hot columns
-(``lone_ways`` among the statements). Steps of many runs share a transaction through ``executemany``. Whatever else a commit holds goes the
-general way, which reads the run's row first and so can say exactly why it refuses.
+A step of the only run that is driven here is one statement, whose trigger writes the log row and does the compare-and-set of the run's hot columns
+(``lone_ways`` among the statements). Steps of several runs share a transaction through ``executemany``. Every other commit takes the general way,
+which reads the run's row first and so can say exactly why it refuses.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from holdfast.stores.sqlite.connection import Q, Waits, abort, row, rows, writin
 from holdfast.stores.sqlite.owners import Owners
 
 Write = Prepared | Step
-"""What may be written: any commit, or a plain step whose maker has sealed it."""
+"""What may be written: any commit, or a plain step that its maker has sealed."""
 
 
 def step_of(w: Write) -> Step | None:
-    """The plain step that a commit is, if it is one."""
+    """Returns the plain step that a commit is; None if it is another commit."""
     return w if isinstance(w, Step) else w.step
 
 
 class Refused(Exception):
-    """A compare-and-set of a step failed; which one, and why, the general way finds out."""
+    """A compare-and-set of a step failed; the general way finds out which one, and why."""
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
-    """What became of a commit that is not a plain step of a run that is driven here: its tip, the run's key, and whether somebody holds it now.
+    """The result of a commit that is not a plain step of a run driven here: its tip, the run's key, and whether anybody owns the run now.
 
-    Of a step there is its tip alone to say.
+    The result of a step is its tip alone.
     """
 
     tip: Tip
@@ -58,9 +58,9 @@ Outcome = Applied | Tip
 
 
 class Committer:
-    """Applies commits on one connection. ``last`` is the newest log row it has committed, its id and hash; ``wrote`` numbers the newest
-    transaction that left no row in the log. ``same`` is given the incarnation that a transaction finds; it raises if the store is another one.
-    ``waits``: those of the connection, where nothing is to wait for the write lock.
+    """Applies commits on one connection. ``last`` is the newest log row it has committed, its id and hash; ``wrote`` is the number of the newest
+    transaction that left no row in the log. ``same`` is called with the incarnation that a transaction finds, and raises if the store is another one.
+    ``waits``: the busy handler of the connection, given if no statement may wait for the write lock.
     """
 
     def __init__(self, db: apsw.Connection, owners: Owners, now: Callable[[], int], same: Callable[[int], None], waits: Waits | None = None) -> None:
@@ -70,14 +70,14 @@ class Committer:
         self.wrote = 0
         self.took = 0.0
         self._cursor = db.cursor()
-        self._ready = False  # whether this connection has the ways of a run alone
-        self._placed = placed = [0]  # the number of the row that a run alone has written
+        self._ready = False  # whether this connection has the temporary triggers of ``lone_ways``
+        self._placed = placed = [0]  # the number of the log row that ``_lone`` has written
         self._owners = owners
         self._now = now
         self._same = same
         self._log_id = 0
         self._log_hash = b""
-        self._looked: dict[str, int] = {}  # what this transaction has found: owners that are known, and under "" the incarnation
+        self._looked: dict[str, int] = {}  # what this transaction has looked up: whether an owner is known, and under "" the incarnation
 
         def place(*values: Any) -> Any:
             placed[0] = values[0]
@@ -86,13 +86,13 @@ class Committer:
         db.create_scalar_function("placed", place, 1)
 
     def forget(self) -> None:
-        """The log is another one now, and may be shorter: what was committed to the one before is no end of it."""
+        """Forgets the last commit, because the log is another one now and may be shorter."""
         self.last, self.wrote = (0, b""), 0
 
     # -- transactions -------------------------------------------------------------------------------
 
     def step(self, s: Step, key: int) -> Tip:
-        """A lone step: one statement, one sync.
+        """Writes a step alone: one statement, one sync.
 
         Raises:
             Refused: the compare-and-set failed; nothing was written.
@@ -101,7 +101,7 @@ class Committer:
         return s.tip(self._lone(Q.lone_step, s.hash, (key, s.seq, after.row, s.hash, s.data, s.since, s.version, s.step, s.head, s.fence, after.hash)))
 
     def _lone(self, statement: str, digest: bytes, values: tuple[Any, ...]) -> int:
-        """A log row and a compare-and-set of its run, which are a transaction of their own; gives the row's number."""
+        """Writes a log row and does the compare-and-set of its run, in a transaction of their own; returns the row's number."""
         if not self._ready:
             self.db.execute(Q.lone_ways)
             self._ready = True
@@ -119,7 +119,7 @@ class Committer:
         return number
 
     def one(self, w: Write, key: int | None) -> Outcome:
-        """One commit in a transaction of its own."""
+        """Writes one commit in a transaction of its own."""
         step = step_of(w)
         try:
             if key is not None and step is not None:
@@ -129,16 +129,16 @@ class Committer:
             if isinstance(w, Prepared) and w.birth:
                 return self._transaction([w], {}, plainly=True, newest=0)[0]
         except Refused:
-            pass  # the general way refuses it with the reason
+            pass  # the general way refuses it and says why
         return self._transaction([w], {})[0]
 
     def together(self, batch: Sequence[Write], keys: Mapping[str, int]) -> Sequence[Outcome]:
-        """Many commits of different runs in one transaction; any error undoes them all."""
+        """Writes many commits of different runs in one transaction; any error rolls all of them back."""
         return self._transaction(batch, keys, plainly=True)
 
     def _transaction(self, batch: Sequence[Write], keys: Mapping[str, int], *, plainly: bool = False, newest: int | None = None) -> Sequence[Outcome]:
-        """``plainly``: plain births and ends take the short way, on which they may be refused without a reason. ``newest``: 0 for a birth alone, which
-        asks for the log's newest row with all else that it needs to know; None: it is asked for at once."""
+        """Writes commits in one transaction. ``plainly``: plain births and ends take the short way, which may refuse them without a reason.
+        ``newest``: 0 for a single birth, which reads the log's newest row together with all else it needs; None: that row is read at once."""
         self._waits.never = True
         try:
             self._cursor.execute(Q.begin)
@@ -167,7 +167,7 @@ class Committer:
         self.took = time.perf_counter() - began
 
     def _steps(self, batch: Sequence[Write], keys: Mapping[str, int], done: list[Outcome | None]) -> int:
-        """The plain steps of a batch, two statements for all of them; ``done`` gets what became of each. How many there were."""
+        """Writes the plain steps of a batch with two statements for all of them, and puts their results into ``done``. Returns how many there were."""
         number, digest, log, runs = self._log_id, b"", [], []
         for i, w in enumerate(batch):
             s = w if type(w) is Step else step_of(w)
@@ -185,7 +185,7 @@ class Committer:
         return len(runs)
 
     def _births(self, batch: Sequence[Write], done: list[Outcome | None], now: int) -> None:
-        """The births in a batch that begin at once; one that another run's lane, or its id, stands against has the group refused."""
+        """Writes the births in a batch that begin at once. If another run holds the lane of one, or has its id, the whole group is refused."""
         number, digest, born, log = self._log_id, self._log_hash, [], []
         key, carried = 0, []
         for i, p in enumerate(batch):
@@ -216,7 +216,7 @@ class Committer:
             self._log_id, self._log_hash = number, digest
 
     def _ends(self, batch: Sequence[Write], keys: Mapping[str, int], done: list[Outcome | None]) -> None:
-        """The plain ends in a batch; one that was taken away, or told something, has the group refused."""
+        """Writes the plain ends in a batch. If a run was taken away, or has something in its inbox, the whole group is refused."""
         number, digest, log, ended = self._log_id, self._log_hash, [], []
         for i, p in enumerate(batch):
             if done[i] is not None or not isinstance(p, Prepared) or (key := keys.get(p.run_id)) is None or not p.end:
@@ -230,7 +230,7 @@ class Committer:
             done[i] = Applied(p.tip(number), key, False)
         if ended:
             self._cursor.executemany(Q.steps_log, log)
-            for end in ended:  # one by one: what is changed for those who stand behind counts among all changes
+            for end in ended:  # one by one: changes to runs behind in the lane count in ``total_changes`` too
                 self._cursor.execute(Q.ends_run, end)
                 if self.db.changes() != 1:
                     raise Refused
@@ -238,7 +238,7 @@ class Committer:
             self._log_id, self._log_hash = number, digest
 
     def _many(self, log: Sequence[tuple[Any, ...]], statement: str, runs: Sequence[tuple[Any, ...]]) -> None:
-        """Log rows, and a compare-and-set of the run of each.
+        """Writes log rows, and does a compare-and-set of the run of each.
 
         Raises:
             Refused: one of them failed.
@@ -251,7 +251,7 @@ class Committer:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """A transaction of any other verb, counted so that the anchor covers it too (§1.9)."""
+        """A transaction of any other verb, numbered so that the anchor covers it too (§1.9)."""
         with writing(self.db, self._waits):
             number, incarnation = row(self.db, Q.meta_wrote)
             self._same(int(incarnation))
@@ -261,11 +261,12 @@ class Committer:
     # -- the general way ----------------------------------------------------------------------------
 
     def _apply(self, p: Prepared, now: int) -> Applied:
-        """One commit inside the open transaction."""
+        """Applies one commit inside the open transaction."""
         c, execute, log = p.commit, self._cursor.execute, p.sealed.row
         run = c.run
         state = row(self.db, Q.run_state, (run.run_id,))
-        # Who drives a run has its state in hand; who comes to one at rest goes by what its row says, and that must be what its record says.
+        # The driver of a run has its state in memory. All others, who come to a run at rest, rely on its row, so the row must say what its record
+        # says.
         if state is not None and (state[9] or (isinstance(c.lease, Touch) and codec.decode_run(state[10]).status != state[6])):
             raise behind_its_log(run.run_id)
         key, tip = (0, 0) if state is None else state[:2]
@@ -298,7 +299,7 @@ class Committer:
         return Applied(p.tip(number), key, owner is not None)
 
     def _apart(self, s: Step) -> Applied:
-        """A plain step inside the open transaction whose run's key is not at hand, or which was refused: what is wrong with it is said."""
+        """Applies a plain step inside the open transaction if its run's key is not known here, or if the short way refused it; raises the reason."""
         state = row(self.db, Q.run_state, (s.run_id,))
         if state is None:
             raise RunNotFound(f"there is no run {s.run_id}")
@@ -313,7 +314,7 @@ class Committer:
         return Applied(done[0], key, True)
 
     def _rule(self, p: Prepared, state: tuple[Any, ...] | None, sight: Sight, now: int) -> Ruling:
-        """What becomes of the run's row, of which ``state`` holds tip, fence, owner, holds, turn, status and the tip's hash."""
+        """Rules what becomes of the run's row. ``state`` has its tip, fence, owner, holds, turn, status and the tip's hash."""
         lease = p.commit.lease
         taker = not isinstance(lease, Take) or self._knows(lease.owner)
         if state is None:
@@ -324,7 +325,7 @@ class Committer:
         return apply.admit(p, there, sight, incarnation=0, taker=taker, now=now, limited=lambda: bool(row(self.db, Q.rule_any)[0]))
 
     def _knows(self, owner: str) -> bool:
-        """Whether there is such a worker; looked up once in a transaction."""
+        """Returns whether there is such a worker; looked up once per transaction."""
         if owner not in self._looked:
             self._looked[owner] = self._owners.find(self.db, owner) is not None
         return bool(self._looked[owner])
@@ -335,7 +336,7 @@ class Committer:
         return self._looked[""]
 
     def _beside(self, p: Prepared, key: int, now: int) -> None:
-        """What a commit writes beside its log row."""
+        """Writes what a commit has beside its log row."""
         c, execute, db = p.commit, self._cursor.execute, self.db
         for claim in c.claims:
             execute(Q.claim_put, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
@@ -358,7 +359,7 @@ class Committer:
             besides.put_schedule(db, move.after, new=move.before is None)
 
     def put_schedule(self, s: Schedule, before: Schedule | None) -> bool:
-        """Inside a transaction: writes a schedule if it still stands as whoever moves it has seen it."""
+        """Inside a transaction: writes a schedule if it still is as the caller has seen it; returns whether it was."""
         if besides.schedule(self.db, s.schedule_id) != before:
             return False
         besides.put_schedule(self.db, s, new=before is None)
@@ -367,7 +368,7 @@ class Committer:
     # -- inbox --------------------------------------------------------------------------------------
 
     def put(self, item: InboxItem, now: int) -> InboxItem:
-        """Inside a transaction: keeps a command, or gives the one already there under its key."""
+        """Inside a transaction: stores a command, or returns the one that is already there under its key."""
         execute = self._cursor.execute
         state = row(self.db, Q.run_tip, (item.run_id,))
         if state is None:
@@ -384,8 +385,8 @@ class Committer:
 
 
 class Sight:
-    """What a commit needs to know of the database, read inside its transaction (``apply.Sight``). ``key`` is that of the run it writes to,
-    ``unread``: whether anything is in that one's inbox."""
+    """What a commit needs to know of the database, read inside its transaction (``apply.Sight``). ``key`` is that of the run it writes to;
+    ``unread``: whether anything is in that run's inbox."""
 
     def __init__(self, db: apsw.Connection, now: int, key: int, unread: bool) -> None:
         self._db, self._now, self._key, self._unread = db, now, key, unread
@@ -432,13 +433,13 @@ class Sight:
 
 
 def _hot(p: Prepared, number: int, owner: str | None) -> tuple[Any, ...]:
-    """What of a run's row every commit writes."""
+    """The columns of a run's row that every commit writes."""
     run = p.commit.run
     return (p.sealed.row.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, p.commit.fence, owner)
 
 
 def _lone_end(p: Prepared, key: int) -> tuple[Any, ...]:
-    """The plain end of a run alone."""
+    """The values of the statement that writes the plain end of the only run here."""
     c, run, log, after = p.commit, p.commit.run, p.sealed.row, p.commit.after
     assert after is not None, "the commit that ends a run must follow an earlier commit of it"
     row = (key, log.seq, after.row, log.hash, log.data)
@@ -446,7 +447,7 @@ def _lone_end(p: Prepared, key: int) -> tuple[Any, ...]:
 
 
 def _end_row(p: Prepared, key: int) -> tuple[Any, ...]:
-    """What a plain end makes of its run's row, and what it compares."""
+    """The values that a plain end writes to its run's row, and those it compares."""
     c, run, after = p.commit, p.commit.run, p.commit.after
     assert after is not None, "the commit that ends a run must follow an earlier commit of it"
     hot = (p.sealed.row.seq, p.since, run.version, run.current_step_id, run.checkpoint_head)
@@ -454,30 +455,30 @@ def _end_row(p: Prepared, key: int) -> tuple[Any, ...]:
 
 
 def _cold(p: Prepared, ruling: Ruling, number: int) -> tuple[Any, ...]:
-    """What of it commits write that are no plain steps."""
+    """The columns of a run's row that every commit except a plain step writes."""
     run = p.commit.run
     return (int(ruling.holds), ruling.turn or number, p.whole_size, run.status.value, run.priority, run.shape, p.sealed.doc)
 
 
 def _list_found_by(run: Run) -> tuple[Any, ...]:
-    """What a run is found by, from its birth on."""
+    """The columns by which a run is found, set at its birth."""
     return (run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root)
 
 
 def thread_end(found: Sequence[Any] | None) -> ThreadEnd:
-    """How a thread ends, by what was found of its newest ended run, if anything was."""
+    """Returns how a thread ends, from the row found of its newest ended run, if there is one."""
     return ThreadEnd(*found) if found and found[0] is not None else ThreadEnd()
 
 
 def lane_blocker(db: apsw.Connection, lane: tuple[str, str, str], key: int, turn: int, now: int) -> str | None:
-    """The run that holds a lane, or is due in it before this turn."""
+    """Returns the run that holds a lane, or is due in it before this turn."""
     holder, due = row(db, Q.lane_blocker, (*lane, key, turn, now))
     found = holder or due
     return None if found is None else str(found)
 
 
 def keep_blob(db: apsw.Connection, run_id: str, blob: Blob, now: int) -> None:
-    """Inside a transaction: keeps a blob unless it is there, and notes who names it."""
+    """Inside a transaction: stores a blob unless it is there, and records that the run refers to it."""
     digest = bytes.fromhex(blob.digest)
     if blob.data is not None:
         db.execute(Q.blob_insert, (digest, blob.size, now, blob.data))

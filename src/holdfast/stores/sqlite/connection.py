@@ -31,16 +31,16 @@ from holdfast.core.errors import (
 )
 from holdfast.stores.statements import name_statements, read_migrations
 
-APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell whose database this is
+APPLICATION_ID = 0x486F6C64  # «Hold»: tells `file`, and the next program that opens the database, whose it is
 PATIENCE = 5.0
-SHORT_PAUSES = 32  # so many pauses go by how long commits take here: a pause that is much longer leaves the lock unused behind a neighbour's commit
-SHORT_PAUSE = (0.5, 4.0)  # the least and the most, in commits ...
-COMMIT_SECONDS = (0.00002, 0.0002)  # ... which count as at least and at most so long
-PAUSE_SECONDS = (0.0002, 0.002)  # the least and the most of those that follow
-LOG_LIMIT = 64 * 1024 * 1024  # a write-ahead log that a long reader has made longer is cut to this when it starts anew
-INDEX_BYTES = 64 * 1024  # twice what the index of a log needs at first
+SHORT_PAUSES = 32  # the first pauses depend on how long commits take here: with a much longer pause the lock would be unused after a commit of another process
+SHORT_PAUSE = (0.5, 4.0)  # their least and greatest length, in commits ...
+COMMIT_SECONDS = (0.00002, 0.0002)  # ... where a commit counts as at least and at most this long
+PAUSE_SECONDS = (0.0002, 0.002)  # the least and greatest length of the later pauses
+LOG_LIMIT = 64 * 1024 * 1024  # a write-ahead log that a long reader has made longer than this is cut to it when it starts anew
+INDEX_BYTES = 64 * 1024  # twice what the index of a write-ahead log needs at first
 _WRITE_LOCK = 120  # the byte of the -shm file that a writer locks
-_READ_MARKS = range(124, 128)  # those that readers lock, each for what it reads; byte 123 is for the file alone
+_READ_MARKS = range(124, 128)  # the bytes that readers lock, one for each state they read; byte 123 is for readers of the file alone
 _HERE = Path(__file__).parent  # importlib.resources would load archive and temporary-file modules with every start
 
 
@@ -49,7 +49,7 @@ MIGRATIONS = read_migrations(_HERE / "migrations")
 
 
 def translate(error: apsw.Error, path: str) -> HoldfastError:
-    """What an SQLite error means to whoever must act; the only place where that is decided."""
+    """Maps an SQLite error to one of Holdfast's, which says who must act; the only place where that is decided."""
     text = str(error)
     if isinstance(error, apsw.ConstraintError):
         return _tell_violation(text)
@@ -80,7 +80,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
 
 
 def _tell_violation(text: str) -> HoldfastError:
-    """A unique index said no: what that means is known by its columns."""
+    """Maps the violation of a unique index, by the columns in its message."""
     if "effect.key" in text:
         return EffectInProgress("another attempt under this key is not settled", hint="wait for it")
     if "run.run_id" in text:
@@ -93,19 +93,19 @@ def _tell_violation(text: str) -> HoldfastError:
 
 
 def holder(path: str) -> int | None:
-    """The process that holds the write lock; None if it cannot be told."""
+    """Returns the process that holds the write lock; None if that is unknown."""
     return next((pid for pid, kind, first, last in _locks(path) if kind == "WRITE" and first <= _WRITE_LOCK <= last), None)
 
 
 def readers(path: str) -> set[tuple[int, int]]:
-    """The processes that read a state of the store, and by which of its marks: each keeps the log from starting anew behind it."""
+    """Returns the processes that read a state of the store, each with its read mark: behind it the write-ahead log cannot start anew."""
     return {(pid, mark) for pid, kind, first, last in _locks(path) if kind == "READ" for mark in _READ_MARKS if first <= mark <= last}
 
 
 def _locks(path: str) -> Iterator[tuple[int, str, int, int]]:
-    """Who locks which bytes of the -shm file, from the kernel's table of locks; nothing where that cannot be told.
+    """Yields who locks which bytes of the -shm file, from the kernel's table of locks; nothing if that is unknown.
 
-    The lock file itself is never opened: closing any descriptor of it would drop this process's own locks.
+    The -shm file itself is never opened: closing any descriptor of it would drop this process's own locks.
     """
     try:
         inode = os.stat(path + "-shm").st_ino
@@ -120,7 +120,7 @@ def _locks(path: str) -> Iterator[tuple[int, str, int, int]]:
 
 
 def process_named(pid: int) -> str:
-    """A process as people know it: its id, its name and when it began, as far as that can be told."""
+    """Describes a process for people: its id, its name and when it began, as far as that is known."""
     if pid == os.getpid():
         return f"this process ({pid})"
     try:
@@ -135,8 +135,8 @@ def process_named(pid: int) -> str:
 
 
 def begin_anew(path: str, limit: int) -> bool:
-    """Empties a write-ahead log that has grown beyond ``limit`` bytes, as soon as no reader needs it any more; waits for nobody. Whether
-    it did. It has a connection of its own, and may run in any thread."""
+    """Empties a write-ahead log that has grown beyond ``limit`` bytes, if no reader needs it any more; does not wait. Returns whether it was emptied.
+    Opens a connection of its own, and may run in any thread."""
     try:
         if os.stat(path + "-wal").st_size <= limit:
             return False
@@ -148,13 +148,13 @@ def begin_anew(path: str, limit: int) -> bool:
 
 
 def waiting_log(db: apsw.Connection) -> int:
-    """How many pages of the write-ahead log somebody still reads from, after as much of it as can be was brought into the file."""
+    """Brings as much of the write-ahead log into the database file as possible; returns how many pages of it are still being read."""
     found: Any = row(db, "PRAGMA wal_checkpoint(PASSIVE)")
     return max(0, int(found[1]) - int(found[2]))
 
 
 def no_room(error: apsw.Error, path: str) -> bool:
-    """Whether an I/O error comes of a full disk: so SQLite tells of the index beside its log, where that cannot be made longer."""
+    """Whether an I/O error is due to a full disk: SQLite reports it so if the index of the write-ahead log cannot be made longer."""
     if getattr(error, "extendedresult", 0) != apsw.SQLITE_IOERR_SHMSIZE:
         return False
     try:
@@ -165,8 +165,8 @@ def no_room(error: apsw.Error, path: str) -> bool:
 
 
 def unmake(path: str) -> None:
-    """Removes what is left of a store that could not be made: a file with nothing in it but its header, if no log says that somebody else has
-    made it meanwhile."""
+    """Removes the rest of a store that could not be created: a file with nothing but its header, unless a log shows that another process has created
+    the store meanwhile."""
     with contextlib.suppress(OSError):
         if os.stat(path).st_size <= 4096 and not (os.path.exists(path + "-wal") and os.stat(path + "-wal").st_size):
             for name in (path + "-shm", path + "-wal", path):
@@ -176,17 +176,17 @@ def unmake(path: str) -> None:
 
 @contextlib.contextmanager
 def map_errors(path: str) -> Iterator[None]:
-    """Raises Holdfast's errors for SQLite's."""
+    """Raises Holdfast's errors instead of SQLite's."""
     try:
         yield
     except apsw.Error as e:
         raise translate(e, path) from e
-    except UnicodeDecodeError as e:  # a text that no reader writes out: what it belongs to is named by the checker
+    except UnicodeDecodeError as e:  # a text outside ``_legible``; the checker names the record
         raise StoreCorrupt(f"{path} is damaged: it contains invalid text: {e}", hint="holdfast check names the record") from e
 
 
 class Pace:
-    """How many seconds a commit has taken here of late; 0 where none has been made."""
+    """How many seconds a commit has taken here recently; 0 if none has been made."""
 
     __slots__ = ("seconds",)
 
@@ -194,16 +194,16 @@ class Pace:
         self.seconds = 0.0
 
     def pause(self) -> float:
-        """Seconds after which a commit of another process may be at its end."""
+        """Returns the seconds after which a commit of another process may be finished."""
         return random.uniform(*SHORT_PAUSE) * min(max(self.seconds, COMMIT_SECONDS[0]), COMMIT_SECONDS[1])
 
 
 class Waits:
-    """A busy handler with short, uneven pauses: SQLite's own sleeps grow to 100 ms, and a busy neighbour would starve us. The first are about as long as
-    a commit, which may be a fraction of a millisecond or many of them. Who holds the lock for longer than a few commits is waited for with longer
-    pauses, for its end is not near.
+    """A busy handler with short, uneven pauses. SQLite's own pauses grow to 100 ms, and a busy other process would starve this one. The first pauses
+    are about as long as a commit, which may take a fraction of a millisecond or many. A process that holds the lock for longer than a few commits is
+    not about to release it, so the later pauses are longer.
 
-    ``patience``: seconds in all. ``never``: while it is set nothing is waited for.
+    ``patience``: seconds in all. ``never``: while it is set, nothing waits.
     """
 
     __slots__ = ("_began", "_pace", "_patience", "never")
@@ -227,10 +227,10 @@ class Waits:
 
 
 def connect(path: str, *, waits: Waits | None = None, create: bool = False, readonly: bool = False) -> apsw.Connection:
-    """A connection ready for use. ``waits``: how it waits for a lock.
+    """Returns a connection ready for use. ``waits``: its busy handler.
 
     Raises:
-        StoreReadOnly, StoreCorrupt, StoreBusy: by what stands in the way.
+        StoreReadOnly, StoreCorrupt, StoreBusy: depending on what prevents it.
     """
     flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
     with map_errors(path):
@@ -243,8 +243,8 @@ def connect(path: str, *, waits: Waits | None = None, create: bool = False, read
                 if mode != "wal":
                     raise StoreReadOnly(f"{path} cannot use a write-ahead log (its journal is {mode!r})", hint="put it on a local disk")
                 db.pragma("synchronous", "FULL")
-            # Without this SQLite compiles a statement again whenever a value is bound that a partial index might be chosen by: a look for due runs
-            # costs ten times as much then. No plan here depends on a value.
+            # Without this, SQLite compiles a statement again whenever a value is bound that may decide about the use of a partial index: a search for
+            # due runs would cost ten times as much. No plan here depends on a value.
             db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
             db.pragma("cache_size", -16384)
             db.pragma("journal_size_limit", LOG_LIMIT)
@@ -257,15 +257,14 @@ def connect(path: str, *, waits: Waits | None = None, create: bool = False, read
 
 
 def shut(db: apsw.Connection) -> None:
-    """Closes a connection. What was acknowledged is on the disk by then; what closing tries beside, such as moving the log into the file, the
-    next opener does."""
+    """Closes a connection. What was acknowledged is on the disk by then. If closing cannot also move the log into the file, the next opener does it."""
     with contextlib.suppress(apsw.IOError, apsw.FullError, apsw.CantOpenError):
         db.close()
 
 
 @contextlib.contextmanager
 def shutting(db: apsw.Connection) -> Iterator[apsw.Connection]:
-    """A connection for a while."""
+    """Gives a connection for the time of a ``with`` block."""
     try:
         yield db
     finally:
@@ -273,7 +272,7 @@ def shutting(db: apsw.Connection) -> Iterator[apsw.Connection]:
 
 
 def _ours(db: apsw.Connection, path: str) -> None:
-    """Refuses somebody else's database before anything in it is changed."""
+    """Refuses the database of another program, before anything in it is changed."""
     if db.pragma("application_id") != APPLICATION_ID and row(db, "SELECT EXISTS (SELECT 1 FROM sqlite_schema)")[0]:
         raise StoreCorrupt(f"{path} is an SQLite database, but not one of Holdfast's", hint="give the store a file of its own")
 
@@ -285,18 +284,18 @@ def readable(number: int, path: str) -> None:
 
 
 def as_json(data: bytes) -> str:
-    """An encoded value for whoever types SQL."""
+    """Returns an encoded value as JSON, for people who type SQL."""
     return msgspec.json.encode(canon.reveal(data)).decode()
 
 
 def _field(*values: Any) -> Any:
-    """One field of an encoded record, by its place: what a migration makes a column of."""
+    """Returns one field of an encoded record, by its place; a migration makes a column of it."""
     data, place = values
     return msgspec.msgpack.decode(data)[place]
 
 
 def _end(*values: Any) -> int | None:
-    """When a run ended, by the encoded part of its row; None where that cannot be read."""
+    """Returns when a run ended, from the encoded part of its row; None if that cannot be read."""
     try:
         return codec.decode_run(values[0]).finished_at
     except HoldfastError:
@@ -311,8 +310,8 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
     """Brings the schema up to date, in one transaction; a new database gets ``incarnation``.
 
     Raises:
-        UnsupportedFormat: a newer release has been here.
-        StoreReadOnly: it is an older one, and cannot be written.
+        UnsupportedFormat: the schema is that of a newer release.
+        StoreReadOnly: the schema is that of an older release, and the file cannot be written.
     """
     with map_errors(path):
         before = int(db.pragma("user_version"))
@@ -344,7 +343,7 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
 
 @functools.cache
 def indexes() -> dict[str, str]:
-    """The indexes of this release's schema, and the statements that make them."""
+    """Returns the indexes of this release's schema, with the statements that create them."""
     with contextlib.closing(apsw.Connection(":memory:")) as db:
         _teach(db)
         schema(db, ":memory:", 0)
@@ -352,7 +351,7 @@ def indexes() -> dict[str, str]:
 
 
 def list_lost_indexes(db: apsw.Connection) -> list[str]:
-    """Which of them a store lacks, or has as something else. Without a unique index what must be there once may be there twice."""
+    """Returns the indexes that a store lacks, or has with another definition. Without a unique index there may be duplicates."""
     there = dict(rows(db, Q.indexes_made))
     return sorted(name for name, made in indexes().items() if there.get(name) != made)
 
@@ -401,7 +400,7 @@ def rows(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> list[Any]
 
 
 def _legible(db: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
-    """The rows of a query in which a text is no UTF-8: bytes that are none are written out, so that one bad value hides no other."""
+    """Returns the rows of a query with a text that is not UTF-8. Invalid bytes are written as escapes, so that one bad value hides no other."""
     count = len(db.execute(sql, values).get_description())
     names = [f"c{i}" for i in range(count)]
     columns = ", ".join(f"typeof({n}), CASE typeof({n}) WHEN 'text' THEN CAST({n} AS BLOB) ELSE {n} END" for n in names)
@@ -411,7 +410,7 @@ def _legible(db: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def writing(db: apsw.Connection, waits: Waits | None = None) -> Iterator[None]:
-    """One write transaction: all of it or none of it. ``waits``: those of the connection, where it is not to wait for the lock."""
+    """One write transaction: all of it or none of it. ``waits``: the busy handler of the connection, given if it must not wait for the lock."""
     if waits is not None:
         waits.never = True
     try:

@@ -1,7 +1,7 @@
 """One SQLite file as a process has it open: its connections, its identity, its anchor, its clock and its news.
 
-Three connections at most: the loop's, which reads and, while commits are quick, writes; the writer thread's, when they are not (``writer.py``); and the
-renewal's, so that a heartbeat in its own thread depends on nobody.
+There are three connections at most: the event loop's, which reads and, while commits are quick, writes; the writer thread's, which writes when they
+are not (``writer.py``); and the one for renewals, so that a heartbeat in its own thread depends on no other connection.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ from holdfast.stores.sqlite.owners import Owners
 from holdfast.stores.sqlite.turns import Turns
 from holdfast.stores.sqlite.writer import Writer
 
-READ_SECONDS = 0.2  # a reader that is there for so long is told of
-LITTLE_ROOM = 256 * 1024 * 1024  # on a disk with less than this left, doctor warns
+READ_SECONDS = 0.2  # a reader that is still there after this time is reported
+LITTLE_ROOM = 256 * 1024 * 1024  # doctor warns if the disk has less than this left
 
 
 class File:
@@ -88,7 +88,7 @@ class File:
         self._noted = (0, 0)
         self._overgrown: HoldfastError | None = None
         self._file: Identity | None = None
-        self._log: dict[str, Identity] = {}  # the write-ahead log and its index, from the first commit on until the last connection here ends
+        self._log: dict[str, Identity] = {}  # the write-ahead log and its index, from the first commit until the last connection here is closed
         self._orphans: dict[str, tuple[int, int]] = {}
         self._beyond: dict[str, int] = {}
         self._db: apsw.Connection | None = None
@@ -100,10 +100,10 @@ class File:
     # -- life ---------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Opens or creates the file. A log that went backwards is named in ``suspect`` and by ``verify``; it opens for reading.
+        """Opens or creates the file. If its log went backwards, ``suspect`` and ``verify`` say so, and the store can only be read.
 
         Raises:
-            StoreReadOnly, StoreCorrupt, StoreBusy, UnsupportedFormat: by what stands in the way.
+            StoreReadOnly, StoreCorrupt, StoreBusy, UnsupportedFormat: depending on what prevents it.
         """
         if self._db is not None:
             return
@@ -131,16 +131,16 @@ class File:
         self._forks = machine.PROCESS.forks
         self._anchor.keep_synced()
         posted = partial(Board.of, os.path.join(self.path + "-live", BOARD), self.path)
-        self._changes.reopen(None if self._moved else Bell.of(self.path), posted)  # where time is given, so is the order of what happens
+        self._changes.reopen(None if self._moved else Bell.of(self.path), posted)  # no bell with a given clock, which also determines the order of events
 
     def _prepare(self, db: apsw.Connection) -> None:
-        """Makes the tables where there are none, and looks what the file is."""
+        """Creates the tables if there are none, and reads the identity and state of the file."""
         try:
             with map_errors(self.path):
                 empty = db.pragma("user_version") == 0
                 schema(db, self.path, secrets.randbits(31))
                 if empty:
-                    # The schema is in the file itself from the start: a lost log then shows as a lost log, not as a new store.
+                    # The schema is in the database file itself from the start, so that a lost write-ahead log is seen as such and not as a new store.
                     db.pragma("wal_checkpoint(TRUNCATE)")
                 known = value_of(db, Q.meta_get, ("incarnation",))
                 self.incarnation = known if isinstance(known, int) and 0 <= known < 2**31 else 0
@@ -156,19 +156,19 @@ class File:
         return made
 
     def _another(self) -> apsw.Connection:
-        """One more connection to the file that is open, and to no other that has come into its place."""
+        """Opens one more connection to the open file; refuses if another file has replaced it."""
         self._same_file()
         if isinstance(self.suspect, StoreMoved):
             raise self.suspect
         return connect(self.path, waits=Waits(pace=self._pace))
 
     def _end(self, db: apsw.Connection) -> Mark:
-        """Where the store stands: its newest log row, and its newest transaction without one."""
+        """Returns where the store ends: its newest log row, and its newest transaction without one."""
         last, digest = row(db, Q.log_last) or (0, b"")
         return Mark(self.incarnation, last, digest, value_of(db, Q.meta_get, ("writes",)) or 0)
 
     def _suspicion(self, db: apsw.Connection) -> HoldfastError | None:
-        """Holds the end of the store against the anchor, in constant time (§1.9). The anchor is read first: it is never ahead."""
+        """Compares the end of the store with the anchor, in constant time (§1.9). The anchor is read first, because it is never ahead of the store."""
         mark = self._anchor.open()
         end = self._end(db)
         self._noted = (end.last, end.writes)
@@ -194,12 +194,12 @@ class File:
         return None
 
     def _has_company(self) -> bool:
-        """Whether any other process of this machine has the file open, as far as that is known."""
+        """Whether any other process of this machine has the file open, as far as this process knows."""
         return (bell := self._changes.bell) is not None and bell.heard
 
     def _after(self, committer: Committer) -> HoldfastError | None:
-        """Between COMMIT and the answer: the anchor follows. Gives what must be answered instead, where the file that was written is
-        no longer the store: nothing is acknowledged into the void. May run in the writer's thread."""
+        """Raises the anchor, between COMMIT and the answer. If the file that was written is no longer the store, returns the error to answer instead,
+        so that nothing is acknowledged that would be lost. May run in the writer's thread."""
         if self._file is None or not self._file.is_plain():
             self._same_file()
         if not self._log:
@@ -207,7 +207,7 @@ class File:
         if self.suspect is not None and isinstance(self.suspect, StoreMoved):
             return self.suspect
         (number, digest), wrote, (rows, writes) = committer.last, committer.wrote, self._noted
-        try:  # what does not grow stands in the anchor already; but this may be another store by now, restored from an older copy
+        try:  # if nothing grew, the anchor has it already; but the store may by now be another one, restored from an older copy
             if wrote > writes:
                 followed = self._anchor.raise_to(Mark(self.incarnation, number if number > rows else 0, digest, wrote))
             elif number > rows:
@@ -225,7 +225,7 @@ class File:
         return None
 
     def _same(self, incarnation: int) -> None:
-        """Asked inside each transaction that no fence guards, before it writes.
+        """Called inside each transaction that no fence guards, before it writes.
 
         Raises:
             IncarnationChanged: another process has restored or acknowledged the store meanwhile.
@@ -238,12 +238,13 @@ class File:
         return IncarnationChanged(f"{self.path} was restored or acknowledged by another process", hint="open the store again")
 
     def _note_unsynced(self, error: OSError) -> None:
-        """The anchor could not follow: whatever is acknowledged from now on nothing would vouch for. May run in any thread."""
+        """Makes the store suspect because the anchor could not be written or synced: nothing would vouch for what is acknowledged from now on. May
+        run in any thread."""
         if self.suspect is None:
             self.suspect = store_error(error, self._anchor.path)
 
     def _each_second(self) -> None:
-        """In the anchor's thread: looks at the file and its log, and empties a log that a reader which has left had let grow."""
+        """In the anchor's thread: checks the file and its log, and empties a log that grew because of a reader that has left."""
         self._same_file()
         self._same_log()
         if self.suspect is None:
@@ -251,10 +252,10 @@ class File:
                 begin_anew(self.path, LOG_LIMIT)
                 self._overgrown = None
             except HoldfastError as e:
-                self._overgrown = e  # it is tried again; ``doctor`` tells of it
+                self._overgrown = e  # it is tried again; ``doctor`` reports it
 
     async def health(self) -> list[Problem]:
-        """Whether the disk is nearly full, and who reads for so long that the write-ahead log cannot start anew (``doctor``)."""
+        """Reports whether the disk is nearly full, and who reads for so long that the write-ahead log cannot start anew (``doctor``)."""
         left = self._overgrown
         told = [] if left is None else [Problem(left.code, "warning", f"{self.path}: its write-ahead log cannot be emptied: {left.message}", left.hint)]
         told += self._room()
@@ -267,7 +268,7 @@ class File:
         return told + [Problem("snapshot_old", "warning", f"{process_named(pid)} {about}", "end that reader; the write-ahead log is then emptied within a second") for pid in stays]
 
     def _room(self) -> list[Problem]:
-        """How much the disk still takes, if that is little."""
+        """Reports how much space the disk has left, if that is little."""
         free = shutil.disk_usage(os.path.dirname(os.path.abspath(self.path))).free
         if free >= LITTLE_ROOM:
             return []
@@ -278,14 +279,14 @@ class File:
             return readers(self.path) if waiting_log(db) else set()
 
     def _same_file(self) -> None:
-        """Looks whether the path still leads to the file that is open; writes end where it does not (X-27). May run in any thread."""
+        """Checks that the path still leads to the open file; if not, nothing more is written (X-27). May run in any thread."""
         if self._file is not None and self.suspect is None and (what := self._file.tell_lost()):
             way_out = "put the file back, or end the processes that use it and open what is there now"
             self.suspect = StoreMoved(f"{self.path} {what} while it was open", hint=way_out)
 
     def _same_log(self) -> None:
-        """Looks whether the write-ahead log is the one that is open: in another one nobody else would see what is written here, and what is
-        written here would go with this process. With another index beside it, two processes would write over each other."""
+        """Checks that the write-ahead log is still the open one. In a replaced log nobody else would see what is written here, and it would be lost
+        when this process ends. With a replaced index, two processes would overwrite each other."""
         try:
             for path in (self.path + "-wal", self.path + "-shm"):
                 if path not in self._log:
@@ -298,7 +299,7 @@ class File:
             self.suspect = self.suspect or e
 
     async def close(self) -> None:
-        """Ends what is in hand, syncs the anchor, and lets go of every owner's proof of life."""
+        """Finishes pending writes, syncs the anchor, and gives up every owner's proof of life."""
         self._changes.close()
         if self._writer is not None:
             self._writer.close()
@@ -326,7 +327,7 @@ class File:
         return self._db
 
     def _own(self) -> None:
-        """Refuses the child of a fork: it shares its parent's connection."""
+        """Refuses to work in the child of a fork, which shares its parent's connection."""
         if machine.PROCESS.forks != self._forks:
             raise ProcessForked(f"{self.path} was opened by the process that this one was forked from", hint="open it again in the child")
 
@@ -340,7 +341,7 @@ class File:
         return writer
 
     def _refusal(self) -> HoldfastError | None:
-        """Why nothing may be written, if nothing may."""
+        """Returns why nothing may be written; None if it may."""
         suspect = self.suspect
         return None if suspect is None else type(suspect)(suspect.message, hint=suspect.hint, code=suspect.code)
 
@@ -352,14 +353,14 @@ class File:
 
     @property
     def rings(self) -> bool:
-        """Whether it tells other processes of this machine what it writes."""
+        """Whether the store notifies other processes of this machine of what it writes."""
         return self._changes.bell is not None
 
     async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
         return await self._changes.wait(timeout, about)
 
     async def acknowledge(self) -> None:
-        """An operator accepts the log as it is: a new incarnation, and every fence given out before is void (§1.9)."""
+        """Accepts the log as it is, on behalf of an operator: sets a new incarnation, which makes every earlier fence void (§1.9)."""
         if self._db is None:
             raise StoreClosed(f"{self.path} is not open", hint=NOT_OPEN)
         with map_errors(self.path):

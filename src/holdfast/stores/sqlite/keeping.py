@@ -1,4 +1,4 @@
-"""The store as a whole over SQLite: checks, repair, import, pruning, backups (``ports.Upkeep``, ``ports.Copies``)."""
+"""The SQLite store as a whole: checks, repair, import, pruning, backups (``ports.Upkeep``, ``ports.Copies``)."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from holdfast.stores.sqlite.connection import (
 from holdfast.stores.sqlite.reading import Reading, log_forward
 
 MAX_PROBLEMS = 100
-PAGE = 500  # rows that are read at once where all are
-SINCE = 20_000  # rows of a log that are looked through between two turns of others
-LINEAGES = 100  # found at once, and pruned in one transaction at most
+PAGE = 500  # rows that are read at once when all are read
+SINCE = 20_000  # rows of a log that are searched in the event loop; more are searched in a thread
+LINEAGES = 100  # lineages that are found at once, and pruned in one transaction at most
 KEYS = 200  # deleted in one transaction
-AHEAD = 32  # looked at before a transaction is begun, so that none is begun for what stays
-HELD = 0.002  # seconds after which a transaction of a prune takes no more lineages: a step that waits for it shall hardly be noticed
-REST = 8  # seconds of rest for each second of such a transaction
+AHEAD = 32  # lineages examined before a transaction is begun, so that none is begun for lineages that stay
+HELD = 0.002  # seconds after which a transaction of a prune takes no more lineages, so that a step which waits for it is hardly delayed
+REST = 8  # seconds of pause for each second of such a transaction
 BESIDE = ("", "-wal", "-shm", "-anchor")
-"""What a store's files are called; the database is the first."""
+"""The suffixes of a store's files; the first is the database."""
 
 
 REINDEX = "rebuild the indexes: holdfast doctor --rebuild"
@@ -64,7 +64,7 @@ class Keeping(Reading):
     """The verbs of ``ports.Upkeep`` and ``ports.Copies``, and what the checker asks of a store."""
 
     async def verify(self) -> list[Problem]:
-        """SQLite's own check, the anchor and incarnation, and every chain of the log; in a thread, on a connection of its own."""
+        """Runs SQLite's own check, and checks the anchor, the incarnation and every hash chain of the log; in a thread, on a connection of its own."""
         self._read()
         problems = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
         return problems + await asyncio.to_thread(self._inspect)
@@ -79,7 +79,7 @@ class Keeping(Reading):
                 with reading(db):
                     found += [record_problem(e) for e in besides.damage_of_store(db)]
                 with writing(db):
-                    return found  # whoever holds the write lock for seconds is named, with the process id
+                    return found  # a process that has held the write lock for seconds is reported, with its id
         except HoldfastError as e:
             return [Problem(e.code, "error", e.message, e.hint)]
 
@@ -88,7 +88,7 @@ class Keeping(Reading):
         with map_errors(self.path), reading(db):
             if not after:
                 self._orphans = upkeep.orphans(db)
-            found = [r for (r,) in rows(db, Q.run_ids, (after, limit)) if isinstance(r, str)]  # a damaged index gives anything
+            found = [r for (r,) in rows(db, Q.run_ids, (after, limit)) if isinstance(r, str)]  # a damaged index may return anything
         end = found[-1] if len(found) == limit else None
         lost = [r for r in self._orphans if r > after and (end is None or r <= end)]
         return sorted([*found, *lost]) if lost else found
@@ -107,21 +107,21 @@ class Keeping(Reading):
             else:
                 place = self._orphan(db, run_id)
                 return None if place is None else upkeep.find_orphan(run_id, *place, row(db, Q.log_end, (place[1], place[0])))
-        if many:  # others of the loop have their turn meanwhile (§12.6)
+        if many:  # other tasks of the event loop run meanwhile (§12.6)
             beside = await asyncio.to_thread(self._beside_apart, run_id, raw["id"])
         return msgspec.structs.replace(found, problems=(*found.problems, *beside))
 
     def _beside(self, db: apsw.Connection, run_id: str, id: int) -> list[Problem]:
-        """What is wrong with a run's records beside its log."""
+        """Returns what is wrong with a run's records beside its log."""
         return [record_problem(e) for e in [*besides.damage_of_run(db, run_id, id), *outbox.damage_of_run(db, run_id, self._owners, self._now())]]
 
     def _beside_apart(self, run_id: str, id: int) -> list[Problem]:
-        """The same in a thread, on a connection of its own."""
+        """As ``_beside``, in a thread, on a connection of its own."""
         with map_errors(self.path), contextlib.closing(connect(self.path, waits=Waits(self.patience))) as db, reading(db):
             return self._beside(db, run_id, id)
 
     async def _look_beyond(self, db: apsw.Connection, run_id: str) -> None:
-        """Finds where the log of a run ends whose row may lag behind it. Where much was written since, that is looked through in a thread."""
+        """Finds where a run's log ends if its row may lag behind. If much was written since, it searches in a thread."""
         with map_errors(self.path):
             doubted, since = row(db, Q.log_end_doubted, (run_id,)) or (False, 0)
             if not doubted:
@@ -140,7 +140,7 @@ class Keeping(Reading):
             return end
 
     def _place(self, db: apsw.Connection, run_id: str) -> tuple[int, int] | None:
-        """A run's key and its newest log row, also where its row is gone or lags behind."""
+        """Returns a run's key and its newest log row, also if its row is missing or lags behind."""
         found = row(db, Q.run_tip, (run_id,))
         if found is None:
             return self._orphan(db, run_id)
@@ -225,7 +225,8 @@ class Keeping(Reading):
             return besides.find_pruned(self._read(), run_id)
 
     async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        """In batches: what is found is looked at again in the transaction that lets it go. Nobody else can write while that is open, so it is short."""
+        """Prunes in batches: what is found is checked again in the transaction that deletes it. Nobody else can write during that transaction, so it
+        is short."""
 
         async def find(after: upkeep.Place) -> list[tuple[upkeep.Place, str]]:
             with map_errors(self.path):
@@ -260,7 +261,7 @@ class Keeping(Reading):
         return done
 
     async def _forget_expired(self) -> None:
-        """Deletes the keys that have outlasted their pruned runs, and whose time is over now, a few in each transaction."""
+        """Deletes the keys that have outlasted their pruned runs and have expired now, a few in each transaction."""
         while True:
             with map_errors(self.path):
                 found = upkeep.list_expired(self._read(), now := self._now(), KEYS)
@@ -275,10 +276,10 @@ class Keeping(Reading):
                 return
 
     async def reindex(self) -> None:
-        """Makes all indexes anew from their tables, also those that are gone: what an index does not find is found again.
+        """Creates all indexes anew from their tables, also missing ones, so that rows which an index does not find are found again.
 
         Raises:
-            StoreError: what a unique index has once is in its table twice.
+            StoreError: a table has duplicates for which there is a unique index.
         """
 
         def work(committer: Committer) -> None:
@@ -292,7 +293,7 @@ class Keeping(Reading):
         self._changes.tell()
 
     async def vouch_anew(self) -> None:
-        """An operator accepts the records beside the log as they are: what is lost is lost, what was altered counts as it stands."""
+        """Accepts the records beside the log as they are, on behalf of an operator: lost ones stay lost, and altered ones count as they are."""
 
         def work(committer: Committer) -> None:
             with committer.writing():
@@ -303,11 +304,11 @@ class Keeping(Reading):
         self._changes.tell()
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
-        """A consistent copy in one file, taken while the store is in use. Opening the copy asks for an acknowledgement.
+        """Writes a consistent copy to one file, while the store is in use. A store opened from the copy must be acknowledged.
 
         Raises:
             UsageError: the file exists.
-            StoreCorrupt, LogRolledBack: the store is damaged, or an older state of it lies there: no backup is made of that.
+            StoreCorrupt, LogRolledBack: the store is damaged, or was reset to an older state: no backup is made of that.
         """
         target = os.fspath(path)
         if os.path.exists(target):
@@ -319,7 +320,7 @@ class Keeping(Reading):
         await asyncio.to_thread(self._copy, self.path, target)
 
     def _copy(self, source: str, target: str) -> None:
-        """The copy has its name once it is whole and on the disk; one that fails leaves nothing behind."""
+        """Copies the store. The copy gets its name when it is complete and on the disk; a failed copy leaves no files."""
         building = f"{target}.{os.getpid()}.tmp"
         try:
             with map_errors(target), shutting(connect(source)) as here, shutting(apsw.Connection(building)) as there:
@@ -337,11 +338,11 @@ class Keeping(Reading):
             raise
 
     async def restore(self, path: str | os.PathLike[str]) -> None:
-        """Puts a backup in the place of what is there, under a new incarnation: old workers are refused (X-02).
+        """Replaces the store with a backup, under a new incarnation, so that old workers are refused (X-02).
 
         Raises:
             UsageError: there is no such file.
-            StoreCorrupt, UnsupportedFormat: it is no store this release can read; nothing was changed.
+            StoreCorrupt, UnsupportedFormat: it is not a store that this release can read; nothing was changed.
         """
         source = os.fspath(path)
         _there(source)
@@ -362,28 +363,28 @@ def _pour_all(copying: apsw.Backup) -> None:
     try:
         copying.step(-1)
     except BaseException:
-        with contextlib.suppress(apsw.Error):  # a disk that fails while it ends too: what it said first counts
+        with contextlib.suppress(apsw.Error):  # a failing disk may fail here again: the first error counts
             copying.finish()
         raise
     copying.finish()
 
 
 def _integrity(path: str, word: str) -> Problem:
-    """What SQLite's own check says. An index that differs from its table hides rows, and can be made anew from it."""
+    """Maps a line of SQLite's own check. An index that differs from its table hides rows, and can be created anew from it."""
     if " index " in word or "entry" in word:
         return problem("index_damaged", f"{path}: {word}", REINDEX)
     return Problem(StoreCorrupt.code, "error", f"{path}: {word}", "restore a backup")
 
 
 def check_backup(db: apsw.Connection, path: str) -> None:
-    """Refuses what is no store of ours, before anything is overwritten."""
+    """Refuses a file that is not a Holdfast store, before anything is overwritten."""
     if not _is_sound(db) or not db.table_exists("main", "log"):
         raise StoreCorrupt(f"{path} is damaged, or is not a Holdfast store", hint="choose another backup")
     readable(db.pragma("user_version"), path)
 
 
 def _is_sound(db: apsw.Connection) -> bool:
-    """Whether SQLite finds every page of a file in order."""
+    """Whether SQLite finds every page of a file sound."""
     return [str(r[0]) for r in rows(db, "PRAGMA quick_check(1)")] == ["ok"]
 
 
@@ -397,7 +398,7 @@ def check_file(source: str) -> None:
 
     Raises:
         UsageError: there is no such file.
-        StoreCorrupt, UnsupportedFormat: it is no store this release can read.
+        StoreCorrupt, UnsupportedFormat: it is not a store that this release can read.
     """
     _there(source)
     with map_errors(source), shutting(connect(source, readonly=True)) as db:
@@ -405,10 +406,10 @@ def check_file(source: str) -> None:
 
 
 def set_aside(path: str, source: str) -> str:
-    """Moves the files of a damaged store out of the way of the backup ``source``, and gives the new name of the first. Nothing is deleted.
+    """Renames the files of a damaged store to make room for the backup ``source``, and returns the new name of the first. Deletes nothing.
 
     Raises:
-        StoreCorrupt, UnsupportedFormat: the backup is none that could take its place.
+        StoreCorrupt, UnsupportedFormat: the backup cannot replace the store.
         StoreBusy: a living process still has the store open.
     """
     check_file(source)
@@ -423,8 +424,8 @@ def set_aside(path: str, source: str) -> str:
 
 
 def _chains(db: apsw.Connection) -> list[Problem]:
-    """Walks the whole log, in pages that are a read each: as long as one read lasts, what is committed meanwhile stays in the file beside the database. What is
-    found to be wrong is looked at again in one read: rows of runs that are pruned meanwhile may leave their numbers to others."""
+    """Walks the whole log, page by page with one read each, because what is committed during a read stays in the write-ahead log. If anything is
+    wrong, the log is walked again in a single read: the numbers of rows that were pruned meanwhile may have been given to others."""
     if not _walk(db, reading):
         return []
     with reading(db):
@@ -432,7 +433,7 @@ def _chains(db: apsw.Connection) -> list[Problem]:
 
 
 def _walk(db: apsw.Connection, each: Callable[[apsw.Connection], contextlib.AbstractContextManager[None]]) -> list[Problem]:
-    """Every row must follow its run's previous one, and every run must end at its tip. ``each`` is entered for each page."""
+    """Checks that every row follows its run's previous one, and that every run ends at its tip. ``each`` is entered for each page."""
     log = _Log()
     more = True
     while more:
@@ -443,7 +444,7 @@ def _walk(db: apsw.Connection, each: Callable[[apsw.Connection], contextlib.Abst
     while more and key > before:
         before = key
         with each(db):
-            while log.walk(db):  # what was committed meanwhile: the rows of runs are those of now
+            while log.walk(db):  # what was committed meanwhile, because the rows of runs are read as of now
                 pass
             tips = rows(db, Q.tips_page, (key, PAGE))
         more = len(tips) == PAGE
@@ -460,7 +461,7 @@ def _walk(db: apsw.Connection, each: Callable[[apsw.Connection], contextlib.Abst
 
 
 class _Log:
-    """How far the log has been walked: where each run ends in it, and what does not follow."""
+    """How far the log has been walked: where each run ends, and rows that do not follow the one before."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -469,7 +470,7 @@ class _Log:
         self._broken: dict[int, str] = {}
 
     def walk(self, db: apsw.Connection) -> bool:
-        """One page of it. Whether there may be another: where the table itself is damaged there is none, which SQLite's own check has said."""
+        """Walks one page; returns whether there may be another. If the table itself is damaged there is none: SQLite's own check has reported that."""
         page = [] if self._stuck else rows(db, Q.chain_page, (self._last, PAGE))
         for number, run, seq, prev, digest, data in page:
             before, previous = self._ends.get(run, (0, b""))
@@ -482,13 +483,13 @@ class _Log:
         return not self._stuck and len(page) == PAGE
 
     def find_broken(self, run: int, tip: int, seq: int) -> str | None:
-        """What is wrong with a run whose row says that the log ends there."""
+        """Returns what is wrong with a run whose row says that its log ends at ``tip``."""
         if self._ends.get(run, (0, b""))[0] < tip:
             self._broken.setdefault(run, f"the run's row says that the log ends at event {seq}, but it does not")
         return self._broken.get(run)
 
     def goes_on(self, run: int, tip: int) -> bool:
-        """Whether the log of a run goes on there."""
+        """Whether the log of a run goes on behind ``tip``."""
         return self._ends.get(run, (0, b""))[0] > tip
 
 

@@ -1,5 +1,5 @@
-"""Runs that stand behind the holder of their lane, where there are many, as the database marks them (``stores/crowds.py``); and where what is due is
-found, queue by queue."""
+"""How the database marks runs that stand behind the holder of their lane, if there are many (``stores/crowds.py``); and how due runs are found, queue
+by queue."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from holdfast.stores.crowds import CROWD, FEW, LANES, LINES, Crowds, Line
 from holdfast.stores.sqlite.connection import Q, row, rows
 
 AMONG, MARKED = 4_000, 2_000
-"""Due runs of a line among which those are looked for that are marked, and so many of them at once: some 20 ms. Fewer would take longer in all, for each
-claim meanwhile goes through those that are left."""
+"""Due runs of a line among which a look finds those to mark, and how many it marks at once: about 20 ms. Fewer would take longer in all, because each
+claim meanwhile examines the runs that are left."""
 
 
 class Behind(NamedTuple):
-    """What a claim does about them: in which line it marks some, and from which runs it takes a mark that they have in vain."""
+    """What a claim does about crowds: the line in which it marks runs, and the keys of marked runs whose mark is no longer valid."""
 
     line: Line | None = None
     freed: Sequence[int] = ()
@@ -32,7 +32,7 @@ NOBODY = Behind()
 
 
 def names(db: apsw.Connection, sql: str, *given: Any) -> Iterator[str]:
-    """Names in their order, one look each. One that is no text is passed over: what lies under it waits for its repair."""
+    """Yields names in their order, with one read each. A name that is not a text is skipped; its rows wait for a repair."""
     found = b""
     while (found := row(db, sql, (*given, found))[0]) is not None:
         with contextlib.suppress(UnicodeDecodeError):
@@ -40,8 +40,8 @@ def names(db: apsw.Connection, sql: str, *given: Any) -> Iterator[str]:
 
 
 def behind(db: apsw.Connection, crowds: Crowds, queues: Sequence[str], now: int) -> Behind:
-    """What there is to do in a claim; now and then it looks where crowds are, and who is marked in a lane that nobody holds: whoever was written to
-    by other means may have let go of it."""
+    """Returns what this claim has to do. Now and then it looks where crowds are, and for marked runs in lanes that nobody holds, because a row that
+    was changed by other means may have left its lane."""
     freed: list[int] = []
     if crowds.look():
         found = rows(db, Q.behind_lanes, (*crowds.lane, LANES))
@@ -52,7 +52,7 @@ def behind(db: apsw.Connection, crowds: Crowds, queues: Sequence[str], now: int)
 
 
 def _lines(db: apsw.Connection, queues: Sequence[str]) -> Iterator[Line]:
-    """The queues, priorities and tenants in which there is anything to come."""
+    """Yields the queues, priorities and tenants in which there are runs to come."""
     for queue in queues or names(db, Q.next_queue):
         priority = 2**62
         while (priority := row(db, Q.next_priority, (queue, priority))[0]) is not None:
@@ -60,7 +60,7 @@ def _lines(db: apsw.Connection, queues: Sequence[str]) -> Iterator[Line]:
 
 
 def settle(db: apsw.Connection, found: Behind, now: int) -> int:
-    """Inside a transaction: does it, and says how many were marked."""
+    """Inside a transaction: removes and sets these marks; returns how many were set."""
     db.executemany(Q.behind_clear, [(key,) for key in found.freed])
     if found.line is None:
         return 0

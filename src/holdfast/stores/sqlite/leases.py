@@ -1,4 +1,4 @@
-"""Who works over a SQLite file: workers, their leases, and what each of them offers (§10.4)."""
+"""Who works on a SQLite store: workers, their leases, and what each of them offers (§10.4)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Leases(File):
             raise
 
     async def renew(self, owner: str, ttl_us: int) -> int:
-        """May be driven from any thread (``asyncio.run``): it has a connection of its own and awaits nothing."""
+        """May be called from any thread (``asyncio.run``): it has a connection of its own and awaits nothing."""
         self._write()
         with self._renewal, map_errors(self.path):
             if self._renewing is None:
@@ -78,7 +78,7 @@ class Leases(File):
     def _offer(self, db: apsw.Connection, owner: str) -> Offer | None:
         data = value_of(db, Q.offer_get, (owner,))
         sound = data is not None and all(besides.each(db, [vouch.of_offer(owner, data)]))
-        return codec.decode_offer(data) if sound else None  # one that is not what was written is named by the checker
+        return codec.decode_offer(data) if sound else None  # the checker names one that is not what was written
 
     async def offer(self, owner: str, offer: Offer) -> None:
         def work(committer: Committer) -> None:

@@ -1,4 +1,4 @@
-"""What bounds how much is under way at once, as the database keeps it (§10.11): rules, buckets, calls that hold limits or wait for them."""
+"""What bounds how much is under way at once, as the database stores it (§10.11): rules, buckets, and calls that hold limits or wait for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rules(db: apsw.Connection) -> list[Rule]:
 
 
 def sound_rules(db: apsw.Connection) -> list[Rule]:
-    """All rules, for whoever looks at them or changes them.
+    """Returns all rules, checked, for callers that show or change them.
 
     Raises:
         RecordDamaged: one is lost, or is not what was set.
@@ -33,7 +33,7 @@ def sound_rules(db: apsw.Connection) -> list[Rule]:
 
 
 def put_rule(db: apsw.Connection, rule: Rule, before: Rule | None) -> bool:
-    """Inside a transaction: keeps a rule if nobody else has changed it meanwhile."""
+    """Inside a transaction: stores a rule if it has not been changed meanwhile; returns whether it was stored."""
     there = next((r for r in sound_rules(db) if r.name == rule.name), None)
     if there != before:
         return False
@@ -46,7 +46,7 @@ def put_rule(db: apsw.Connection, rule: Rule, before: Rule | None) -> bool:
 
 
 def count_held(db: apsw.Connection, workers: Sequence[Seen]) -> list[Held]:
-    """Who holds how many runs; owners that are lost hold none."""
+    """Returns how many runs each owner holds; lost owners hold none."""
     living = {w.owner for w in workers if w.lost is None}
     return [h for h in (Held(*r) for r in rows(db, Q.held)) if h.owner in living]
 
@@ -82,7 +82,7 @@ def backlog(db: apsw.Connection, now: int) -> list[Backlog]:
 
 
 def waiting_in(db: apsw.Connection, queue: str, tenant: str) -> int:
-    """How many runs of a tenant wait in a queue and have not begun."""
+    """Returns how many runs of a tenant wait in a queue and have not begun."""
     count, priority = int(row(db, Q.waiting_behind, (tenant, queue))[0]), 2**62
     while (priority := row(db, Q.next_priority, (queue, priority))[0]) is not None:
         count += row(db, Q.waiting_in, (queue, priority, tenant))[0]
@@ -90,7 +90,7 @@ def waiting_in(db: apsw.Connection, queue: str, tenant: str) -> int:
 
 
 def may(db: apsw.Connection, workers: Sequence[Seen], owner: str, place: str, needs: Mapping[str, Limit | None], now: int) -> dict[str, int] | Later | None:
-    """Whether a call may begin; None where it has begun already."""
+    """Returns whether a call may begin: the changed buckets, or when to come back; None if it has begun already."""
     there = row(db, Q.call_get, (place,))
     if there is not None and there[0] == owner:
         return None
@@ -105,7 +105,7 @@ def _judge(db: apsw.Connection, workers: Sequence[Seen], needs: Mapping[str, Lim
 def enter(
     db: apsw.Connection, workers: Sequence[Seen], owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], now: int, *, resting: bool
 ) -> Later | None:
-    """Inside a transaction: begins a call, or says when to come back."""
+    """Inside a transaction: begins a call, or returns when to come back."""
     got = may(db, workers, owner, place, needs, now)
     if got is None:
         return None
@@ -128,19 +128,19 @@ def _put_calls(db: apsw.Connection, calls: Sequence[tuple[str, str, str | None, 
 
 
 def _drop(db: apsw.Connection, statement: str, values: Sequence[str]) -> list[str]:
-    """Deletes calls, with what vouches for them; the names of the limits they held."""
+    """Deletes calls with their vouchers; returns the names of the limits they held."""
     gone = rows(db, statement, values)
     db.executemany(Q.vouch_drop, [(OWN, "call", vouch.call_id(place, name)) for place, name in gone])
     return [name for _, name in gone]
 
 
 def forget(db: apsw.Connection, run_id: str) -> None:
-    """Inside a transaction: drops the calls of a run that goes."""
+    """Inside a transaction: deletes the calls of a pruned run."""
     _drop(db, Q.prune_call, (run_id,))
 
 
 def leave(db: apsw.Connection, owner: str, places: Sequence[str] | None, now: int) -> None:
-    """Inside a transaction: ends calls (None: all of the owner's), and wakes who has waited longest for what they held."""
+    """Inside a transaction: ends calls (None: all of the owner's), and wakes the runs that have waited longest for the limits they held."""
     freed: Counter[str] = Counter()
     if places is None:
         freed.update(_drop(db, Q.calls_left, (owner,)))

@@ -1,8 +1,8 @@
-"""The outbox's part of the SQLite store: functions over a connection, inside a transaction where they write.
+"""The outbox of the SQLite store: functions over a connection, inside a transaction if they write.
 
-An intent's columns are what it is found by and what changes with each attempt; ``data`` holds the rest, and columns win.
-Which intents are free is found lane by lane: one lane is a (type, tenant, target, order key), so that neither a receiver with a
-long queue nor a key that is held keeps the search from the others.
+An intent's columns are those by which it is found, and those that change with each attempt; ``data`` has the rest, and columns take precedence. Free
+intents are searched lane by lane: one lane is a (type, tenant, target, order key), so that neither a receiver with a long queue nor a held key keeps
+the search from the other lanes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.stores.sqlite.connection import Q, as_json, row, rows
 from holdfast.stores.sqlite.owners import Owners
 
 _STATES = frozenset(IntentState)
-LANES = 2_000  # so many are looked at in one search; the next one goes on behind them
+LANES = 2_000  # lanes examined in one search; the next search continues after them
 
 Lane = tuple[str, str, str, str]
 
@@ -44,7 +44,7 @@ def put_intent(db: apsw.Connection, i: Intent) -> Voucher:
 
 
 def decode_intent(kept: Sequence[Any]) -> Intent:
-    """An intent as kept: ``data``, then the columns that win.
+    """Decodes an intent as stored: ``data``, then the columns, which take precedence.
 
     Raises:
         EventUnreadable: damaged bytes.
@@ -58,7 +58,7 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
 
 
 def _keep_sound(db: apsw.Connection, kept: Sequence[Sequence[Any]]) -> list[Intent]:
-    """Those that are what was written: nothing else is sent. The others are named where their run is read, and by the checker."""
+    """Returns the intents that are what was written: nothing else is sent. The others are reported when their run is read, and by the checker."""
     stated = set(besides.under_any(db, [k[9] for k in kept], "intent"))
     return [decode_intent(k) for k in kept if vouch.of_intent_row(k) in stated]
 
@@ -85,10 +85,10 @@ def read_list(
 
 
 def hold_intents(db: apsw.Connection, run_id: str) -> None:
-    """Holds all intents of a run against their vouchers.
+    """Compares all intents of a run with their vouchers.
 
     Raises:
-        RecordDamaged: the first that is gone, or is not what was written.
+        RecordDamaged: the first that is lost, or is not what was written.
     """
     vouch.verify(
         map(vouch.of_intent_row, rows(db, Q.intents + " WHERE run_id = ? ORDER BY id", (run_id,))), besides.list_vouchers(db, run_id, "intent")
@@ -102,7 +102,7 @@ def read_intent(db: apsw.Connection, intent_id: str) -> Intent | None:
 
 
 class Search:
-    """Where the search for free intents goes on: behind the lane at which the last one ended."""
+    """The search for free intents, which continues after the lane at which the last one ended."""
 
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
@@ -112,7 +112,8 @@ class Search:
         self, db: apsw.Connection, types: Sequence[str], now: int, limit: int, each: int, room: Mapping[tuple[str, str, str], int], run_id: str | None,
         mine: Callable[[Intent], bool] | None = None,
     ) -> list[tuple[Intent, bool]]:
-        """Intents that may be sent now, and whether their sender is proven dead. ``mine``: in the caller's hands without its knowledge."""
+        """Returns the intents that may be sent now, each with whether its sender is proven dead. ``mine``: whether the caller has an intent without
+        knowing it."""
         lost: list[Intent] = []
         dead: set[str] = set()
         senders: dict[str | None, tuple[Any, bool]] = {None: (None, False)}
@@ -169,7 +170,7 @@ class Search:
 
 
 def claim(db: apsw.Connection, ready: Sequence[tuple[Intent, bool]], owner: str, now: int, until: int, ticks: int, mine: Callable[[Intent], bool] | None) -> list[Intent]:
-    """Two statements for all of them."""
+    """Takes intents for a sender, with two statements for all of them."""
     out = [
         start_sending(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead, answer_lost=mine is not None and mine(i)) for i, dead in ready
     ]
@@ -184,17 +185,17 @@ def _values_of(i: Intent) -> tuple[Any, ...]:
 
 
 def _keep(db: apsw.Connection, intents: Sequence[Intent]) -> list[Voucher]:
-    """One statement for all of them; gives what vouches for each."""
+    """Stores changed intents with one statement for all; returns their vouchers."""
     kept = [_values_of(i) for i in intents]
     db.executemany(Q.intent_keep, kept)
     return [vouch.of_intent(i, k[7]) for i, k in zip(intents, kept, strict=True)]
 
 
 def settle(db: apsw.Connection, settlements: Sequence[Settlement], put: Callable[[Any], object]) -> list[bool]:
-    """Keeps what became of intents that still stand as their senders saw them: four statements for all of them, and what their hooks gave.
+    """Stores the results of intents that still are as their senders saw them: four statements for all of them, and what their hooks returned.
 
     Raises:
-        RecordDamaged: one of them is gone, or is not what was written.
+        RecordDamaged: one of them is lost, or is not what was written.
     """
     wanted = [s.after.intent_id for s in settlements]
     found = rows(db, Q.intents_named, (json.dumps(wanted),))
@@ -246,7 +247,8 @@ def ledger(
 
 
 def damage_of_run(db: apsw.Connection, run_id: str, owners: Owners, now: int) -> list[RecordDamaged]:
-    """Every intent and ledger row of a run that is gone or is not what was written, and intents whose sender has longer than it was given."""
+    """Returns every intent and ledger row of a run that is lost or is not what was written, and intents whose lease is longer than their sender was
+    given."""
     intents = map(vouch.of_intent_row, rows(db, Q.intents + " WHERE run_id = ?", (run_id,)))
     entries = [LedgerRow(*found) for found in rows(db, Q.ledger + " WHERE run_id = ?", (run_id,))]
     out = list(vouch.damage(vouch.by_id(intents), vouch.by_id(besides.list_vouchers(db, run_id, "intent"))))
@@ -259,21 +261,21 @@ def damage_of_run(db: apsw.Connection, run_id: str, owners: Owners, now: int) ->
 
 
 def _find_held_too_long(db: apsw.Connection, run_id: str | None, owners: Owners, now: int) -> Iterator[str]:
-    """Intents of a run, or of all, whose sender has longer than it was given."""
+    """Yields the intents of a run, or of all runs, whose lease is longer than their sender was given."""
     for id, data, owner, until, ticks in rows(db, Q.intents_held, (run_id,)):
         worker = owners.find(db, owner) if owner is not None else None
-        with contextlib.suppress(HoldfastError):  # one that cannot be read is told as such
+        with contextlib.suppress(HoldfastError):  # one that cannot be read is reported as such
             if is_held_too_long(codec.decode_intent(data), owners.remaining_of(worker, ticks, until, now)):
                 yield id
 
 
 def free(db: apsw.Connection, owners: Owners, now: int) -> None:
-    """Inside a transaction: ends the leases that are longer than they were given."""
+    """Inside a transaction: ends the leases of intents that are longer than they were given."""
     db.executemany(Q.intent_free, [(id,) for id in [*_find_held_too_long(db, None, owners, now)]])
 
 
 def _shows(json: str | None, data: bytes) -> bool:
-    """Whether what people read is what was written; not where that cannot be read."""
+    """Whether the readable copy of a record is what was written; False if the record cannot be read."""
     try:
         return json == as_json(data)
     except HoldfastError:

@@ -1,4 +1,4 @@
-"""Workers as the database knows them: when a lease runs out, and whether its owner lives (§2.9, §10.3)."""
+"""Workers as the database knows them: when a lease expires, and whether its owner is alive (§2.9, §10.3)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WorkerRow(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A worker as it was found: whether it is proven to live, and why its runs may be taken over (None: they may not)."""
+    """A worker as it was found: whether it is proven alive or dead, and why its runs may be taken over (None: they may not)."""
 
     row: WorkerRow
     alive: Alive
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 class Owners:
     """Judges owners. Between processes of one boot the clock since boot decides, which nobody sets (X-13).
 
-    A clock given by the caller stands in for both clocks, so that tests can move time.
+    A clock given by the caller replaces both clocks, so that tests can move time.
     """
 
     def __init__(self, liveness: Liveness, now: Callable[[], int], *, given: bool) -> None:
@@ -56,7 +56,7 @@ class Owners:
         self._mine: dict[str, WorkerRow] = {}
 
     def register(self, db: apsw.Connection, owner: str, ttl_us: int) -> None:
-        """Inside a transaction: makes an owner known."""
+        """Inside a transaction: registers an owner."""
         now = self._now()
         row = WorkerRow(owner, now, now + ttl_us, self._boot, self._ticks() + ttl_us, platform.node(), os.getpid())
         db.execute(Q.worker_insert, row)
@@ -64,8 +64,8 @@ class Owners:
         self._mine[owner] = row
 
     def renew(self, db: apsw.Connection, owner: str, ttl_us: int) -> int:
-        """Inside a transaction: the new expiry, 0 if the owner is not known. What this process knows of its own owner is written anew; of
-        another's, what is there."""
+        """Inside a transaction: renews a lease, and returns the new expiry, 0 if the owner is not known. For its own owners this process
+        writes what it knows of them; for others, what is stored."""
         there = self._mine.get(owner) or self.find(db, owner)
         if there is None:
             return 0
@@ -77,7 +77,7 @@ class Owners:
         return row.expires_at
 
     def drop(self, db: apsw.Connection, statement: str, owner: str) -> bool:
-        """Inside a transaction: deletes an owner's row, and what vouches for it."""
+        """Inside a transaction: deletes an owner's row and its voucher."""
         db.execute(statement, (owner,))
         gone = bool(db.changes())
         if gone:
@@ -92,11 +92,12 @@ class Owners:
         return [WorkerRow(*found) for found in rows(db, Q.workers)]
 
     def look_at_all(self, db: apsw.Connection) -> list[Seen]:
-        """Every worker; the proof of life of each is looked at once."""
+        """Returns every worker, judged; the proof of life of each is checked once."""
         return [self._judge(w) for w in self.all(db)]
 
     def holding(self, db: apsw.Connection) -> list[Seen]:
-        """The same of those who hold runs: however many are up, no more of them do than there is work for."""
+        """Returns the workers that hold runs, judged. However many workers there are, those that hold runs are no more than there is work
+        for."""
         return [self._judge(WorkerRow(*found)) for found in rows(db, Q.workers_holding)]
 
     def _judge(self, row: WorkerRow) -> Seen:
@@ -104,34 +105,34 @@ class Owners:
         return Seen(row, alive, apply.why_lost(self.remaining(row), alive))
 
     def remaining(self, row: WorkerRow) -> int:
-        """Microseconds until the lease runs out; below one it has."""
+        """Returns the microseconds until the lease expires; below one if it has."""
         return self.until(row, row.ticks, row.expires_at)
 
     def until(self, row: WorkerRow, ticks: int, at: int) -> int:
-        """Microseconds until a moment that this owner has given by both clocks."""
+        """Returns the microseconds until a moment that this owner has recorded by both clocks."""
         return ticks - self._ticks() if row.boot == self._boot else at - self._now()
 
     def remaining_of(self, worker: WorkerRow | None, ticks: int | None, until: int | None, now: int) -> int:
-        """Microseconds that a sender has left for an intent: by its worker's clocks where it is one."""
+        """Returns the microseconds that a sender has left for an intent: by its worker's clocks if it is a worker."""
         return (until or now) - now if ticks is None or worker is None else self.until(worker, ticks, until or now)
 
     def after(self, us: int) -> int:
-        """The moment after so many microseconds, by the clock that nobody sets."""
+        """Returns the moment after so many microseconds, by the clock that nobody sets."""
         return self._ticks() + us
 
     def alive(self, row: WorkerRow) -> Alive:
-        """By proof only; a machine that was started anew has ended all that ran on it."""
+        """Returns whether an owner is alive, by proof only; a restart of the machine has ended all its processes."""
         return self._liveness.alive(row.owner) if self._boot == row.boot or row.host == platform.node() else Alive.UNKNOWN
 
     def is_alive(self, db: apsw.Connection, owner: str) -> Alive:
-        """The same of an owner that may be no worker any more: its row was tidied away, or a store was acknowledged (X-17)."""
+        """The same for an owner that may no longer be registered, because its row was tidied away or a store was acknowledged (X-17)."""
         row = self.find(db, owner)
         return self._liveness.alive(owner) if row is None else self.alive(row)
 
     def why_lost(self, row: WorkerRow | None) -> str | None:
-        """Why an owner's runs may be taken over: ``owner_dead`` or ``expired``; None while it lives (§10.6)."""
+        """Returns why an owner's runs may be taken over: ``owner_dead`` or ``expired``; None while it is alive (§10.6)."""
         return apply.why_lost(None, Alive.UNKNOWN) if row is None else apply.why_lost(self.remaining(row), self.alive(row))
 
     def forgettable(self, seen: Seen) -> bool:
-        """Whether the row of a lost owner without runs may go, if no open attempt names it."""
+        """Whether the row of a lost owner without runs may be deleted, if no open attempt names it."""
         return seen.alive is Alive.NO or (seen.alive is Alive.UNKNOWN and self.remaining(seen.row) < -FORGET_AFTER_US)

@@ -1,4 +1,4 @@
-"""What comes from outside over SQLite: commands for runs, tokens, schedules, and what applications keep on shelves."""
+"""What comes from outside to a SQLite store: commands for runs, tokens, schedules, and what applications keep on shelves."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class People(File):
         db = self._read()
         with map_errors(self.path):
             if due is not None and row(db, Q.schedules_due, (due,)) is None:
-                return []  # as nearly always when a worker asks
+                return []  # nearly always the answer when a worker asks
             with reading(db):
                 return besides.schedules(db, due)
 

@@ -1,5 +1,5 @@
--- Every statement the store runs, by name. One transaction is BEGIN IMMEDIATE, some of these, COMMIT; a step or an end of a run
--- alone is one statement and a transaction of its own.
+-- Every statement the store runs, by name. One transaction is BEGIN IMMEDIATE, some of these, COMMIT. A step or an end of the only run that is driven
+-- here is one statement and a transaction of its own.
 
 -- name: begin
 BEGIN IMMEDIATE;
@@ -14,9 +14,9 @@ BEGIN;
 -- A step --------------------------------------------------------------------------------------------
 
 -- name: lone_ways
--- A plain step, and a plain end, of a run alone is one statement and its transaction: an INSERT into one of these views, which keep nothing. What the
--- triggers do is what `steps_log` with `steps_run` or `ends_run` do for many; the log's next free id is by construction the newest, and `placed`
--- tells it to the connection. They are made for a connection and end with it, so that nothing of them is in the file.
+-- A plain step or a plain end of the only run that is driven here is one statement, which is its own transaction: an INSERT into one of these views,
+-- which store nothing. The triggers do what `steps_log` with `steps_run` or `ends_run` do for many; the next free id of the log is the newest by
+-- construction, and `placed` passes it to the connection. Views and triggers are temporary, so that they are not in the file.
 CREATE TEMP VIEW IF NOT EXISTS lone_step (run, seq, prev, hash, data, since, version, step, head, fence, followed) AS SELECT 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11;
 CREATE TEMP TRIGGER IF NOT EXISTS lone_step_written INSTEAD OF INSERT ON lone_step
 BEGIN
@@ -47,17 +47,17 @@ INSERT INTO log (run, seq, prev, hash, data) VALUES (?, ?, ?, ?, ?);
 -- name: steps_log
 INSERT INTO log (id, run, seq, prev, hash, data) VALUES (?, ?, ?, ?, ?, ?);
 -- name: steps_run
--- The compare-and-set of a step: id, fence, and the tip by its number and its hash must all match, and somebody must hold it.
+-- The compare-and-set of a step: id, fence, and the tip by its number and its hash must all match, and the run must have an owner.
 UPDATE run SET seq = ?, tip = ?, since = ?, version = ?, step = ?, head = ?
 WHERE id = ? AND fence = ? AND tip = ? AND (SELECT hash FROM log WHERE log.id = tip) = ? AND owner IS NOT NULL;
 -- name: ends_run
--- The compare-and-set of a plain end: as of a step, and nobody has put anything into its inbox. A null doc leaves the cold part as it is.
+-- The compare-and-set of a plain end: as of a step, and the inbox must be read. A null doc leaves the cold part as it is.
 UPDATE run SET seq = ?1, since = ?2, version = ?3, step = ?4, head = ?5, owner = NULL, due = NULL, holds = 0, status = ?6, doc = ifnull(?7, doc), ended = ?12, tip = ?13,
                seal = standing(run_id, fence, NULL, NULL, 0, turn)
 WHERE id = ?8 AND fence = ?9 AND tip = ?10 AND (SELECT hash FROM log WHERE log.id = tip) = ?11 AND owner IS NOT NULL
   AND status <> 'completed' AND status <> 'failed' AND status <> 'canceled' AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
 -- name: tail_put
--- Where a run's log ends now, apart from its row, which cannot vouch for that itself.
+-- Where a run's log ends now, stored apart from the row, which cannot vouch for that itself.
 INSERT OR REPLACE INTO tail (run, log) VALUES (?, ?);
 -- name: tail_drop
 DELETE FROM tail WHERE run = ?;
@@ -66,8 +66,8 @@ SELECT log FROM tail WHERE run = ?;
 -- name: last_log
 SELECT ifnull(max(id), 0) FROM log;
 -- name: birth_look
--- What a birth needs to know: the last run's number, the newest row's, the store's incarnation, whether its taker is known, who holds its lane or is due in it, and how
--- its thread ends, where that is asked.
+-- What a birth needs to know: the last run's number, the newest row's, the store's incarnation, whether the worker that takes it is known, who holds
+-- its lane or is due in it, and how its thread ends, if that is asked.
 SELECT (SELECT ifnull(max(id), 0) FROM run), (SELECT ifnull(max(id), 0) FROM log), (SELECT value FROM meta WHERE key = 'incarnation'), EXISTS (SELECT 1 FROM worker WHERE owner = ?1),
        EXISTS (SELECT 1 FROM run WHERE tenant_id = ?2 AND session_key = ?3 AND lane = ?4 AND holds = 1)
        OR EXISTS (SELECT 1 FROM run WHERE tenant_id = ?2 AND session_key = ?3 AND lane = ?4 AND due IS NOT NULL AND due <= ?5),
@@ -92,7 +92,7 @@ INSERT INTO run (seq, tip, since, version, step, head, fence, owner, due, holds,
                  run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root, ended, seal)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26, standing(?17, ?7, ?8, ?9, ?10, ?11));
 -- name: runs_insert
--- Births of a group, whose numbers are given out beforehand. A lane that somebody holds is refused by its index.
+-- Births of a group, with numbers assigned before. A lane that is held is refused by its index.
 INSERT INTO run (seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, priority, fingerprint, doc,
                  run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root, id, seal)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, ?26,
@@ -119,14 +119,14 @@ SELECT key FROM inbox WHERE run = ? AND taken IS NULL;
 -- name: effects_under_way
 SELECT effect_id FROM effect WHERE key = ? AND status IN ('attempted', 'unknown');
 -- name: claim_put
--- Only where there is none, or one that is free again.
+-- Executed only if there is no claim, or one that is free again.
 INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET run_id = excluded.run_id, digest = excluded.digest, expires_at = excluded.expires_at;
 -- name: claim_any
--- Also one that has expired: it is vouched for until it is taken again or its run is pruned. With the status of its run, if that is here.
+-- Also a claim that has expired: it has a voucher until it is taken again or its run is pruned. With the status of its run, if that is here.
 SELECT c.run_id, c.digest, c.expires_at, r.status FROM claim c LEFT JOIN run r ON r.run_id = c.run_id WHERE c.kind = ? AND c.scope = ? AND c.key = ?;
 -- name: keys_lost
--- Keys under which an effect was attempted, and no record is left.
+-- Keys under which an effect was attempted, but no record is left.
 SELECT c.run_id, c.key FROM claim c WHERE c.kind = 'effect' AND NOT EXISTS (SELECT 1 FROM effect e WHERE e.key = c.key) ORDER BY c.key LIMIT 100;
 -- name: keys_free
 DELETE FROM claim WHERE kind = 'effect' AND NOT EXISTS (SELECT 1 FROM effect e WHERE e.key = claim.key);
@@ -181,12 +181,12 @@ SELECT run, kind, id, seal, under, mark FROM vouch INDEXED BY vouch_untaken WHER
 -- name: vouch_taken
 UPDATE vouch SET mark = ? WHERE run = ? AND kind = 'inbox' AND id = ? AND mark IS NULL;
 -- name: vouch_runless
--- Of runs that are not here: pruned ones leave what others share.
+-- Vouchers of runs that are not here: pruned runs leave the records that others share.
 SELECT run, kind, id, seal, under, mark FROM vouch v WHERE run <> '' AND NOT EXISTS (SELECT 1 FROM run r WHERE r.run_id = v.run) ORDER BY run, kind, id;
 -- name: vouch_drop
 DELETE FROM vouch WHERE run = ? AND kind = ? AND id = ?;
 -- name: place_effects
--- Records count where they stand now.
+-- Records count at the place where they are now.
 UPDATE effect SET placed = id WHERE placed IS NOT id;
 -- name: place_inbox
 UPDATE inbox SET placed = id WHERE placed IS NOT id;
@@ -195,7 +195,7 @@ UPDATE intent SET placed = id WHERE placed IS NOT id;
 -- name: place_schedules
 UPDATE schedule SET placed = id WHERE placed IS NOT id;
 -- name: vouch_many
--- Whether a run has more records beside its log than are looked at between two turns of others.
+-- Whether a run has more records beside its log than are checked in the event loop.
 SELECT count(*) > 64 FROM (SELECT 1 FROM vouch WHERE run = ? LIMIT 65);
 -- name: vouch_forget
 DELETE FROM vouch;
@@ -211,7 +211,7 @@ DELETE FROM roll;
 -- name: roll_anew
 INSERT INTO roll (kind, n, sum) VALUES (?, ?, ?);
 -- name: tokens_known
--- All links that are there, or that something vouches for.
+-- All links that have a record or a voucher.
 SELECT lower(hex(hash)) FROM token UNION SELECT id FROM vouch WHERE kind = 'token';
 -- name: vouch_prune
 DELETE FROM vouch WHERE run = ? AND kind <> 'effect';
@@ -223,7 +223,7 @@ INSERT INTO inbox (run, key, put_at, command, placed) VALUES (?, ?, ?, ?, (SELEC
 -- name: inbox_get
 SELECT key, command, put_at, iif(ifnull(placed, id) = id, taken, -1) FROM inbox WHERE run = ? AND key = ?;
 -- name: inbox_wake
--- A run at rest becomes claimable in the transaction that put something into its inbox (§10.16), unless it is interrupted (§10.6).
+-- A run at rest becomes claimable in the transaction that puts something into its inbox (§10.16), unless it is interrupted (§10.6).
 UPDATE run SET due = min(ifnull(due, ?1), ?1), seal = standing(run_id, fence, owner, min(ifnull(due, ?1), ?1), holds, turn)
 WHERE id = ?2 AND owner IS NULL AND status <> 'completed' AND status <> 'failed' AND status <> 'canceled' AND NOT (due IS NULL AND status IN ('running', 'replaying'));
 -- name: inbox_untaken
@@ -238,13 +238,13 @@ SELECT r.run_id, i.key, i.put_at, i.command, i.taken FROM inbox i JOIN run r ON 
 -- name: next_queue
 SELECT CAST(min(queue) AS BLOB) FROM run WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND queue > CAST(? AS TEXT);
 -- name: next_priority
--- Priorities are walked from the highest down, so that what is due within each is one range of the index.
+-- Priorities are walked from the highest down, so that the due runs of each are one range of the index.
 SELECT max(priority) FROM run WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND queue = ? AND priority < ?;
 -- name: next_tenant
--- A name goes and comes as bytes: one that is no text would never be passed otherwise.
+-- Names are read and given as bytes: otherwise the search would never get past a name that is not a text.
 SELECT CAST(min(tenant_id) AS BLOB) FROM run WHERE due IS NOT NULL AND owner IS NULL AND behind = 0 AND queue = ? AND priority = ? AND tenant_id > CAST(? AS TEXT);
 -- name: claim_due
--- One range of what is due (timers, or what is due at once and therefore stored below zero); within one, whoever waits longest goes first.
+-- One range of due runs (timers, or runs due at once, which are stored below zero); within a range, the run that has waited longest comes first.
 -- A run whose row lags behind its log is left: nothing can be written to it before it is repaired.
 SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due, r.holds, r.turn, r.queue, r.tenant_id
 FROM run r
@@ -276,12 +276,12 @@ FROM run r WHERE r.run_id = ?;
 -- name: lane_holder
 SELECT run_id FROM run WHERE tenant_id = ? AND session_key = ? AND lane = ? AND holds = 1 AND id <> ?;
 -- name: lane_blocker
--- The run that holds a lane, or else the first that is due in it before this turn. As one compound it would cost five times as much.
+-- The run that holds a lane, or else the first that is due in it before this turn. One compound query would cost five times as much.
 SELECT (SELECT run_id FROM run WHERE tenant_id = ?1 AND session_key = ?2 AND lane = ?3 AND holds = 1 AND id <> ?4),
        (SELECT run_id FROM run WHERE tenant_id = ?1 AND session_key = ?2 AND lane = ?3 AND turn < ?5 AND due IS NOT NULL AND due <= ?6 AND id <> ?4
         ORDER BY turn LIMIT 1);
 -- name: take_due
--- Due runs at rest are taken a hundred at a time, so no column is set that an index would be written for in vain.
+-- Due runs at rest are taken a hundred at a time, so no column is set whose index would be written needlessly.
 UPDATE run SET owner = ?1, fence = fence + 1, holds = 1, seal = standing(run_id, fence + 1, ?1, due, 1, turn) WHERE id = ?2 AND fence = ?3;
 -- name: take_due_holder
 UPDATE run SET owner = ?1, fence = fence + 1, seal = standing(run_id, fence + 1, ?1, due, holds, turn) WHERE id = ?2 AND fence = ?3;
@@ -289,7 +289,7 @@ UPDATE run SET owner = ?1, fence = fence + 1, seal = standing(run_id, fence + 1,
 UPDATE run SET owner = ?1, fence = fence + 1, holds = 1, behind = 0, due = min(ifnull(due, ?2), ?2), seal = standing(run_id, fence + 1, ?1, min(ifnull(due, ?2), ?2), 1, turn)
 WHERE id = ?3 AND fence = ?4;
 -- name: behind_first
--- How many of the first of a line that are due stand behind a holder of their lane that does not go on yet.
+-- How many of the first due runs of a line stand behind a holder of their lane that is not about to go on.
 SELECT count(*) FROM (
   SELECT tenant_id, session_key, lane, holds FROM run INDEXED BY run_due
   WHERE queue = ?1 AND priority = ?2 AND tenant_id = ?3 AND due <= ?4 AND due IS NOT NULL AND owner IS NULL AND behind = 0 ORDER BY due LIMIT ?5
@@ -306,8 +306,8 @@ UPDATE run SET behind = 1 WHERE id IN (
       AND (h.owner IS NOT NULL OR h.due IS NULL OR h.due > ?4))
   LIMIT ?6);
 -- name: behind_lanes
--- Of some lanes in which somebody is marked, from one on: whose mark hides a run in vain, that of the holder itself, or that of the first where
--- nobody holds the lane. One comparison of three columns would read all of a lane.
+-- Of some lanes with marked runs, from one on: the run whose mark is not valid, which is the holder itself, or the first marked run if nobody holds
+-- the lane. One comparison of three columns would read all of a lane.
 WITH RECURSIVE lane (id, n) AS (
   SELECT coalesce(
     (SELECT id FROM run INDEXED BY run_behind WHERE behind <> 0 AND tenant_id = ?1 AND session_key = ?2 AND lane > ?3 ORDER BY lane, turn LIMIT 1),
@@ -335,7 +335,7 @@ UPDATE run SET behind = 0 WHERE id = ?;
 -- name: worker_insert
 INSERT INTO worker (owner, started_at, expires_at, boot, ticks, host, pid) VALUES (?, ?, ?, ?, ?, ?, ?);
 -- name: worker_renew
--- The row is written whole: what its owner says of itself counts.
+-- The row is written whole: what its owner says about itself counts.
 UPDATE worker SET started_at = ?2, expires_at = ?3, boot = ?4, ticks = ?5, host = ?6, pid = ?7 WHERE owner = ?1;
 -- name: worker_delete
 DELETE FROM worker WHERE owner = ?;
@@ -360,7 +360,7 @@ DELETE FROM vouch WHERE run = '' AND kind = 'offer' AND id NOT IN (SELECT owner 
 -- name: worker_runs
 SELECT count(*) FROM run WHERE owner = ?;
 -- name: hand_back
--- The fence moves too: nothing its old owner still has in hand can be written.
+-- The fence changes too, so that nothing its old owner is still about to write can be written.
 UPDATE run SET owner = NULL, fence = fence + 1, due = ?1, seal = standing(run_id, fence + 1, NULL, ?1, holds, turn) WHERE owner = ?2;
 
 -- Limits --------------------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ DELETE FROM call WHERE owner = ? RETURNING place, name;
 -- name: call_drop
 DELETE FROM call WHERE place = ? AND owner IS NULL RETURNING place, name;
 -- name: line
--- Who has waited longest for a limit and is not due yet.
+-- The runs that have waited longest for a limit and are not due yet.
 SELECT r.id FROM call c JOIN run r ON r.run_id = c.run_id
 WHERE c.name = ? AND c.owner IS NULL AND r.owner IS NULL AND r.due > ? ORDER BY c.since LIMIT ?;
 -- name: asleep
@@ -424,8 +424,9 @@ GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 -- Reads ---------------------------------------------------------------------------------------------
 
 -- name: run_load
--- A run with its newest log row, and what else there is to read of it: most runs have no whole checkpoint, nothing in the inbox and no chunks. Last,
--- whether its log goes on where its row says that it ends; of plain steps, which write no tail, those are found that are not far from there.
+-- A run with its newest log row, and what else there is to read of it: most runs have no whole checkpoint, nothing in the inbox and no chunks. The
+-- last column is whether the log goes on after the row's tip. Plain steps do not write to the table tail, so later ones are searched among the next
+-- thousand log rows.
 SELECT r.run_id, r.doc, r.status, r.version, r.step, r.head, r.fence, r.owner, r.due, r.id, r.tip, r.since, r.whole, l.seq, l.hash, l.data, l.prev,
        EXISTS (SELECT 1 FROM whole w WHERE w.run = r.id),
        EXISTS (SELECT 1 FROM inbox i WHERE i.run = r.id AND i.taken IS NULL)
@@ -451,7 +452,7 @@ WITH RECURSIVE chain (id, prev) AS (
 )
 SELECT l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id;
 -- name: log_page
--- The oldest so many of such a chain. The join is in this order whatever the limit: the other way the whole log would be gone through.
+-- The oldest rows of such a chain, up to a number. The join is in this order whatever the limit: the other order would scan the whole log.
 WITH RECURSIVE chain (id, prev) AS (
   SELECT id, prev FROM log WHERE id = ?1 AND id <> ?2 AND seq > ?3
   UNION ALL
@@ -508,7 +509,7 @@ SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id
 -- name: intents_sending
 SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, iif(ifnull(placed, id) = id, attempts, NULL), carries, ticks FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
 -- name: next_lane
--- The lane behind (type, tenant, target, order key). One comparison of three columns would read all intents of the lane it begins at.
+-- The lane after (type, tenant, target, order key). One comparison of three columns would read all intents of the lane at which it begins.
 SELECT * FROM (SELECT tenant_id, target, order_key FROM intent
   WHERE state = 'queued' AND type = ?1 AND tenant_id = ?2 AND target = ?3 AND order_key > ?4 ORDER BY order_key LIMIT 1)
 UNION ALL SELECT * FROM (SELECT tenant_id, target, order_key FROM intent
@@ -522,7 +523,7 @@ SELECT tenant_id, target, order_key FROM intent WHERE state = 'queued' AND type 
 SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, iif(ifnull(placed, id) = id, attempts, NULL), carries FROM intent
 WHERE state = 'queued' AND type = ? AND tenant_id = ? AND target = ? AND order_key = '' AND due <= ? ORDER BY due, id LIMIT ?;
 -- name: lane_head
--- Of one order key only the oldest that is open is free, if it is due (§9.4).
+-- Under one order key only the oldest open intent is free, if it is due (§9.4).
 SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, i.created_at, iif(ifnull(i.placed, i.id) = i.id, i.attempts, NULL), i.carries FROM intent i
 WHERE i.id = (SELECT e.id FROM intent e WHERE e.tenant_id = ?1 AND e.type = ?2 AND e.order_key = ?3 AND e.order_key <> ''
                 AND e.state IN ('queued', 'sending', 'unknown') ORDER BY e.id LIMIT 1)
@@ -562,7 +563,7 @@ SELECT id, json FROM ledger WHERE run_id = ?;
 -- name: meta_get
 SELECT value FROM meta WHERE key = ?;
 -- name: meta_wrote
--- A write transaction that leaves no row in the log, and which store this is.
+-- Counts a write transaction that leaves no row in the log, and returns the store's incarnation.
 INSERT INTO meta (key, value) VALUES ('writes', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1
 RETURNING value, (SELECT m.value FROM meta m WHERE m.key = 'incarnation');
 -- name: meta_set
@@ -572,7 +573,7 @@ SELECT id, hash FROM log ORDER BY id DESC LIMIT 1;
 -- name: log_hash
 SELECT hash FROM log WHERE id = ?;
 -- name: move_fences
--- A new incarnation: every fence given out before is refused from now on, every run is at rest (§1.9, X-02).
+-- A new incarnation: every earlier fence is refused from now on, and every run is at rest (§1.9, X-02).
 UPDATE run SET fence = (?1 << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE ?2 END, owner = NULL,
   seal = standing(run_id, (?1 << 32) | (fence & 4294967295), NULL, CASE WHEN owner IS NULL THEN due ELSE ?2 END, holds, turn);
 -- name: forget_workers
@@ -595,13 +596,13 @@ FROM run WHERE run_id = ?;
 -- name: log_end
 SELECT seq, hash FROM log WHERE id = ? AND run = ?;
 -- name: log_end_doubted
--- Whether a run's log may go on where its row says that it ends, where its tail says that it ended, and how much was written since.
+-- Whether a run's log may go on after the row's tip, because the table tail says so or because of its status, and how much was written since.
 SELECT t.log > r.tip OR r.status IN ('running', 'replaying'), (SELECT ifnull(max(id), 0) FROM log) - r.tip FROM run r LEFT JOIN tail t ON t.run = r.id WHERE r.run_id = ?;
 -- name: log_beyond
--- The newest row of a run's log behind the one that its row names: a look through all that was written since.
+-- The newest row of a run's log after the row's tip: a scan of all that was written since.
 SELECT (SELECT max(l.id) FROM log l WHERE l.id > r.tip AND l.run = r.id) FROM run r WHERE r.run_id = ?;
 -- name: log_orphans
--- Runs that only the log knows; key 0 is nobody's (a pruned run's last row).
+-- Runs of which only the log is left; the key 0 belongs to no run (the last row of a pruned run).
 SELECT run, max(id) FROM log WHERE run <> 0 AND run NOT IN (SELECT id FROM run) GROUP BY run;
 -- name: log_first
 WITH RECURSIVE chain (id, prev) AS (
@@ -616,7 +617,7 @@ SELECT seq, data FROM whole WHERE run = ? AND seq > ? ORDER BY seq LIMIT 1;
 SELECT b.run_id, s.run_id FROM carry c JOIN run b ON b.id = c.run JOIN run s ON s.id = c.source
 WHERE NOT EXISTS (SELECT 1 FROM whole w WHERE w.run = c.run AND w.seq = 0);
 -- name: origin_insert
--- What a run carries from its thread, as a checkpoint before all others; loading from it goes through the whole log.
+-- What a run carries from its thread, as a checkpoint before all others; loading from it reads the whole log.
 INSERT INTO whole (run, seq, log, data) SELECT id, 0, 0, ? FROM run WHERE run_id = ? ON CONFLICT DO NOTHING;
 -- name: run_delete
 DELETE FROM run WHERE id = ?;
@@ -629,7 +630,7 @@ UPDATE run SET tip = ?1, since = ?2, whole = ?3, due = ?4, seal = standing(run_i
 -- name: inbox_adopt
 INSERT INTO inbox (run, key, put_at, taken, command, placed) VALUES (?, ?, ?, ?, ?, (SELECT ifnull(max(id), 0) + 1 FROM inbox));
 -- name: claim_adopt
--- A key that somebody has here already stays theirs.
+-- A key that is taken here already keeps its claim.
 INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 -- name: claims_of_run
 SELECT kind, scope, key, digest, expires_at FROM claim WHERE run_id = ? AND kind <> 'effect' ORDER BY kind, scope, key;
@@ -639,11 +640,12 @@ SELECT kind, scope, key, run_id, digest, expires_at FROM claim WHERE kind = ? AN
 -- Runs that ended before that time, from one on.
 SELECT ended, id, lineage_root FROM run INDEXED BY run_ended WHERE ended < ?1 AND (ended, id) > (?2, ?3) ORDER BY ended, id LIMIT ?4;
 -- name: ended_unknown
--- Runs that have ended, of which no column says when.
+-- Runs that have ended, but without a column that says when.
 SELECT id, lineage_root FROM run INDEXED BY run_end_unknown
 WHERE ended IS NULL AND (status = 'completed' OR status = 'failed' OR status = 'canceled') AND id > ?1 ORDER BY id LIMIT ?2;
 -- name: family
--- The runs of lineages, and of what goes or stays together with them: lineages of parents and children, and those that carry a thread on from one of theirs.
+-- The runs of lineages, and of the lineages that are deleted or kept together with them: those of parents and children, and those that carry a thread
+-- on from a run of theirs.
 WITH RECURSIVE family (root) AS (
   SELECT value FROM json_each(?1)
   UNION
@@ -657,16 +659,16 @@ WITH RECURSIVE family (root) AS (
 SELECT r.id, r.run_id, r.lineage_root, r.parent_run_id, r.status, r.ended, CASE WHEN r.ended IS NULL THEN r.doc END
 FROM family f CROSS JOIN run r ON r.lineage_root = f.root ORDER BY r.id;
 -- name: carries_among
--- The newest first: what keeps a thread is at its end, and each run keeps the one before.
+-- The newest first: the run that keeps a thread is at its end, and each run keeps the one before.
 SELECT b.run_id, s.run_id FROM json_each(?) k CROSS JOIN carry c ON c.source = k.value CROSS JOIN run s ON s.id = c.source CROSS JOIN run b ON b.id = c.run
 WHERE NOT EXISTS (SELECT 1 FROM whole w WHERE w.run = c.run AND w.seq = 0) ORDER BY b.id DESC;
 -- name: open_among
--- Lineages in which something is still to be settled: an intent to be sent, an effect nobody knows the outcome of.
+-- Lineages with something that is not settled: an intent to be sent, or an effect with an unknown outcome.
 SELECT r.lineage_root FROM json_each(?1) k CROSS JOIN run r ON r.id = k.value CROSS JOIN intent i ON i.run_id = r.run_id WHERE i.state IN ('queued', 'sending', 'unknown')
 UNION
 SELECT e.lineage_root FROM json_each(?2) k CROSS JOIN effect e INDEXED BY effect_lineage ON e.lineage_root = k.value WHERE e.status IN ('attempted', 'unknown');
 -- name: log_among
--- The rows of runs, each found by the one that follows it: the log has no index by run, which every step would have to keep.
+-- The rows of runs, each found by the one that follows it: the log has no index by run, because every step would have to write it.
 WITH RECURSIVE chain (id, prev, run) AS (
   SELECT l.id, l.prev, l.run FROM json_each(?1) k CROSS JOIN run r ON r.id = k.value CROSS JOIN log l ON l.id = r.tip AND l.run = r.id
   UNION ALL
@@ -674,7 +676,7 @@ WITH RECURSIVE chain (id, prev, run) AS (
 )
 SELECT id, prev, run FROM chain;
 -- name: log_scan
--- The same by one look through the whole log, for runs whose chain is broken.
+-- The same by a scan of the whole log, for runs whose chain is broken.
 SELECT id FROM log WHERE run IN (SELECT value FROM json_each(?));
 -- name: prune_log
 DELETE FROM log WHERE id = ?;
@@ -708,14 +710,14 @@ DELETE FROM ledger WHERE run_id = ?;
 -- name: prune_claim
 DELETE FROM claim WHERE kind = ? AND scope = ? AND key = ? AND run_id = ? RETURNING run_id;
 -- name: claims_expired
--- Keys of runs that were pruned, whose time is over.
+-- Expired keys of runs that were pruned.
 SELECT kind, scope, key, run_id, digest, expires_at FROM claim
 WHERE expires_at <= ? AND kind <> 'effect' AND EXISTS (SELECT 1 FROM pruned WHERE pruned.run_id = claim.run_id) LIMIT ?;
 
 -- People --------------------------------------------------------------------------------------------
 
 -- name: marked
--- Runs of an owner whose inbox holds what nobody has taken.
+-- Runs of an owner whose inbox has items that were not taken.
 SELECT DISTINCT r.run_id FROM inbox i INDEXED BY inbox_untaken JOIN run r ON r.id = i.run WHERE i.taken IS NULL AND r.owner = ? LIMIT 10000;
 -- name: token_insert
 INSERT INTO token (hash, run, wait_id, tenant_id, actor, created_at, expires_at) VALUES (?, (SELECT id FROM run WHERE run_id = ?), ?, ?, ?, ?, ?);
@@ -754,11 +756,11 @@ SELECT schedule_id, tenant_id, iif(ifnull(placed, id) = id, due, -1), data FROM 
 -- name: shelf_put
 INSERT INTO shelf (name, key, data) VALUES (?, ?, ?) ON CONFLICT (name, key) DO UPDATE SET data = excluded.data;
 -- name: shelf_add
--- A row where there is none, and none is vouched for: one that was lost is not replaced before somebody has been told.
+-- Adds a row if there is neither a row nor a voucher: a lost row is not replaced before that was reported.
 INSERT INTO shelf (name, key, data) SELECT ?1, ?2, ?3 WHERE NOT EXISTS (SELECT 1 FROM vouch WHERE run = '' AND kind = 'shelf' AND id = ?4)
 ON CONFLICT DO NOTHING RETURNING key;
 -- name: shelf_get
--- The row and its voucher, of one moment; NULLs where either is missing.
+-- The row and its voucher, read at the same moment; NULLs if either is missing.
 SELECT s.name, s.key, s.data, v.run, v.kind, v.id, v.seal, v.under, v.mark FROM (SELECT 1)
 LEFT JOIN shelf s ON s.name = ?1 AND s.key = ?2 LEFT JOIN vouch v ON v.run = '' AND v.kind = 'shelf' AND v.id = ?3;
 -- name: shelf_scan
@@ -768,7 +770,7 @@ SELECT name, key, data FROM shelf ORDER BY name, key;
 -- name: shelf_drop
 DELETE FROM shelf WHERE name = ?1 AND key >= ?2 AND key < ?3;
 -- name: vouch_shelf
--- Of the rows of a shelf from here to there.
+-- The vouchers of the rows of a shelf within a range.
 SELECT run, kind, id, seal, under, mark FROM vouch WHERE run = '' AND kind = 'shelf' AND id >= ?2 AND id < ?3 AND +under = ?1 ORDER BY id;
 -- name: vouch_shelf_drop
 DELETE FROM vouch WHERE run = '' AND kind = 'shelf' AND id >= ?2 AND id < ?3 AND +under = ?1;

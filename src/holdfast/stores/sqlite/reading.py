@@ -1,4 +1,4 @@
-"""What is read of runs over SQLite."""
+"""What is read of runs from a SQLite store."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _FILTERS = {
     "owner": "owner = ?",
     "before": "run_id < ?",
 }
-_OPEN = "status <> 'completed' AND status <> 'failed' AND status <> 'canceled'"  # in the words of an index
+_OPEN = "status <> 'completed' AND status <> 'failed' AND status <> 'canceled'"  # the same expression as in an index
 _LIST = "SELECT run_id, doc, status, version, step, head, fence, owner, due, EXISTS (SELECT 1 FROM tail WHERE tail.run = run.id AND log > tip) FROM run"
 _DUE = f"holds = 0 AND due IS NOT NULL AND due <= ? AND turn <= ifnull((SELECT turn FROM run WHERE run_id = ?), {apply.LAST_TURN})"
 
 
 class Reading(File):
-    """The verbs of ``ports.Runs`` that write nothing, with records that runs leave: effects, ledger, blobs and chunks."""
+    """The verbs of ``ports.Runs`` that write nothing, and the verbs for the records of runs: effects, ledger, blobs and chunks."""
 
     def _run(self, row: Sequence[Any]) -> Run:
-        """The run of a row, whose last column says whether its log goes on.
+        """Returns the run of a row, whose last column says whether the log goes on behind the tip.
 
         Raises:
             UnknownStatus: a stored status outside the eight (§2.6).
-            StoreCorrupt: it does not fit its log (§1.4).
+            StoreCorrupt: the row does not match its log (§1.4).
             EventUnreadable: the cold part is damaged.
         """
         run_id, doc, status, version, step, head = row[:6]
@@ -83,7 +83,7 @@ class Reading(File):
             return self._load(db, run_id)
 
     def _load(self, db: apsw.Connection, run_id: str) -> Loaded | None:
-        """A run with all that is needed to go on with it; what there is nothing of is not asked for."""
+        """Returns a run with all that is needed to continue it; parts that are known to be empty are not read."""
         found = row(db, Q.run_load, (run_id,))
         if found is None:
             return None
@@ -106,7 +106,7 @@ class Reading(File):
                 while len(out) < limit:
                     found = rows(db, sql + " LIMIT ? OFFSET ?", [*values, limit, seen])
                     for kept in found:
-                        with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
+                        with contextlib.suppress(HoldfastError):  # an unreadable run does not hide the others; the checker names it (§3.6)
                             out.append((self._run(kept), self._lease(db, *kept[6:9])))
                     seen += len(found)
                     if len(found) < limit:
@@ -122,12 +122,12 @@ class Reading(File):
             logs.setdefault(run_id, []).append(Row(seq, data, digest))
         out: dict[str, Head] = {}
         for run_id, data in wholes:
-            with contextlib.suppress(HoldfastError):  # loading this run alone says what is wrong with it
+            with contextlib.suppress(HoldfastError):  # loading this run alone reports what is wrong with it
                 out[run_id] = Head(None if data is None else codec.decode_whole(run_id, data), tuple(logs.get(run_id, ())))
         return out
 
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
-        """Pages forward by whole checkpoints, each the end of a stretch that is walked backwards."""
+        """Reads page by page forward, from one whole checkpoint to the next; each of these stretches is walked backwards."""
         db = self._read()
         with map_errors(self.path), reading(db):
             found = row(db, Q.run_tip, (run_id,))
@@ -210,7 +210,7 @@ class Reading(File):
 
 
 def _listing(query: RunFilter, now: int) -> list[tuple[str, list[Any]]]:
-    """What lists these runs: one statement, or one after the other."""
+    """Returns the statement that lists these runs, or several for one after the other."""
     where = [sql for field, sql in _FILTERS.items() if getattr(query, field) is not None]
     values: list[Any] = [getattr(query, field) for field in _FILTERS if getattr(query, field) is not None]
     if query.statuses is not None:
@@ -225,12 +225,12 @@ def _listing(query: RunFilter, now: int) -> list[tuple[str, list[Any]]]:
 
 
 def log_back(db: apsw.Connection, start: int, stop: int, after: int) -> list[Row]:
-    """The chain from row ``start`` back to, but without, ``stop`` or events up to ``after``; oldest first."""
+    """Returns the chain from row ``start`` back to, but without, ``stop`` or events up to ``after``; oldest first."""
     return [Row(seq, data, digest) for seq, data, digest in reversed(rows(db, Q.log_back, (start, stop, after)))]
 
 
 def log_forward(db: apsw.Connection, key: int, tip: int, after: int, limit: int | None) -> list[Row]:
-    """Log rows of a run oldest first; with ``limit`` no more than those are in memory."""
+    """Returns log rows of a run, oldest first; with ``limit`` at most that many are in memory."""
     if limit is None:
         return log_back(db, tip, 0, after)
     out: list[Row] = []

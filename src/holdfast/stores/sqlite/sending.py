@@ -1,4 +1,4 @@
-"""The outbox over SQLite: what runs want to be sent, and what became of it (``ports.Outbox``)."""
+"""The outbox of the SQLite store: intents of runs, and their results (``ports.Outbox``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.stores.sqlite.file import File
 
 
 class Sending(File):
-    """The verbs of ``ports.Outbox``, but for the ledger."""
+    """The verbs of ``ports.Outbox``, except the ledger."""
 
     async def intents(
         self,

@@ -1,14 +1,14 @@
 """The SQLite store: the verbs of the port, each one transaction.
 
-Theory of operation. Three connections at most (``file.py``): the loop's, the writer thread's and the renewal's. Several processes may share
-the file: row ids are given inside the write transaction, owners are judged by their liveness files and by the clock since boot, and wake-ups
-come from a poll of ``data_version``.
+Theory of operation. There are three connections at most (``file.py``): the event loop's, the writer thread's and the one for renewals. Several
+processes may share the file: row ids are assigned inside the write transaction, owners are judged by their liveness files and by the clock since
+boot, and wake-ups come from a poll of ``data_version``.
 
-When opening finds that the log has gone backwards, or that the store is another incarnation than the anchor remembers,
-the store can be read and ``verify`` names it, but every write raises the named error until ``acknowledge`` (§1.9).
+If opening finds that the log has gone backwards, or that the store has another incarnation than the anchor, the store can be read and ``verify``
+reports it, but every write raises the named error until ``acknowledge`` (§1.9).
 
-The verbs lie by purpose, as in ``ports``: ``claims``, ``leases``, ``reading``, ``people``, ``sending`` and ``keeping``, each over what ``file`` gives to
-all of them. What writes a run is here.
+The verbs are grouped by purpose, as in ``ports``: ``claims``, ``leases``, ``reading``, ``people``, ``sending`` and ``keeping``, each based on
+``file``, which they share. The verbs that write a run are here.
 """
 
 from __future__ import annotations

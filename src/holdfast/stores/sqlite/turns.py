@@ -1,15 +1,15 @@
 """Taking turns at the write lock of a file (§1.11).
 
-SQLite lets one process write at a time, and wakes nobody: whoever finds the file locked looks again after a pause, and the lock may lie unused
-meanwhile. So the processes of one machine tell each other. Whoever waits for the lock says so in a byte of the board (``stores/changes``), and whoever
-leaves the lock to another wakes it by a datagram, and says in one more byte whose turn it is.
+SQLite lets one process write at a time and notifies nobody when the lock is free: a process that finds the file locked tries again after a pause, and
+the lock may be unused meanwhile. So the processes of one machine notify each other. A process that waits for the lock sets a byte of the board
+(``stores/changes``). A process that leaves the lock to another wakes it with a datagram, and writes in one more byte whose turn it is.
 
-A process that writes one commit after the other has a turn of up to ``TURN_SECONDS``, in which the others that do so wait: to go from one process to
-another costs about two commits, for each has to read anew what the other has written. Whoever has one commit to make, such as the birth of a run or
-a command, is let in between two commits of that turn.
+A process that writes many commits in a row has a turn of up to ``TURN_SECONDS``; other such processes wait for the end of that turn. A change of the
+writing process costs about two commits, because each process must read again what the other has written. A process that has a single commit to make,
+such as the birth of a run or a command, is let in between two commits of that turn.
 
-All this is a hint, and may be lost: SQLite's lock decides who writes, and whoever waits looks by itself after a while. One that has died in its
-turn costs the others the rest of their patience, once.
+All this is a hint and may be lost: SQLite's lock decides who writes, and a waiting process tries by itself after a while. A process that dies in its
+turn delays the others once, until they try by themselves.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from holdfast.stores.changes import AFTER_NEWS, PLACES
 from holdfast.stores.sqlite.connection import Pace
 
 TURN_SECONDS = 0.040
-ROUND_SECONDS = 0.120  # the more wait, the shorter the turns, so that each comes again after about so long ...
+ROUND_SECONDS = 0.120  # the more processes wait, the shorter the turns, so that each has its next turn after about this time ...
 LEAST_SECONDS = 0.010  # ... but no turn is shorter than this
-LEAVE_SECONDS = 0.002  # so long the lock is left to one that was let in, and has not yet been seen at it
-ONCE, ON = 1, 2  # what a byte says: it has one commit to make; it goes on writing
+LEAVE_SECONDS = 0.002  # how long the lock is left to a process that was let in, until that process is seen to use it
+ONCE, ON = 1, 2  # values of a waiting byte: it has one commit to make; it goes on writing
 _NOBODY = bytes(PLACES)
 
 
 class Turns:
-    """The turns of one process at a file, whose board is at the path ``board``. Where there is nothing like it, whoever waits looks again after a pause.
+    """The turns of one process at a file, whose board is at the path ``board``. Without a board or datagrams, a waiting process tries again after a
+    pause.
 
-    ``others`` tells whether any other process may wait. ``clock`` gives seconds.
+    ``others`` returns whether any other process may wait. ``clock`` returns seconds.
     """
 
     def __init__(self, board: str, database: str, others: Callable[[], bool], pace: Pace, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,16 +56,16 @@ class Turns:
         self._socket: socket.socket | None = None
         self._ends: tuple[weakref.finalize[..., Turns], ...] = ()
         self._says = 0
-        self._since: float | None = None  # when its turn began, if it has one
-        self._goes_on = False  # it had more to write when it last committed
-        self._met = False  # the file was locked since it last rested, so that there is somebody else
-        self._next = 0  # the place from which it looks for the next lone one
+        self._since: float | None = None  # when the turn of this process began, if it has one
+        self._goes_on = False  # this process had more to write when it last committed
+        self._met = False  # the file was locked since this process last rested, so there is another process
+        self._next = 0  # the place at which the search for the next process with a single commit begins
 
     # -- waiting ------------------------------------------------------------------------------------
 
     def wait(self, *, once: bool) -> float:
-        """Says that this process waits for the lock, ``once`` for one commit that shall not wait for its turn; gives the seconds after which it looks
-        by itself."""
+        """Announces that this process waits for the lock; returns the seconds after which it tries by itself. ``once``: it waits for one commit,
+        which need not wait for the turn of this process."""
         if self._find() is None:
             return self._pace.pause()
         self._met = True
@@ -76,26 +77,26 @@ class Turns:
         _, turn = self._read()
         if self._since is None:
             return ROUND_SECONDS + TURN_SECONDS if turn else self._pace.pause()
-        if not turn:  # the one that was let in has written meanwhile, and has not seen this one wait
+        if not turn:  # the process that was let in has written meanwhile, and did not see that this one waits
             self._say(PLACES, self._place + 1)
         return LEAVE_SECONDS if turn else 0.0
 
     def fileno(self) -> int:
-        """What can be read once this process is woken; -1 where nobody can wake it."""
+        """Returns the descriptor that becomes readable when this process is woken; -1 if nobody can wake it."""
         return -1 if (mine := self._find()) is None else mine.fileno()
 
     def look(self) -> None:
-        """It has been woken, or has waited long enough: it looks for the lock, and waits no more. If it is woken for its turn, that begins."""
+        """Stops waiting, because this process was woken or has waited long enough. If it waited for its turn, that turn begins."""
         if (mine := self._find()) is None:
             return
-        with contextlib.suppress(OSError):  # there is no more
+        with contextlib.suppress(OSError):  # all datagrams have been read
             while mine.recv(8):
                 pass
         if self._leave() == ON and self._since is None:
             self._begin()
 
     def _leave(self) -> int:
-        """Waits no longer; for what it has waited."""
+        """Stops waiting; returns what this process waited for (``ONCE``, ``ON``), or 0."""
         said, self._says = self._says, 0
         if said:
             self._say(self._place, 0)
@@ -104,13 +105,13 @@ class Turns:
     # -- after a commit -----------------------------------------------------------------------------
 
     def may_go_on(self) -> bool:
-        """After a commit of one that may have more to write: whether it may go on at once. If not, it is another's turn, or another has been let in, and
-        that one has been woken."""
+        """Called after a commit of a process that may have more to write: returns whether it may write on at once. If not, it is the turn of another
+        process, or another has been let in; that process has been woken if it waits."""
         if not self._has_company():
             return True
         self._goes_on = True
         waiting, turn = self._read()
-        if self._is_anothers(waiting, turn):  # it was let in between two commits of that one, or that one has waited for too long
+        if self._is_anothers(waiting, turn):  # this commit was let in during that turn, or that process waited so long that it began its turn by itself
             self._since = None
             return False
         if waiting == _NOBODY:
@@ -128,25 +129,27 @@ class Turns:
         return True
 
     def give_way(self) -> bool:
-        """Before the next commit of a run alone, which has had the file for a while, or was let in: whether it is another's turn, or another has been let in."""
+        """Called before the next commit of the only run here, when that run has had the file for a while or was let in. Returns whether to wait: it
+        is the turn of another process, or another has been woken."""
         if not self._has_company():
             return False
         waiting, turn = self._read()
         return self._is_anothers(waiting, turn) or self._wake_next(waiting, ONCE) or self._wake_next(waiting, ON)
 
     def hand_back(self) -> bool:
-        """After a commit of a run alone, which goes on: whether it was let in between two commits of another's turn."""
+        """Called after a commit of the only run here, which goes on. Returns whether the commit was let in during the turn of another process, which
+        is woken."""
         return self._has_company() and self._leave_to_its_owner(*self._read())
 
     def pass_on(self) -> None:
-        """After a commit that stands for itself: wakes the one whose turn it is, or else the next of those who wait."""
+        """Called after a single commit: wakes the process whose turn it is, or else the next one that waits."""
         if self._since is None and self._has_company():
             waiting, turn = self._read()
             if not self._leave_to_its_owner(waiting, turn) and turn in (0, self._place + 1):
                 self._wake_next(waiting, ONCE) or self._wake_next(waiting, ON)
 
     def rest(self) -> None:
-        """This process has nothing more to write now: its turn ends, and the next is woken."""
+        """Ends the turn of this process, which has nothing more to write now, and wakes the next."""
         self._goes_on = self._met = False
         if self._since is not None:
             self._since = None
@@ -155,11 +158,11 @@ class Turns:
                 self._say(PLACES, 0)
 
     def _has_company(self) -> bool:
-        """Whether another process may wait, and can be woken."""
+        """Returns whether another process may wait, and can be woken."""
         return (self._others() or self._met) and self._find() is not None
 
     def _is_anothers(self, waiting: bytes, turn: int) -> bool:
-        """Whether it is another's turn, who is woken if it waits."""
+        """Returns whether it is the turn of another process, and wakes that process if it waits."""
         if turn in (0, self._place + 1):
             return False
         if waiting[turn - 1]:
@@ -167,8 +170,9 @@ class Turns:
         return True
 
     def _leave_to_its_owner(self, waiting: bytes, turn: int) -> bool:
-        """Whether it is another's turn, who waits and has been woken. One that does not wait has yet to wait, and says again that it is its turn; or it does
-        not use its turn, or has died in it, and the next who commits wakes another."""
+        """Returns whether it is the turn of another process that waits, and wakes it. If that process does not wait, the turn byte is cleared: the
+        process is about to wait, and will then write again that it is its turn; or it does not use its turn or has died in it, and the next process
+        that commits wakes another."""
         if not self._is_anothers(waiting, turn):
             return False
         if not waiting[turn - 1]:
@@ -180,10 +184,10 @@ class Turns:
         self._say(PLACES, self._place + 1)
 
     def _wake_next(self, waiting: bytes, what: int) -> bool:
-        """Wakes the next of those who wait for this; those who go on have their turn then. Whether there was one."""
+        """Wakes the next process that waits for ``what``; with ``ON`` its turn begins. Returns whether there was one."""
         if what not in waiting:
             return False
-        first = self._place + 1 if what == ON else self._next  # turns go round; of the lone ones this process lets in one after the other
+        first = self._place + 1 if what == ON else self._next  # turns go round; those with a single commit are let in by this process one after the other
         for n in range(PLACES):
             place = (first + n) % PLACES
             if waiting[place] == what and self._wake(place):
@@ -195,7 +199,8 @@ class Turns:
         return False
 
     def _wake(self, place: int) -> bool:
-        """Whether there is somebody to wake. It is told once: it may be stopped, or gone, and the next is told then."""
+        """Wakes the process at a place; returns whether there is one. Its waiting byte is cleared, so it is woken once: if it is suspended or gone,
+        the next is woken next time."""
         self._say(place, 0)
         try:
             cast(socket.socket, self._socket).sendto(b"!", self._names[place])
@@ -206,7 +211,7 @@ class Turns:
     # -- the board ----------------------------------------------------------------------------------
 
     def _read(self) -> tuple[bytes, int]:
-        """Who waits for what, by places, and whose turn it is: its place and one more, or 0."""
+        """Reads what the process at each place waits for, and whose turn it is: that process's place plus one, or 0."""
         try:
             found = os.pread(self._fd, PLACES + 1, AFTER_NEWS).ljust(PLACES + 1, b"\0")
         except OSError:
@@ -220,7 +225,7 @@ class Turns:
             return False
 
     def _find(self) -> socket.socket | None:
-        """What it is woken through, made when it is first needed: whoever only reads takes no place."""
+        """Returns the socket through which this process is woken. It is opened when it is first needed, so a process that only reads takes no place."""
         if not self._looked:
             self._looked = True
             if sys.platform == "linux":
@@ -232,16 +237,16 @@ class Turns:
         file = os.stat(self._database)
         fd = os.open(self._board, os.O_RDWR | os.O_CLOEXEC)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._ends = (weakref.finalize(self, os.close, fd), weakref.finalize(self, made.close))  # of a store that nobody closes, too
+        self._ends = (weakref.finalize(self, os.close, fd), weakref.finalize(self, made.close))  # also for a store that nobody closes
         self._names = tuple([f"\0holdfast-turn-{os.geteuid()}-{file.st_dev:x}-{file.st_ino:x}-{n}" for n in range(PLACES)])
         for place, name in enumerate(self._names):
-            with contextlib.suppress(OSError):  # another has this name
+            with contextlib.suppress(OSError):  # another process has this name
                 made.bind(name)
                 self._place, self._fd, self._socket = place, fd, made
                 return
 
     def close(self) -> None:
-        """Gives its turn and its place back; from now on pauses are pauses."""
+        """Gives back the turn and the place of this process; from now on it waits for pauses only."""
         self._leave()
         self.rest()
         self._looked, self._socket = True, None
@@ -250,8 +255,8 @@ class Turns:
 
 
 class LockWait:
-    """Where the loop that writes waits for the lock of the file. ``write`` is called when it is this process's turn, or when it has waited long enough: it finds
-    the lock free, or waits again. It is told whether others have been woken who come first."""
+    """Waits for the write lock on behalf of the event loop. ``write`` is called when it is this process's turn, or when it has waited long enough; it
+    finds the lock free, or waits again. Its argument is whether tasks in ``be_let_in`` have been woken, which come first."""
 
     def __init__(self, turns: Turns, write: Callable[[bool], None]) -> None:
         self._turns = turns
@@ -263,11 +268,11 @@ class LockWait:
 
     @property
     def on(self) -> bool:
-        """Whether this process waits now; a loop that has died does not."""
+        """Whether this process waits now; a wait in a closed event loop does not count."""
         return self._timer is not None and not self._timer[0].is_closed()
 
     def begin(self, *, once: bool = False) -> None:
-        """Waits, unless it does; ``once``: for one commit that shall not wait for a turn of this process."""
+        """Begins to wait, unless it waits already. ``once``: for one commit, which need not wait for the turn of this process."""
         if self.on and self._once >= once:
             return
         self._end()
@@ -275,7 +280,7 @@ class LockWait:
         self._once = once
         self._timer = (loop, loop.call_later(self._turns.wait(once=once), self._look))
         if self._listens is not loop and (fd := self._turns.fileno()) >= 0:
-            with contextlib.suppress(NotImplementedError):  # a loop that cannot: it looks by itself
+            with contextlib.suppress(NotImplementedError):  # this event loop has no readers: the timer is enough
                 loop.add_reader(fd, self._look)
                 self._listens = loop
 
@@ -302,9 +307,9 @@ class LockWait:
             self._timer = None
 
     def close(self) -> None:
-        """Waits no longer.
+        """Stops waiting.
 
-        Whoever waits to be let in gets ``StoreClosed``.
+        Tasks in ``be_let_in`` get ``StoreClosed``.
         """
         self._end()
         if self._listens is not None and not self._listens.is_closed():

@@ -1,7 +1,7 @@
-"""The store's keeper (``ports.Upkeep``): damaged rows as they stand, mending, carrying over, pruning.
+"""Upkeep (``ports.Upkeep``): reading damaged rows as they are, mending, adopting, pruning.
 
-Nothing here is on the way of a step. Reads take the row column by column, so that one bad value hides no other; writes
-are one transaction each, like every verb; a prune is several, one for each batch of lineages.
+Nothing here is executed during a step. Reads take the row column by column, so that one bad value hides no other; writes are one transaction each,
+like every verb; a prune has several, one for each batch of lineages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS = (
     "id", "seq", "tip", "since", "version", "step", "head", "fence", "owner", "due", "holds", "turn", "whole", "run_id", "status", "tenant_id",
     "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc", "seal", "ended",
 )
-AT_ONCE = 4  # lineages that are looked at and let go together
+AT_ONCE = 4  # lineages that are judged and deleted together
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 
 
@@ -43,7 +43,7 @@ _TERMINAL = frozenset(s.value for s in TERMINAL)
 
 
 def orphans(db: apsw.Connection) -> dict[str, tuple[int, int]]:
-    """Runs of which only the log is left, with their key and their newest row. A scan of the whole log."""
+    """Returns runs of which only the log is left, with their key and their newest row. Scans the whole log."""
     found = {}
     for key, tip in rows(db, Q.log_orphans):
         first = row(db, Q.log_first, (tip,))
@@ -52,7 +52,7 @@ def orphans(db: apsw.Connection) -> dict[str, tuple[int, int]]:
         try:
             events = codec.open_row(Row(*first)).events
         except StoreError:
-            continue  # its first row does not say whose it is; the walk over all chains names it
+            continue  # its first row does not say whose it is; the walk over all chains reports it
         run_id = getattr(events[0].fact, "run_id", None) if events else None
         if isinstance(run_id, str):
             found[run_id] = (key, tip)
@@ -60,14 +60,14 @@ def orphans(db: apsw.Connection) -> dict[str, tuple[int, int]]:
 
 
 def raw_row(db: apsw.Connection, run_id: str) -> dict[str, Any] | None:
-    """A run's row as it stands, writable as JSON."""
+    """Returns a run's row as it is, writable as JSON."""
     found = row(db, Q.run_raw, (run_id,))
     return None if found is None else {n: plain(v) for n, v in zip(COLUMNS, found, strict=True)}
 
 
 def evidence_of(db: apsw.Connection, raw: dict[str, Any], lease: Any, beyond: int | None, tail: int | None) -> Evidence:
-    """The evidence of a run whose row is there. ``beyond``: the newest row of its log, where that goes on behind the one that the run's row names;
-    ``tail``: where it ended when it was last left."""
+    """Returns the evidence of a run that has a row. ``beyond``: the newest row of its log, if the log goes on behind the run's tip; ``tail``: where
+    the log ended when the row was last written by anything but a plain step."""
     run = as_loaded(raw)
     end = raw["tip"] if beyond is None or beyond < raw["tip"] else beyond
     last = row(db, Q.log_end, (end, raw["id"]))
@@ -77,18 +77,18 @@ def evidence_of(db: apsw.Connection, raw: dict[str, Any], lease: Any, beyond: in
     if tail is not None and tail > end:
         about = f"the log of {raw['run_id']} ends before its commit {tail}, which was there when the run was last written"
         found.append(problem(LogRolledBack.code, about, "restore a backup", raw["run_id"]))
-    if raw["ended"] is not None:  # a release that knew no such column may have written the end
+    if raw["ended"] is not None:  # a release without this column may have written the end
         found += end_problems(raw, run)
     return Evidence(run_id=raw["run_id"], run=run, lease=lease, tip=tip, raw=raw, problems=tuple(found))
 
 
 def find_orphan(run_id: str, key: int, tip: int, last: tuple[int, bytes]) -> Evidence:
-    """The evidence of a run without a row."""
+    """Returns the evidence of a run without a row."""
     return Evidence(run_id=run_id, run=None, lease=None, tip=Tip(last[0], last[1], tip, WHOLE_FLOOR + 1, 0), raw={"id": key})
 
 
 def needs(db: apsw.Connection, run_id: str, key: int) -> Needs:
-    """What is noted of what a run needs."""
+    """Returns what is recorded of the needs of a run."""
     return Needs(
         frozenset(str(r) for (r,) in rows(db, Q.predecessors, (key,))), frozenset(in_hex(digest) for (digest,) in rows(db, Q.blobs_of_run, (run_id,)))
     )
@@ -102,7 +102,7 @@ def in_hex(digest: Any) -> str:
 
 
 def keep_backup(path: str, evidence: Evidence) -> str:
-    """Writes the row as it stands beside the database, synced before anything is changed. Gives the file's name."""
+    """Writes the row as it is beside the database, and syncs it before anything is changed. Returns the file's name."""
     folder = path + "-repairs"
     with on_disk(folder):
         return _keep_backup(folder, evidence)
@@ -119,16 +119,16 @@ def _keep_backup(folder: str, evidence: Evidence) -> str:
 
 
 def drop_backup(path: str, target: str) -> None:
-    """Nothing was changed after all: no backup is left behind, nor the folder made for it."""
+    """Deletes a backup, and the folder if it was made for that, because nothing was changed after all."""
     os.unlink(target)
     try:
         os.rmdir(path + "-repairs")
     except OSError:
-        pass  # older backups are in it
+        pass  # there are older backups in it
 
 
 def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], now: int, lost: Callable[[str], bool]) -> tuple[int, bytes]:
-    """Inside a transaction: appends the commits and writes the last one's run over the row. Gives the newest log row."""
+    """Inside a transaction: appends the commits and writes the last one's run over the row. Returns the newest log row."""
     run, fence = commits[-1].run, commits[-1].fence
     raw = raw_row(db, evidence.run_id)
     there = evidence.raw if raw is not None or "doc" in evidence.raw else None
@@ -175,7 +175,7 @@ def _insert(db: apsw.Connection, run: Run, key: int | None, **columns: Any) -> i
 
 
 def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[int, bytes]:
-    """Inside a transaction: writes a run that is not here yet. Gives the newest log row."""
+    """Inside a transaction: writes a run that is not here yet. Returns the newest log row."""
     run = d.run
     taken = row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, 0)) is not None  # no run has the key 0
     stands = apply.adopt(d, incarnation, now, taken=taken)
@@ -193,7 +193,7 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
         db.execute(Q.inbox_adopt, (key, item.key, item.put_at, item.taken_seq, command))
         vouchers.append(vouch.of_inbox(run.run_id, item.key, item.put_at, command, item.taken_seq))
     for claim in d.claims:
-        if claim.kind == apply.KEY:  # it follows from an effect, or somebody made it up
+        if claim.kind == apply.KEY:  # such a claim follows from an effect, or is not genuine
             continue
         db.execute(Q.claim_adopt, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
         if db.changes():
@@ -216,14 +216,14 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
 
 
 Place = tuple[int | None, int]
-"""Where a prune stands: when the run that it has looked at last ended, None where no column says that, and the run's key."""
+"""How far a prune has come: when the run that it examined last ended (None if no column says that), and the run's key."""
 
 START: Place = (None, 0)
 _FIRST = -(2**63)
 
 
 def list_old(db: apsw.Connection, before: int, after: Place, limit: int) -> list[tuple[Place, str]]:
-    """The next lineages of which some run ended before that time: first those that have ended nobody knows when, then the others, oldest first."""
+    """Returns the next lineages with a run that ended before that time: first those whose end no column says, then the others, oldest first."""
     ended, key = after
     if ended is None:
         if found := rows(db, Q.ended_unknown, (key, limit)):
@@ -233,7 +233,7 @@ def list_old(db: apsw.Connection, before: int, after: Place, limit: int) -> list
 
 
 def judge(db: apsw.Connection, roots: Sequence[str], before: int, *, dry: bool) -> tuple[Pruned, dict[str, int]]:
-    """What of these lineages, and of what goes or stays with them, may go (§6.10); and the keys of all their runs."""
+    """Returns which of these lineages, and of those that stay or go with them, may be deleted (§6.10); and the keys of all their runs."""
     found = rows(db, Q.family, (json.dumps(roots), not dry))
     named = json.dumps([key for key, *_ in found])
     unsettled = {r for (r,) in rows(db, Q.open_among, (named, json.dumps(sorted({root for _, _, root, *_ in found}))))}
@@ -243,7 +243,7 @@ def judge(db: apsw.Connection, roots: Sequence[str], before: int, *, dry: bool) 
 
 
 def _end_of(status: str, ended: int | None, doc: bytes | None) -> int | None:
-    """When a run ended; None where it has not, or where that cannot be read."""
+    """Returns when a run ended; None if it has not, or if that cannot be read."""
     if status not in _TERMINAL:
         return None
     try:
@@ -253,7 +253,7 @@ def _end_of(status: str, ended: int | None, doc: bytes | None) -> int | None:
 
 
 def prune(db: apsw.Connection, roots: Sequence[str], before: int, *, at: int, by: str, over: Callable[[], bool]) -> tuple[Pruned, int]:
-    """Inside a transaction: lets lineages go or says why they stay, a few at a time until time is ``over``. Also with how many of them that was done."""
+    """Inside a transaction: deletes lineages or says why they stay, a few at a time until ``over`` returns True. Also returns how many were judged."""
     gone: list[str] = []
     kept: dict[str, str] = {}
     done = 0
@@ -268,12 +268,12 @@ def prune(db: apsw.Connection, roots: Sequence[str], before: int, *, at: int, by
 
 
 def list_expired(db: apsw.Connection, now: int, limit: int) -> list[DedupClaim]:
-    """Keys that have outlasted their pruned runs, and whose time is over."""
+    """Returns keys that have outlasted their pruned runs and have expired."""
     return [DedupClaim(*found) for found in rows(db, Q.claims_expired, (now, limit))]
 
 
 def forget_claims(db: apsw.Connection, claims: Iterable[DedupClaim], now: int) -> None:
-    """Deletes claims, but for those that outlast their run and those that another run has taken meanwhile."""
+    """Deletes claims, except those that outlast their run and those that another run has taken meanwhile."""
     for claim in claims:
         named = (claim.kind, claim.scope, claim.key)
         if not apply.outlasts(claim, now) and rows(db, Q.prune_claim, (*named, claim.run_id)):
@@ -281,7 +281,7 @@ def forget_claims(db: apsw.Connection, claims: Iterable[DedupClaim], now: int) -
 
 
 def _forget(db: apsw.Connection, runs: Mapping[str, int], now: int) -> None:
-    """Deletes runs, each given with its key, with all that hangs on them; effects under keys that other runs share stay, as tombstones."""
+    """Deletes runs, each given with its key, and all that belongs to them; effects under keys that other runs share stay, as tombstones."""
     if not runs:
         return
     forget_claims(db, besides.claims_among(db, list(runs)), now)
@@ -304,8 +304,8 @@ def _forget(db: apsw.Connection, runs: Mapping[str, int], now: int) -> None:
 
 
 def _forget_log(db: apsw.Connection, keys: Sequence[int]) -> None:
-    """Deletes the log rows of runs. Log ids must never be used again, for the anchor counts on it: the newest row of all stays, emptied and
-    nobody's, until there is a newer one."""
+    """Deletes the log rows of runs. Log ids must never be used again, because the anchor relies on that: the newest row of all stays, emptied and
+    without a run, until there is a newer one."""
     newest = row(db, Q.last_log)[0]
     found = rows(db, Q.log_among, (json.dumps(keys),))
     numbers = {number for number, _, _ in found}

@@ -1,12 +1,12 @@
 """Group commit: who may commit now, with whom, and in which thread (§1.11).
 
-A run alone commits in place, without a future. Several runs meet in the event loop's own tick: each appends its
-commit, one callback at the end of the tick writes them all, and each is answered after the sync. There is no writer
-thread while commits are quick, for a hop between threads costs more than the commit. It takes over when a commit takes
-longer than ``SLOW`` on average, so that the loop stays free. While another process holds the write lock nothing waits for it: the loop goes on, and
-is woken when it is this process's turn (``turns``).
+If a store drives one run, it commits in place, without a future. If it drives several, each appends its commit to a list; one callback at the end of
+the event loop's tick writes them all, and each is answered after the sync. While commits are quick there is no writer thread, because a switch
+between threads costs more than a commit. The thread takes over when a commit takes longer than ``SLOW`` seconds on average, so that the event loop
+stays free. Nothing blocks while another process has the write lock: the event loop continues, and is woken when it is this process's turn
+(``turns``).
 
-On any error a group is rolled back and each member is tried alone and answered alone.
+On any error a group is rolled back; then each member is tried and answered alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 _Waiting = tuple[Write, Seat]
-"""A commit, and who waits for its answer."""
+"""A commit, and the seat that waits for its answer."""
 
 
 class _Job(NamedTuple):
@@ -50,10 +50,11 @@ class _Job(NamedTuple):
 
 
 class Writer:
-    """The way into the database for everything that writes.
+    """Performs every write to the database.
 
-    ``here`` is the loop's own committer; ``there`` makes the thread's when it is first needed; ``refusal`` says why nothing may be written any more, if that is so; ``after`` is told of every
-    transaction before anybody is answered, and may give an error to answer instead; ``pace`` is told how long commits take; ``turns`` are those of this process at the file.
+    ``here`` is the event loop's own committer; ``there`` makes the thread's when it is first needed; ``refusal`` returns why nothing may be written
+    any more, or None; ``after`` is called after every transaction, before anybody is answered, and may return an error to answer instead; ``pace`` is
+    told how long commits take; ``turns`` are those of this process at the file.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class Writer:
         self._lock_wait = LockWait(turns, self._at_turn)
         self._turns = turns
         self._pending: list[_Waiting] = []
-        self._context = contextvars.Context()  # seats run code of runs, each in a context of its own
-        self._flushing: asyncio.AbstractEventLoop | None = None  # the loop that will flush; a loop that has died will not
+        self._context = contextvars.Context()  # seats run code of runs, each in its own context
+        self._flushing: asyncio.AbstractEventLoop | None = None  # the event loop that will flush; one that was closed will not
         self._keys: dict[str, int] = {}
-        self._news: int | None = None  # what others are to be told of, if anything
+        self._news: int | None = None  # the kinds of news to announce to others, if any
         self._average = 0.0
         self._turn_ends = 0.0
         self._giving_way = 0
@@ -86,11 +87,11 @@ class Writer:
     # -- commits ------------------------------------------------------------------------------------
 
     def commit(self, w: Write) -> Awaitable[Tip]:
-        """Writes a commit, alone or with what else waits; answers after the sync."""
+        """Writes a commit, alone or together with others that wait; answers after the sync."""
         return self._await(w) if type(w) is Step and len(self._keys) > 1 else self._first(w)
 
     def step_at_once(self, s: Step) -> Tip | None:
-        """Writes the step of the only run that is driven here, in place; None where it has to be written otherwise, or is refused."""
+        """Writes the step of the only run that is driven here, in place; returns None if it must be written another way, or is refused."""
         key = self._keys.get(s.run_id)
         if key is None or len(self._keys) > 1 or self._pending or self._away or self._average >= SLOW or time.perf_counter() > self._turn_ends:
             return None
@@ -108,13 +109,12 @@ class Writer:
 
     async def _first(self, w: Write) -> Tip:
         """Writes a commit in place, unless others have something to write too."""
-        lone = (alone := self._alone(w)) and self._stands_for_a_claim(w)  # its worker has just looked, and nothing else is due: there is nobody to give way to
+        lone = (alone := self._alone(w)) and self._stands_for_a_claim(w)  # its worker has just looked, and nothing else is due, so there is nobody to give way to
         if alone and not lone and self._giving_way:
-            alone = False  # another that is about to begin has just given way: neither is alone
+            alone = False  # another run that is about to begin is giving way just now: neither is alone
         elif alone and not lone and time.perf_counter() > self._turn_ends:
-            # Commits in place never wait, so one run would keep the loop to itself until its end: now and then the
-            # others get a turn. Those that have something to write are no longer committed one by one after that, and
-            # of several that were about to begin alone none is.
+            # Commits in place never wait, so one run would keep the event loop to itself until its end. So it yields now and then. Runs that then
+            # have something to write are no longer committed one by one, and of several that were about to begin alone none commits in place.
             self._giving_way += 1
             try:
                 await asyncio.sleep(0)
@@ -141,7 +141,7 @@ class Writer:
         return await self._await(w)
 
     def _await(self, w: Write) -> asyncio.Future[Tip]:
-        """As ``join``, for whoever awaits the answer."""
+        """Joins the next group, and returns a future of the answer."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Tip] = loop.create_future()
         self.join(w, Awaited(future))
@@ -153,7 +153,7 @@ class Writer:
         return len(self._keys) > 1
 
     def join(self, w: Write, seat: Seat) -> None:
-        """Has a commit written with what else comes in this tick; the seat is told after the sync.
+        """Adds a commit to the group of this tick; the seat is told after the sync.
 
         Raises:
             StoreClosed: nothing is written here any more.
@@ -167,7 +167,7 @@ class Writer:
             loop.call_soon(self._flush, context=self._context)
 
     def _alone(self, w: Write) -> bool:
-        """Whether this store drives no other run, so that waiting for company would be in vain."""
+        """Whether this store drives no other run, so that there is no point in waiting for other commits."""
         if not self._keys:
             return type(w) is Prepared and isinstance(w.commit.lease, Take)
         return len(self._keys) == 1 and w.run_id in self._keys
@@ -184,14 +184,14 @@ class Writer:
         return applied
 
     def _flush(self) -> None:
-        """Writes what has gathered in this tick."""
+        """Writes the commits gathered in this tick."""
         self._flushing = None
         if not self._pending:
             self._turns.rest()
         if self._away or not self._pending or self._lock_wait.on:
             return
         batch = self._next_batch()
-        if self._refusal() is not None:  # of steps that follow others nobody else has asked
+        if self._refusal() is not None:  # steps that seats handed over have not been checked for this
             for _, seat in batch:
                 seat.refuse(cast(HoldfastError, self._refusal()))
             self._turns.rest()
@@ -210,21 +210,21 @@ class Writer:
         self._send_away(batch)
 
     def _leave_lock(self, *, steps: bool) -> None:
-        """After a commit that stands for itself, or the plain step of a run alone, which goes on in place."""
+        """Leaves the lock to other processes after a single commit, or after a plain step of the only run here, which goes on in place."""
         if steps and self._keys:
             self._turn_ends = 0.0 if self._turns.hand_back() else time.perf_counter() + TURN
         else:
             self._turns.pass_on()
 
     def _at_turn(self, others_first: bool) -> None:
-        """The lock may be free. What stands for itself comes first; then what is written in a turn of its own waits on."""
+        """Called when the lock may be free. Tasks with a single transaction come first; if there are any, the pending commits wait on."""
         if not others_first:
             self._context.run(self._flush)
         elif self._pending:
             self._lock_wait.begin()
 
     def _wait_turn(self, batch: Sequence[_Waiting]) -> None:
-        """Another process writes: this batch is written when it is this one's turn, if that comes before long."""
+        """Puts a batch back because another process writes. It is written when it is this process's turn, unless that takes longer than ``PATIENCE``."""
         now = time.monotonic()
         self._busy_since = self._busy_since or now
         if now - self._busy_since < PATIENCE:
@@ -234,15 +234,15 @@ class Writer:
             self._answer(batch, [apsw.BusyError("database is locked")] * len(batch), self._average, final=True)
 
     def _flush_soon(self) -> None:
-        """What is left to be written comes next."""
+        """Has the pending commits written in the next tick."""
         loop = asyncio.get_running_loop()
         if self._pending and self._flushing is not loop:
             self._flushing = loop
             loop.call_soon(self._flush, context=self._context)
 
     def _next_batch(self) -> list[_Waiting]:
-        """The oldest waiting commits, at most one of each run: a second one must see what became of the first."""
-        batch = [waiting for waiting in self._pending if waiting[1].waits]  # else its task was cancelled before anything was written
+        """Returns the oldest pending commits, at most one of each run: a second one must see the result of the first."""
+        batch = [waiting for waiting in self._pending if waiting[1].waits]  # otherwise its task was cancelled before anything was written
         self._pending = []
         if len(batch) <= GROUP and len({w.run_id for w, _ in batch}) == len(batch):
             return batch
@@ -255,7 +255,7 @@ class Writer:
         return list(first.values())
 
     def _settle(self, committer: Committer, batch: Sequence[_Waiting]) -> Sequence[Outcome | Exception]:
-        """Commits a group; whatever goes wrong, each member gets its own outcome. Only a busy database is left to the caller."""
+        """Commits a group; if anything fails, each member gets its own outcome. Only a busy database is left to the caller."""
         keys = dict(self._keys)
         if len(batch) > 1:
             try:
@@ -265,7 +265,7 @@ class Writer:
             except apsw.BusyError:
                 raise
             except Exception:
-                # Rolled back as a whole. Whose fault it was, and what it was, shows when each is tried alone.
+                # The group was rolled back. Each member is tried alone, which shows whose error it was.
                 return [self._attempt(committer, w, keys) for w, _ in batch]
         try:
             applied = committer.one(batch[0][0], keys.get(batch[0][0].run_id)) if batch else None
@@ -290,8 +290,8 @@ class Writer:
         return self._after(committer) or applied
 
     def _answer(self, batch: Sequence[_Waiting], outcomes: Sequence[Outcome | Exception], took: float, *, final: bool = False, goes_on: bool = True) -> None:
-        """Tells each member its own outcome. One that met a busy database is written again, unless it has waited long enough. ``goes_on``: whether what they
-        write next may be written at once."""
+        """Tells each member its own outcome. One that met a busy database is written again until ``PATIENCE`` ends, unless ``final``. ``goes_on``:
+        whether their next commits may be written at once."""
         self._note(took)
         if meters.METERS and batch:
             meters.group(len(batch), took)
@@ -322,9 +322,9 @@ class Writer:
             self._lock_wait.begin(once=len(self._pending) == 1)
 
     def _finish(self, w: Write, outcome: Outcome) -> Tip:
-        """Remembers whose run is driven here, and whether there is something for others to look at."""
+        """Remembers whether the run is driven here, and whether there is news for others."""
         if isinstance(outcome, Tip):
-            return outcome  # it goes on as before, and that is nobody else's business
+            return outcome  # the owner keeps its run, and a plain step is no news to others
         if outcome.owned:
             self._keys[w.run_id] = outcome.key
         else:
@@ -334,7 +334,7 @@ class Writer:
         return outcome.tip
 
     def _announce(self) -> None:
-        """Lets others look, once for all that was committed together."""
+        """Announces the news once, for all that was committed together."""
         if self._news is not None:
             news, self._news = self._news, None
             self._tell(news)
@@ -344,17 +344,17 @@ class Writer:
         self._pace.seconds = self._average
 
     def drives(self, run_id: str, key: int) -> None:
-        """A run was claimed through this store."""
+        """Notes that a run was claimed through this store."""
         self._keys[run_id] = key
 
     def forget(self) -> None:
-        """Runs were handed back: what is still held is learnt anew."""
+        """Forgets which runs are driven here, because runs were handed back. The key of a run that is still held is learned again at its next commit."""
         self._keys.clear()
 
     # -- everything else ----------------------------------------------------------------------------
 
     async def run(self, work: Callable[[Committer], T]) -> T:
-        """Runs a verb's transaction: in place while the database is quick, once this process is let in, else in the thread."""
+        """Runs a verb's transaction: in place while the database is quick, as soon as this process is let in; else in the thread."""
 
         def whole(committer: Committer) -> T:
             result = work(committer)
@@ -402,7 +402,7 @@ class Writer:
 
     def _submit(self, work: Callable[[Committer], Any]) -> asyncio.Future[Any]:
         if self._closed:
-            raise StoreClosed  # a thread that began now would be ended by nobody
+            raise StoreClosed  # nobody would end a thread that begins now
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._thread is None:
@@ -419,12 +419,12 @@ class Writer:
                 committer = committer or self._there()
                 error: Exception | None = None
                 result = job.work(committer)
-            except Exception as e:  # it is the caller's to handle, in the caller's thread
+            except Exception as e:  # the caller handles it, in its own thread
                 result, error = None, e
             try:
                 job.loop.call_soon_threadsafe(self._back, job.future, result, error)
             except RuntimeError:
-                self._away -= 1  # the loop has been closed: nobody waits any more
+                self._away -= 1  # the event loop was closed: nobody waits any more
         if committer is not None:
             shut(committer.db)
 
@@ -440,7 +440,7 @@ class Writer:
             future.set_result(result)
 
     def close(self) -> None:
-        """Ends the thread after what it has in hand; commits nobody has written yet are refused."""
+        """Ends the thread after its current jobs; refuses commits that are not yet written."""
         self._closed = True
         if self._thread is not None:
             self._jobs.put(None)

@@ -19,8 +19,8 @@ CREATE TABLE holdfast.meta (
 
 CREATE SEQUENCE holdfast.number;     -- row ids, and places in lanes: without a cache, so that the order is that of asking
 
--- Columns of a known width that are never null stand first: there the server finds a value at a known place, and when it writes a row anew it compares
--- each that is in an index. In what order they stand means nothing else; stores that were made before have another.
+-- Columns of fixed width that are never null come first: the server finds their values at a fixed place, and it compares every indexed column when it
+-- writes a row anew. Their order has no other meaning; it is different in stores that were made earlier.
 CREATE TABLE holdfast.run (
   id            bigint NOT NULL DEFAULT nextval('holdfast.number'),
   fence         bigint NOT NULL,     -- incarnation << 32 | counter
@@ -50,10 +50,10 @@ CREATE TABLE holdfast.run (
   UNIQUE (bucket, run_id)
 ) {hash bucket};
 
--- What claim looks at. Runs that wait for nothing but a person have due null and are in neither.
+-- The indexes that claims use. Runs that wait for nothing but a person have due null and are in neither.
 CREATE INDEX run_due ON holdfast.run (queue, priority DESC, due, turn) WHERE due IS NOT NULL AND owner IS NULL;
 CREATE INDEX run_owner ON holdfast.run (owner) WHERE owner IS NOT NULL;
--- One holder per lane is not a matter of care but of this index.
+-- This index ensures that a lane has one holder at most.
 CREATE UNIQUE INDEX run_lane_holder ON holdfast.run (tenant_id, session_key, lane{, bucket}) WHERE holds;
 CREATE INDEX run_lane_queue ON holdfast.run (tenant_id, session_key, lane, turn) WHERE due IS NOT NULL;
 -- Listings, newest first.
@@ -135,10 +135,11 @@ CREATE INDEX effect_id ON holdfast.effect (effect_id);
 CREATE INDEX effect_run ON holdfast.effect (run_id, id);
 CREATE INDEX effect_lineage ON holdfast.effect (lineage_root, id);
 CREATE INDEX effect_unsettled ON holdfast.effect (id) WHERE status IN ('attempted', 'unknown');
--- At most one attempt of a key is open: nobody acts under it until that one is settled.
+-- At most one attempt of a key is open: nobody acts under the key until that one is settled.
 CREATE UNIQUE INDEX effect_open ON holdfast.effect (key) WHERE status IN ('attempted', 'unknown');
 
--- Acts decided, not yet done. Columns are what an intent is found by and what changes with each attempt; columns win over `data`.
+-- Messages that were decided and are not yet sent. An intent's columns are those by which it is found, and those that change with each attempt;
+-- columns take precedence over `data`.
 CREATE TABLE holdfast.intent (
   id          bigint NOT NULL DEFAULT nextval('holdfast.number'),
   intent_id   text PRIMARY KEY,
@@ -159,10 +160,10 @@ CREATE TABLE holdfast.intent (
 );
 CREATE INDEX intent_run ON holdfast.intent (run_id, id);
 CREATE INDEX intent_id ON holdfast.intent (id);
--- Lanes are walked one after the other, so that a receiver with a long queue does not keep the others from theirs.
+-- Lanes are walked one after the other, so that a receiver with a long queue does not hold up the others.
 CREATE INDEX intent_queued ON holdfast.intent (type, tenant_id, target, order_key, due, id) WHERE state = 'queued';
 CREATE INDEX intent_sending ON holdfast.intent (id) WHERE state = 'sending';
--- Of one order key the oldest that is open comes first, whatever became of its attempts.
+-- Under one order key the oldest open intent comes first, whatever the result of its attempts.
 CREATE INDEX intent_order ON holdfast.intent (tenant_id, type, order_key, id) WHERE order_key <> '' AND state IN ('queued', 'sending', 'unknown');
 CREATE INDEX intent_stuck ON holdfast.intent (state, id) WHERE state IN ('unknown', 'dead');
 CREATE INDEX intent_settled ON holdfast.intent (settled_at) WHERE settled_at IS NOT NULL AND carries AND state IN ('sent', 'abandoned');
@@ -219,7 +220,7 @@ CREATE TABLE holdfast.offer (
 );
 CREATE INDEX schedule_due ON holdfast.schedule (due) WHERE due IS NOT NULL;
 
--- Large results, kept once under the hash of their bytes, and who names which: a blob goes with the last of them.
+-- Large results, stored once under the hash of their bytes, and the runs that refer to them: a blob is deleted with the last of these.
 CREATE TABLE holdfast.blob (
   sha256 text PRIMARY KEY,
   data   bytea NOT NULL

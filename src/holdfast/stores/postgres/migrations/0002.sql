@@ -1,5 +1,5 @@
--- What vouches for the records beside the log (§12.1, core/vouch.py): a digest of each, written with it and kept apart from it.
--- A record that is altered does not match; one that is lost leaves this behind. Those that are here already are taken as they are.
+-- Vouchers for the records beside the log (§12.1, core/vouch.py): a digest of each, written with it and stored apart from it. An altered
+-- record does not match its voucher; a lost record leaves its voucher. Existing records are taken as they are.
 CREATE TABLE holdfast.vouch (
   run   text NOT NULL,               -- whose record; '' for the store's own (claims, schedules, shelves, workers)
   kind  text NOT NULL,
@@ -12,7 +12,7 @@ CREATE TABLE holdfast.vouch (
 CREATE INDEX vouch_under ON holdfast.vouch (under, kind) WHERE under <> '';
 CREATE INDEX vouch_untaken ON holdfast.vouch (run, id) WHERE kind = 'inbox' AND mark IS NULL;
 
--- Rows of others (§19.2): named shelves of bytes under keys, in the order of their bytes.
+-- Rows of other packages (§19.2): named shelves of bytes under keys, in the order of their bytes.
 CREATE TABLE holdfast.shelf (
   name text NOT NULL,
   key  text COLLATE "C" NOT NULL,
@@ -20,7 +20,7 @@ CREATE TABLE holdfast.shelf (
   PRIMARY KEY (name, key)
 );
 
--- What is left of runs that were pruned: nothing is written to them, or imported in their place, as if they had never been.
+-- Tombstones of pruned runs: nothing is written to these runs, or imported in their place, as if they had never existed.
 CREATE TABLE holdfast.pruned (
   run_id text PRIMARY KEY,
   at     bigint NOT NULL,

@@ -20,9 +20,9 @@ CREATE INDEX call_owner ON holdfast.call (owner, name) WHERE owner IS NOT NULL;
 CREATE INDEX call_line ON holdfast.call (name, since) WHERE owner IS NULL;
 CREATE INDEX call_run ON holdfast.call (run_id);
 
--- What is due is walked by tenant within a queue and a priority, so that none starves the others.
+-- Due runs are walked by tenant within a queue and a priority, so that no tenant starves the others.
 DROP INDEX holdfast.run_due;
 CREATE INDEX run_due ON holdfast.run (queue, priority DESC, tenant_id, due, turn) WHERE due IS NOT NULL AND owner IS NULL;
--- Who holds what is counted by queue and tenant.
+-- What each owner holds is counted by queue and tenant.
 DROP INDEX holdfast.run_owner;
 CREATE INDEX run_owner ON holdfast.run (owner, queue, tenant_id) WHERE owner IS NOT NULL;

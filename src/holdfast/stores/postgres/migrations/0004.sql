@@ -1,4 +1,4 @@
--- What steps emit until their results are durable (§13.6): the ring of each attempt, a row for what was written at once.
+-- What steps emit until their results are durable (§13.6): the ring of each attempt, with a row for each write.
 CREATE TABLE holdfast.chunk (
   serial bigint PRIMARY KEY DEFAULT nextval('holdfast.number'), -- readers' cursors name it
   run_id text NOT NULL,

@@ -1,5 +1,5 @@
--- What a run's row says that no event tells (fence, owner, due, holds, turn) carries a digest of its own (§12.1, core/vouch.py); rows that
--- are here already are taken as they are. Limits, what their rates have given and the calls that hold them are vouched for from now on.
+-- The columns of a run's row that no event determines (fence, owner, due, holds, turn) get a digest of their own (§12.1, core/vouch.py); existing
+-- rows are taken as they are. Limits, their buckets and the calls that hold them have vouchers from now on.
 
 CREATE OR REPLACE FUNCTION holdfast.standing(run_id text, fence bigint, owner text, due bigint, holds boolean, turn bigint) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
   SELECT substring(sha256(convert_to(run_id || chr(31) || fence || chr(31) || coalesce(owner, chr(30)) || chr(31) || coalesce(due::text, chr(30)) || chr(31)

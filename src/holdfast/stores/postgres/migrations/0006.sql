@@ -1,6 +1,5 @@
--- By `id` effects, inbox items, intents and schedules are ordered, and no digest says it: the number is given by the database. `placed` keeps it
--- once more: a record whose two numbers differ was moved, and is read as one that is not what was written (§12.1). Rows that are here
--- already are taken as they are.
+-- Effects, inbox items, intents and schedules are ordered by `id`, which is in no digest, because the database assigns it. `placed` stores it
+-- once more: a record whose two numbers differ was moved, and is read as altered (§12.1). Existing rows are taken as they are.
 ALTER TABLE holdfast.effect ADD COLUMN placed bigint;
 ALTER TABLE holdfast.inbox ADD COLUMN placed bigint;
 ALTER TABLE holdfast.intent ADD COLUMN placed bigint;

@@ -1,5 +1,6 @@
--- Whom an owner took a run over from, and why, is vouched for with the rest of what no event tells, as long as it has an owner: a claim whose
--- answer was lost is found again by them (§12.1). Without them the digest is the one of before. Whoever held a run has lost it by now.
+-- From whom an owner took a run over, and why, is included in the digest of the columns that no event determines, as long as the run has an owner: a
+-- claim whose answer was lost is found again by them (§12.1). Without them the digest is the earlier one. All runs have lost their owners by the
+-- migration.
 
 CREATE OR REPLACE FUNCTION holdfast.standing(run_id text, fence bigint, owner text, due bigint, holds boolean, turn bigint, previous text, cause text) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN owner IS NULL OR (previous IS NULL AND cause IS NULL) THEN holdfast.standing(run_id, fence, owner, due, holds, turn)

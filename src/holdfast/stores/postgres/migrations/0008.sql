@@ -1,4 +1,4 @@
--- Nobody looks for what vouches for the rows of a shelf by the name of the shelf: it stands in this index no longer.
+-- The vouchers of shelf rows are not searched by the name of the shelf, so this index no longer has them.
 
 DROP INDEX holdfast.vouch_under;
 CREATE INDEX vouch_under ON holdfast.vouch (under, kind) WHERE under <> '' AND kind <> 'shelf';

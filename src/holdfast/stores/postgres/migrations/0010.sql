@@ -1,5 +1,6 @@
--- A claim writes each of the indexes that a run is in: none of them is to hold what another finds. Names find runs and give them in their order;
--- a run that is a lineage or a thread by itself is found by its name; who holds a lane is found by the lane, and waits behind nobody.
+-- A claim writes each index that a run is in, so no index should have what another finds. The index of names finds runs and gives them in their
+-- order; a run that is a lineage or a thread by itself is found by its name; the holder of a lane is found by the lane, and is not among those
+-- that wait.
 DROP INDEX holdfast.run_id;
 ALTER TABLE holdfast.run DROP CONSTRAINT run_bucket_run_id_key;
 ALTER TABLE holdfast.run ADD CONSTRAINT run_id UNIQUE (run_id, bucket);
@@ -16,6 +17,6 @@ CREATE INDEX run_lane_queue ON holdfast.run (tenant_id, session_key, lane, turn)
 DROP INDEX holdfast.run_session_open;
 CREATE INDEX run_session_open ON holdfast.run (session_key, run_id) WHERE NOT holds AND status NOT IN ('completed', 'failed', 'canceled');
 
--- What they call is stable at most, and so are they: the server then puts their text in the place of a call, instead of calling them for each row.
+-- These functions call functions that are at most stable, and so are they: the server then inlines them instead of calling them for each row.
 ALTER FUNCTION holdfast.standing(text, bigint, text, bigint, boolean, bigint) STABLE;
 ALTER FUNCTION holdfast.standing(text, bigint, text, bigint, boolean, bigint, text, text) STABLE;

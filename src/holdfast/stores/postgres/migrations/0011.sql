@@ -1,11 +1,11 @@
--- Who drives a run finds it by its owner: only those that nobody drives are found by their status, so that a claim takes a run out of that index and
+-- A run with an owner is found by its owner: only runs without one are found by their status, so that a claim removes a run from that index and
 -- writes nothing into it.
 DROP INDEX holdfast.run_status;
 CREATE INDEX run_status ON holdfast.run (status, run_id) WHERE owner IS NULL;
 
--- Rows that are written anew put the same key into each index once more. Where a page is full of such, the server merges equal keys before it divides the
--- page, which makes room for a few: it is full again soon, and each time the server looks first which of them nobody sees any more. In indexes in which a
--- key has but one run nothing else is ever merged: there a page is divided at once.
+-- A row that is written anew adds the same key to each index once more. When a page is full of such entries, the server merges equal keys before it
+-- splits the page. That makes room for a few entries only, so the page is soon full again, and each time the server first checks which entries nobody
+-- sees any more. In indexes in which a key has only one run, nothing else is ever merged: there a page is split at once.
 DO $$
 DECLARE
   it regclass;

@@ -1,5 +1,5 @@
--- A record and what vouches for it may be lost together, and no log tells of schedules, links, limits and notes about pruned runs. So the store counts
--- them: how many of a kind there must be, and the sum of a digest of their ids. Each connection counts in a row of its own, so that nobody waits for another.
+-- A record and its voucher may be lost together, and no log has the schedules, links, limits and tombstones. So the store counts them: how many of a
+-- kind there must be, and the sum of a digest of their ids. Each connection counts in a row of its own, so that no transaction waits for another.
 CREATE OR REPLACE FUNCTION holdfast.weigh(kind text, id text) RETURNS bigint LANGUAGE sql STABLE AS $$
   SELECT ('x' || encode(substring(sha256(convert_to(kind || chr(31) || id, 'UTF8')) FROM 1 FOR 4), 'hex'))::bit(32)::bigint
 $$;

@@ -60,10 +60,10 @@ CREATE TABLE run (
   doc           BLOB NOT NULL
 ) STRICT;
 
--- What claim looks at. Runs that wait for nothing but a person have due NULL and are in neither.
+-- The indexes that claims use. Runs that wait for nothing but a person have due NULL and are in neither.
 CREATE INDEX run_due ON run (queue, priority, due) WHERE due IS NOT NULL AND owner IS NULL;
 CREATE INDEX run_owner ON run (owner) WHERE owner IS NOT NULL;
--- One holder per lane is not a matter of care but of this index (§10.8, §10.14).
+-- This index ensures that a lane has one holder at most (§10.8, §10.14).
 CREATE UNIQUE INDEX run_lane_holder ON run (tenant_id, session_key, lane) WHERE holds = 1;
 CREATE INDEX run_lane_queue ON run (tenant_id, session_key, lane, turn) WHERE due IS NOT NULL;
 -- Listings, newest first.
@@ -118,10 +118,10 @@ CREATE TABLE effect (
 CREATE INDEX effect_run ON effect (run_id, id);
 CREATE INDEX effect_key ON effect (key, id);
 CREATE INDEX effect_lineage ON effect (lineage_root, id);
--- At most one attempt of a key is open: nobody acts under it until that one is settled (§6.8).
+-- At most one attempt of a key is open: nobody acts under the key until that one is settled (§6.8).
 CREATE UNIQUE INDEX effect_open ON effect (key) WHERE status IN ('attempted', 'unknown');
 
--- Acts decided, not yet done. Delivery lives here; the checkpoint never changes (§9.3).
+-- Messages that were decided and are not yet sent. Delivery is recorded here; the checkpoint never changes (§9.3).
 CREATE TABLE intent (
   id          INTEGER PRIMARY KEY,
   intent_id   TEXT NOT NULL UNIQUE,

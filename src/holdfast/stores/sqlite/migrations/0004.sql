@@ -1,5 +1,5 @@
--- The outbox at work (§9): whose an intent is, what it shares a receiver with, and the number of its latest attempt, by which
--- a settlement is compared. What is not in columns is in `data`; columns win.
+-- The outbox at work (§9): who sends an intent, what receiver it shares with others, and the number of its latest attempt, by which a
+-- settlement is compared. What is not in columns is in `data`; columns take precedence.
 
 ALTER TABLE intent ADD COLUMN tenant_id TEXT NOT NULL DEFAULT 'default';
 ALTER TABLE intent ADD COLUMN type TEXT NOT NULL DEFAULT '';
@@ -14,9 +14,9 @@ UPDATE intent SET
 DROP INDEX intent_queued;
 DROP INDEX intent_order;
 DROP INDEX intent_settled;
--- Lanes are walked one after the other, so that a receiver with a long queue does not keep the others from theirs.
+-- Lanes are walked one after the other, so that a receiver with a long queue does not hold up the others.
 CREATE INDEX intent_queued ON intent (type, tenant_id, target, order_key, due, id) WHERE state = 'queued';
--- Of one order key the oldest that is open comes first, whatever became of its attempts (§9.4).
+-- Under one order key the oldest open intent comes first, whatever the result of its attempts (§9.4).
 CREATE INDEX intent_order ON intent (tenant_id, type, order_key, id) WHERE order_key <> '' AND state IN ('queued', 'sending', 'unknown');
 CREATE INDEX intent_stuck ON intent (state, id) WHERE state IN ('unknown', 'dead');
 CREATE INDEX intent_settled ON intent (settled_at) WHERE settled_at IS NOT NULL AND carries = 1 AND state IN ('sent', 'abandoned');

@@ -1,5 +1,5 @@
--- What vouches for the records beside the log (§12.1, core/vouch.py): a digest of each, written with it and kept apart from it.
--- A record that is altered does not match; one that is lost leaves this behind. Those that are here already are taken as they are.
+-- Vouchers for the records beside the log (§12.1, core/vouch.py): a digest of each, written with it and stored apart from it. An altered record does
+-- not match its voucher; a lost record leaves its voucher. Existing records are taken as they are.
 
 CREATE TABLE vouch (
   run   TEXT NOT NULL,             -- whose record; '' for the store's own (claims, schedules, shelves)

@@ -1,6 +1,6 @@
--- Shelves, workers and what they offer are vouched for too (§12.1); those that are here already are taken as they are.
+-- Shelves, workers and what they offer get vouchers too (§12.1); existing records are taken as they are.
 
--- What is left of runs that were pruned: nothing is written to them, or imported in their place, as if they had never been.
+-- Tombstones of pruned runs: nothing is written to these runs, or imported in their place, as if they had never existed.
 CREATE TABLE pruned (
   run_id TEXT PRIMARY KEY,
   at     INTEGER NOT NULL,

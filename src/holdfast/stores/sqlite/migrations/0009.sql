@@ -21,9 +21,10 @@ CREATE INDEX call_owner ON call (owner, name) WHERE owner IS NOT NULL;
 CREATE INDEX call_line ON call (name, since) WHERE owner IS NULL;
 CREATE INDEX call_run ON call (run_id);
 
--- What is due is walked by tenant within a queue and a priority, so that none starves the others; status is there to be counted.
+-- Due runs are walked by tenant within a queue and a priority, so that no tenant starves the others; status is in the index so that it
+-- can be counted.
 DROP INDEX run_due;
 CREATE INDEX run_due ON run (queue, priority, tenant_id, due, turn, status) WHERE due IS NOT NULL AND owner IS NULL;
--- Who holds what is counted by queue and tenant.
+-- What each owner holds is counted by queue and tenant.
 DROP INDEX run_owner;
 CREATE INDEX run_owner ON run (owner, queue, tenant_id) WHERE owner IS NOT NULL;

@@ -1,5 +1,5 @@
--- What a run's row says that no event tells (fence, owner, due, holds, turn) carries a digest of its own (§12.1); rows that are here already
--- are taken as they are. Limits, what their rates have given and the calls that hold them are vouched for too.
+-- The columns of a run's row that no event determines (fence, owner, due, holds, turn) get a digest of their own (§12.1); existing rows are taken as
+-- they are. Limits, their buckets and the calls that hold them get vouchers too.
 
 ALTER TABLE run ADD COLUMN seal BLOB;
 UPDATE run SET seal = standing(run_id, fence, owner, due, holds, turn);

@@ -1,6 +1,5 @@
--- By `id` effects, inbox items, intents and schedules are ordered, and no digest says it. `placed` keeps it once more: a record whose two
--- numbers differ was moved, and is read as one that is not what was written (§12.1). Rows that are here already are taken as they are;
--- null: a release before this one wrote it.
+-- Effects, inbox items, intents and schedules are ordered by `id`, which is in no digest. `placed` stores it once more: a record whose
+-- two numbers differ was moved, and is read as altered (§12.1). Existing rows are taken as they are; null: written by an earlier release.
 
 ALTER TABLE effect ADD COLUMN placed INTEGER;
 ALTER TABLE inbox ADD COLUMN placed INTEGER;

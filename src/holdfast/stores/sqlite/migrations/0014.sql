@@ -1,6 +1,6 @@
--- A table without rowids keeps at most a quarter of a page of a row in its tree, and the rest of a larger row on a page of its own. Rows of
--- others are often larger: with rowids a commit of three of them writes half as many pages. Nobody looks for what vouches for such rows by the
--- name of their shelf, so it stands in that index no longer.
+-- A table without rowids keeps at most a quarter of a page of a row in its tree, and the rest of a larger row on a page of its own. Rows on
+-- shelves are often larger: with rowids a commit of three of them writes half as many pages. Their vouchers are not searched by the name of
+-- the shelf, so that index no longer has them.
 
 CREATE TABLE shelf_with_rowids (
   name TEXT NOT NULL,

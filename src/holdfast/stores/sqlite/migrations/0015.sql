@@ -1,14 +1,15 @@
--- Runs that stand behind the holder of their lane, where there are many of them: claims do not look at them. It decides nothing, so nothing vouches
--- for it: a run without the mark is refused by its lane, and one that has it in vain loses it when the lanes are gone through.
+-- Marks runs that stand behind the holder of their lane, if there are many of them, so that claims do not examine them. The mark decides nothing, so
+-- it has no voucher: a run without it is refused because of its lane, and a run that has it without reason loses it when lanes are checked.
 ALTER TABLE run ADD COLUMN behind INTEGER NOT NULL DEFAULT 0;
 
 DROP INDEX run_due;
 CREATE INDEX run_due ON run (queue, priority, tenant_id, due, turn, status) WHERE due IS NOT NULL AND owner IS NULL AND behind = 0;
--- Whoever is not in the one is in the other, whatever damage writes there. Lane by lane in the order of their turns; queue and status are there to be counted.
+-- A run that is not in the one index is in the other, whatever value damage has written. By lane in the order of turns; queue and status are there so
+-- that they can be counted.
 CREATE INDEX run_behind ON run (tenant_id, session_key, lane, turn, queue, status) WHERE behind <> 0;
 
--- Whoever lets go of a lane takes the mark from the first that stands behind; so does one that might have been the next and goes, or goes later.
--- All of these say anew when the run is due. The condition looks first: what the body does is costly even where nobody is marked.
+-- When a run leaves its lane, the first run behind it loses its mark; likewise when a run that might have been the next is deleted, or becomes due
+-- later. All of these write the due value. The condition is checked first, because the body is costly even if no run is marked.
 CREATE TRIGGER run_lets_go AFTER UPDATE OF due ON run
 WHEN new.holds = 0 AND EXISTS (
     SELECT 1 FROM run b INDEXED BY run_behind WHERE b.behind <> 0 AND b.tenant_id = new.tenant_id AND b.session_key = new.session_key AND b.lane = new.lane)

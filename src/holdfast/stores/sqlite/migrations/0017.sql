@@ -1,6 +1,6 @@
--- Where a run's log ended when its row was last written by anything but a plain step. The row says where its log ends, and is only a cache: one that was put
--- back from an older copy says so of an older end, and the log has no index by run that would tell. A row that names an older end than this one lags
--- behind its log.
+-- Where a run's log ended when its row was last written by anything but a plain step. The row says where its log ends, but it is only a cache: a row
+-- that was restored from an older copy names an older end, and the log has no index by run that would show it. A row that names an older end than
+-- this one lags behind its log.
 
 CREATE TABLE tail (
   run INTEGER PRIMARY KEY,

@@ -1,5 +1,5 @@
--- A record and what vouches for it may be lost together, and no log tells of schedules, links, limits and notes about pruned runs. So the store counts
--- them: how many of a kind there must be, and the sum of a digest of their ids.
+-- A record and its voucher may be lost together, and no log has the schedules, links, limits and tombstones. So the store counts them: how many of a
+-- kind there must be, and the sum of a digest of their ids.
 
 CREATE TABLE roll (
   kind TEXT PRIMARY KEY,
