@@ -205,6 +205,13 @@ def test_what_an_intent_shares_with_others() -> None:
     assert FRESH.open and not sent.open
 
 
+def test_what_an_intent_carried_is_dropped_once_it_is_settled() -> None:
+    sent = intents.after(claim(FRESH), Sent(canon.encode("ok")), PLAIN, 5)
+    assert intents.is_spent(sent, 6) and not intents.is_spent(sent, 5)
+    assert not intents.is_spent(intents.drop_payload(sent), 6)
+    assert not intents.is_spent(FRESH, 6)
+
+
 def test_a_dropped_payload_is_not_sent_again() -> None:
     dead = intents.drop_payload(intents.after(claim(FRESH), Refused(ERROR), PLAIN, 0))
     with pytest.raises(InvalidInput, match="dropped"):

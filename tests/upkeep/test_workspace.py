@@ -22,7 +22,7 @@ from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore, workspace
 from holdfast.testing.conformance import TTL, Script, effect
 from holdfast.testing.conformance import signal as signal_to
 from holdfast.testing.conformance_blobs import bulk, recording
-from holdfast.testing.conformance_outbox import intent
+from holdfast.testing.conformance_outbox import intent, settle
 from tests.upkeep import damage as d
 from tests.upkeep.test_check import content
 
@@ -132,6 +132,27 @@ async def test_one_writer(tmp_path: Path) -> None:
 
 
 # -- T-16: cut at every byte ------------------------------------------------------------------------
+
+
+async def test_a_second_store_sees_intents_and_settles_none(tmp_path: Path) -> None:
+    """§12.5, §9.7: a process that does not write the folder neither takes intents nor drops their payloads; it is told why."""
+    first, second = await opened(tmp_path), await opened(tmp_path)
+    await first.register("w", TTL)
+    run = await Script(first, "r1").begin("w")
+    assert await second.claim_intents("d", ("mail",), limit=1, ttl_us=TTL) == []
+    await run.write(run.commit(ev.NoteAdded("x"), intents=(intent("r1", "i1", first.now()), intent("r1", "i2", first.now()))))
+    with pytest.raises(StoreBusy):
+        await second.claim_intents("d", ("mail",), limit=1, ttl_us=TTL)
+    (got,) = await first.claim_intents("d", ("mail",), limit=1, ttl_us=TTL)
+    assert await settle(first, got)
+    before = content(tmp_path)
+    with pytest.raises(StoreBusy):
+        await second.drop_payloads(first.now() + 1, 10)
+    assert content(tmp_path) == before
+    assert await first.drop_payloads(first.now() + 1, 10) == 1
+    assert await second.drop_payloads(0, 10) == 0, "there is nothing to be dropped, so nobody is asked for the lock"
+    await second.close()
+    await first.close()
 
 
 async def test_the_log_cut_at_every_byte(tmp_path: Path) -> None:

@@ -417,6 +417,11 @@ def drop_payload(intent: Intent) -> Intent:
     return replace(intent, payload=b"", answer=b"")
 
 
+def is_spent(intent: Intent, before: int) -> bool:
+    """Whether the payload of an intent can be dropped: the intent was sent or given up before that time (§9.7)."""
+    return bool(intent.payload) and intent.state in (IntentState.SENT, IntentState.ABANDONED) and (intent.settled_at or 0) < before
+
+
 def stands(there: Intent, before: Intent) -> bool:
     """Whether an intent is still as somebody saw it: the comparison of every settlement."""
     return (there.state, there.owner, there.attempts) == (before.state, before.owner, before.attempts)
@@ -453,6 +458,7 @@ __all__ = [
     "digest",
     "drop_payload",
     "find_lost",
+    "is_spent",
     "may_live",
     "next_move",
     "note_absent",

@@ -32,7 +32,7 @@ from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, ThreadEnd, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, RunNotFound
-from holdfast.core.intents import Intent, IntentState, answer_lost, drop_payload, stands, start_sending
+from holdfast.core.intents import Intent, IntentState, answer_lost, drop_payload, is_spent, stands, start_sending
 from holdfast.core.jsons import json_of
 from holdfast.core.lease import Alive, Lease, Take, Touch, at_once
 from holdfast.core.limits import Backlog, Chosen, Held, Later, Limit, Rule, Use, in_force
@@ -923,8 +923,7 @@ class MemoryStore(Small):
         return True
 
     async def drop_payloads(self, before: int, limit: int) -> int:
-        settled = (IntentState.SENT, IntentState.ABANDONED)
-        old = [i for i in self._intents.values() if i.state in settled and (i.settled_at or 0) < before and i.payload][:limit]
+        old = [i for i in self._intents.values() if is_spent(i, before)][:limit]
         for intent in old:
             self._intents[intent.intent_id] = drop_payload(intent)
         return len(old)

@@ -49,7 +49,7 @@ from holdfast.core.errors import (
     StoreReadOnly,
     VersionConflict,
 )
-from holdfast.core.intents import Intent
+from holdfast.core.intents import Intent, is_spent
 from holdfast.core.jsons import json_of
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, Alive, Lease, counter
 from holdfast.core.limits import Backlog, Limit, Rule
@@ -796,6 +796,7 @@ class WorkspaceStore(MemoryStore):
         held: Collection[str] = (),
         doubt: bool = False,
     ) -> list[Intent]:
+        self._look()
         if not any(i.open for i in self._intents.values()):
             return []
         self._writable()
@@ -819,6 +820,10 @@ class WorkspaceStore(MemoryStore):
         return kept
 
     async def drop_payloads(self, before: int, limit: int) -> int:
+        self._look()
+        if not any(is_spent(i, before) for i in self._intents.values()):
+            return 0
+        self._writable()
         carried = {i.intent_id for i in self._intents.values() if i.payload}
         count = await super().drop_payloads(before, limit)
         self._note([i for i in self._intents.values() if i.intent_id in carried and not i.payload])
