@@ -318,7 +318,7 @@ def decode_writes(result: TaskResult) -> Mapping[str, Any]:
 
 
 def bump(done: Sequence[TaskResult], writes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns the channels that these tasks wrote or signal, in a repeatable order (§4.3).
+    """Returns the channels that have news after these tasks, in a repeatable order (§4.3).
 
     A node to which a task sent an empty list of ``Send``s is done, unless another task of the super-step sends to it.
     """
@@ -515,8 +515,8 @@ def cross_alone(
 def cross_crowd(
     parent: Checkpoint, results: Mapping[str, TaskResult], inline: frozenset[str] | set[str], decoded: Mapping[str, Mapping[str, Any]], reducing: Mapping[str, str]
 ) -> tuple[Delta, Checkpoint, list[str]] | None:
-    """Does what ``cross_alone`` does for the most common fan-out: tasks of one node, made by ``Send``, that all ended well and wrote only to channels in ``reducing``,
-    which have built-in reducers."""
+    """Does what ``cross_alone`` does for the most common fan-out: tasks of one node, made by ``Send``, that all ended well and wrote only to channels in
+    ``reducing``, which have built-in reducers."""
     node = parent.pending[0].node
     if parent.topics or parent.skipped or {*map(_node, parent.pending)} != {node} or {*map(_seen, parent.pending)} != {()}:
         return None
@@ -670,7 +670,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def note_end(delta: Delta) -> Ended | None:
-    """Returns what a replay must know of this barrier so that its super-steps get the same numbers (§7.6); None for a barrier that took all pending tasks and no signals."""
+    """Returns what a replay must know of this barrier, so that its super-steps get the same numbers (§7.6); None if it took exactly the pending tasks."""
     signals = tuple([d for d in delta.done if isinstance(d, TaskResult) and d.task.startswith(SIGNAL)])
     if not signals and WAITING_TASK not in delta.done and not any(t.began for t in delta.pending or ()):
         return None

@@ -236,7 +236,7 @@ class Progress:
             del self.records[place]
 
     def _drop_all_left(self, tasks: Collection[str], beneath: str = "") -> None:
-        """Forgets such calls of tasks whose failure no longer counts, at places beginning with ``beneath``."""
+        """Forgets the calls that these tasks made while they left an error, at places beginning with ``beneath``: their failure no longer counts."""
         for place, record in list(self.records.items()):
             if record.kind == LEFT and record.task in tasks and record.path.startswith(beneath):
                 self._drop_left(record)
