@@ -25,7 +25,7 @@ from holdfast.core.outcomes import OK, SKIPPED, completes
 from holdfast.core.recorded import Recorded
 from holdfast.core.waits import Wait
 
-FORMAT = 100  # of everything this release writes: major x 100 + minor (§1.8)
+FORMAT = 100  # the format of everything that this release writes: major x 100 + minor (§1.8)
 INPUT_TASK = "@input"
 CARRY_TASK = "@carried"
 PATCH_TASK = "@patch"
@@ -243,7 +243,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A whole checkpoint, as loaded. ``values`` are frozen; ``created_at`` is microseconds since 1970.
 
-    ``results`` and ``records`` are the pending writes: what is finished or recorded since the last barrier.
+    The pending writes, all that is finished or recorded since the last barrier, are in ``Progress`` (``results``, ``records``).
     ``skipped`` are the nodes whose last turn was a skip; ``topics`` the channels to be emptied at the next barrier.
     ``held``: by super-step, the values that its waiting tasks see while the run continues (§5.11); ``idle``: how many barriers took no task, but
     only signals; ``unfinished``: the records of the waiting tasks, if loading can begin at this checkpoint.

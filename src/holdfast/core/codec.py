@@ -62,7 +62,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Opener(Protocol):
-    """Opens what is encrypted in the records of one run (§14.5)."""
+    """Decrypts the payloads in the records of one run (§14.5)."""
 
     def record(self, record: Record) -> Record:
         """Returns the record with its payloads decrypted, as far as their keys are available."""

@@ -46,7 +46,7 @@ from holdfast.core.wording import target_of
 
 Facts = tuple[ev.Fact, ...]
 REPLAYED = "replayed"
-"""The cause of leaving a replay: a call has no record."""
+"""The cause with which a run leaves its replay: it reached a call without a record, its end, or a wait."""
 MAX_SIGNALS = 100_000
 MAX_AT_HAND = 1_000
 """The most signals, over all names, in a run's record, which is written with each signal."""

@@ -1,4 +1,4 @@
-"""Effect records and what to do about one: reuse, act or ask (§6)."""
+"""Effect records, and what to do about the call of an effect: reuse its result, act or ask (§6)."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class Progress:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is on record since the last barrier."""
+        """Whether anything is recorded since the last barrier."""
         return bool(self.results or self.records or self.attempts or self.failed or self.asked or self.questions or self.news or self.older)
 
     def barrier(self, *, first: bool = False) -> None:

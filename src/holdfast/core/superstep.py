@@ -175,12 +175,12 @@ def check_values(program: Program, values: Mapping[str, Any], field: str, fits: 
 
 
 def reduce_write(name: str, reducer: Reducer, old: Any, value: Any, kind: Kind | None = None) -> Any:
-    """One write through a channel's reducer; the first write to a custom one without a default stands as it is. ``kind`` is what the
-    channel's value may be, which a function of the author's is held against.
+    """Applies one write through a channel's reducer. The first write to a channel with a custom reducer and no default is kept unchanged. ``kind`` is what
+    the channel's value may be; the result of a custom reducer is checked against it.
 
     Raises:
-        StepFailure: the author's function raised.
-        Unserializable: it made a value no store could keep.
+        StepFailure: the custom reducer raised.
+        Unserializable: its result is a value that no store can keep.
     """
     if reducer.function is None:
         return canon.admit(reducer(old, value), name)
@@ -392,7 +392,7 @@ def _number(sent: Iterable[SendTo], beside: tuple[Task, ...]) -> tuple[Task, ...
 
 
 def delivery(program: Program, results: Iterable[TaskResult]) -> str | None:
-    """Returns whether this super-step delivered the product, or None if no delivering node took part. One node that delivered outweighs those without change."""
+    """Returns ``delivered`` or ``no_change`` for this super-step, or None if no delivering node took part. One node that delivered outweighs those without change."""
     mine = [r.outcome for r in results if (n := program.nodes.get(node_of(r.task))) is not None and n.delivers]
     if any(completes(o) and not o.startswith(SKIPPED) for o in mine):
         return DELIVERED
