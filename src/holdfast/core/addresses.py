@@ -1,4 +1,4 @@
-"""Addresses: the URL of a store or a receiver, taken apart, and the same without its secrets, as it may stand in an error, a log or on a page."""
+"""Addresses: parses the URL of a store or a receiver, and removes its secrets so that it may be shown in an error, a log or on a page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 HIDDEN = "***"
 FILES = ("sqlite:", "workspace:", "memory:")
-"""What begins so names a file or nothing, and holds no secret."""
+"""A URL with one of these prefixes names a file or nothing, and contains no secret."""
 ENCODED = "in the user, the password and the database's name write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25"
 OPEN = frozenset({
     "application_name", "channel_binding", "client_encoding", "connect_timeout", "dbname", "gssencmode", "host", "hostaddr", "keepalives", "keepalives_count",
@@ -23,8 +23,8 @@ _NAMED = re.compile(r"(\w*(?:passw|pwd|secret|token|_key)\w*\s*=\s*)('(?:\\.|[^'
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A URL in its parts, none of them decoded. ``user`` has a password behind a colon; ``clear`` is False where a character that should be percent-encoded leaves
-    open where the password ends."""
+    """A URL in its parts, none of them decoded. ``user`` may have a password after a colon; ``clear`` is False if it is uncertain where the password ends,
+    because a character is not percent-encoded that should be."""
 
     start: str
     user: str | None
@@ -33,12 +33,12 @@ class Address(msgspec.Struct, frozen=True):
     clear: bool
 
     def parameters(self) -> list[tuple[str, str, str]]:
-        """Each parameter as it is written, its name and its value."""
+        """Returns each parameter as it is written, with its name and its value."""
         return [(pair, unquote(name), unquote(value)) for pair in self.query for name, _, value in (pair.partition("="),)]
 
 
 def parse(url: str) -> Address | None:
-    """Takes a URL apart as libpq does: what is before an ``@`` names the user, unless a ``/`` comes first. None: it is no URL with ``://``."""
+    """Parses a URL as libpq does: the text before an ``@`` is the user, unless a ``/`` comes first. Returns None if the text has no ``://``."""
     scheme = _SCHEME.match(url)
     if scheme is None:
         return None
@@ -53,12 +53,12 @@ def parse(url: str) -> Address | None:
 
 
 def mask(url: str) -> str:
-    """The URL without its passwords and other secrets, also those of a URL within it."""
+    """Returns the URL without its passwords and other secrets, also without those of a URL inside it."""
     return _mask(url, [])
 
 
 def scrub(text: str, url: str) -> str:
-    """What somebody says about a URL, without its secrets."""
+    """Returns a text about a URL without the URL's secrets."""
     hidden: list[str] = []
     shown = _mask(url, hidden)
     text = text.replace(url, shown)
@@ -73,7 +73,7 @@ def _mask(url: str, hidden: list[str]) -> str:
     found = parse(url)
     if found is None:
         return _mask_words(_cut(url, 0, hidden) if "@" in url else url, hidden)
-    if not found.clear:  # all that may be the password is hidden, up to the last @ there is
+    if not found.clear:  # all that may be the password is hidden, up to the last @
         return _mask_query(_cut(url, len(found.start), hidden), hidden)
     name, colon, password = (found.user or "").partition(":")
     hidden.append(password)
@@ -82,7 +82,7 @@ def _mask(url: str, hidden: list[str]) -> str:
 
 
 def _cut(text: str, start: int, hidden: list[str]) -> str:
-    """The text without what is between its first colon and its last ``@``, or its end."""
+    """Returns the text with everything hidden between its first colon and its last ``@``, or its end."""
     colon, at = text.find(":", start), text.rfind("@")
     if colon < 0:
         return text
@@ -114,7 +114,7 @@ def _pair(pair: str, hidden: list[str]) -> str:
 
 
 def _mask_words(text: str, hidden: list[str]) -> str:
-    """The text without what stands in it as ``password=…``, as in a connection string of libpq."""
+    """Returns the text with values such as ``password=…`` hidden, as in a connection string of libpq."""
     hidden += [value for _, value in _NAMED.findall(text)]
     return _NAMED.sub(rf"\1{HIDDEN}", text)
 

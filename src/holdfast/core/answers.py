@@ -1,7 +1,7 @@
-"""Does an answer fit what was asked for? JSON Schema, the part that type annotations make (§5.2).
+"""Checks an answer against a JSON Schema; supports the part of JSON Schema that type annotations produce (§5.2).
 
-A wait stores the schema of its answer, so that an answer can be refused, with the path of what is wrong, by a process that
-has never seen the author's types. The step that asked converts the answer to its type once more when it goes on.
+A wait stores the schema of its answer, so that a process without the author's types can refuse an answer and name the
+path of the fault. The step that asked converts the answer to its type again when it continues.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _LIMITS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def check(schema: Any, answer: Any) -> None:
-    """Holds a plain answer against a schema.
+    """Checks a plain answer against a schema.
 
     Raises:
-        InvalidAnswer: naming the first things that do not fit, by their paths.
+        InvalidAnswer: names the paths of the first values that do not fit.
     """
     found = list(_faults(schema, answer, "answer", schema))
     if found:

@@ -1,7 +1,7 @@
-"""Large results, kept once under the hash of their bytes (§6.4): what is recorded in their place is a reference.
+"""Large results, stored once under the hash of their bytes (§6.4); a record contains a reference in their place.
 
-A reference is a value of its own kind: 43 bytes that no other value encodes to. Whoever decodes it unawares, an older
-release included, gets a typed error and never a wrong value.
+A reference is a value of its own kind: 43 bytes that no other value encodes to. Code that does not expect it, for example
+an older release, gets a typed error when it decodes it, and never a wrong value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.core.errors import StoreCorrupt
 LARGE = 64 * 1024
 UNREADABLE = "blob_unreadable"
 APART = frozenset({"step", "effect", "first_of"})
-"""The kinds of records whose results may be kept apart."""
+"""The kinds of records whose results may be stored as blobs."""
 _SEALED = b"\xc1" + envelopes.MARK + b"\n"
 _HASH = 32
 _SIZE = 8
@@ -32,7 +32,7 @@ T = TypeVar("T", StepRecord, Effect)
 
 
 class Blob(msgspec.Struct, frozen=True):
-    """Bytes under the hex digits of their SHA-256. Without ``data`` it names what the store has already."""
+    """Bytes under the hex digits of their SHA-256. Without ``data`` it names a blob that the store has already."""
 
     digest: str
     size: int
@@ -40,7 +40,7 @@ class Blob(msgspec.Struct, frozen=True):
 
     @property
     def reference(self) -> bytes:
-        """What is recorded in its place."""
+        """The bytes that are recorded in its place."""
         return _HEAD + bytes.fromhex(self.digest) + self.size.to_bytes(_SIZE, "big")
 
 
@@ -49,7 +49,7 @@ def blob_of(data: bytes) -> Blob:
 
 
 def reference_in(value: bytes | None) -> Blob | None:
-    """What a recorded value refers to; None if it is the value itself."""
+    """Returns the blob to which a recorded value refers, or None if it is the value itself."""
     if value is None or len(value) != REFERENCE_BYTES or not value.startswith(_HEAD):
         return None
     return Blob(value[len(_HEAD) : -_SIZE].hex(), int.from_bytes(value[-_SIZE:], "big"))
@@ -60,10 +60,10 @@ def missing(digest: str) -> StoreCorrupt:
 
 
 def read_back(digest: str, data: bytes | None) -> bytes:
-    """Bytes read from a store, held against their name.
+    """Returns bytes that were read from a store, after a check against their digest.
 
     Raises:
-        StoreCorrupt: ``blob_unreadable``: they are gone, or not what was written.
+        StoreCorrupt: ``blob_unreadable``: the bytes are missing, or are not those that were written.
     """
     if data is None:
         raise missing(digest)
@@ -73,7 +73,7 @@ def read_back(digest: str, data: bytes | None) -> bytes:
 
 
 def _intact(digest: str, data: bytes) -> bool:
-    """Whether this is an encrypted result of that digest, as it was written; its key is not needed to tell."""
+    """Whether the data are an undamaged encrypted result with this digest; the check needs no key."""
     inner = envelope_of(data)
     if inner is None or data[len(_SEALED) : -len(inner)] != hashlib.sha256(inner).digest():
         return False
@@ -81,22 +81,22 @@ def _intact(digest: str, data: bytes) -> bool:
 
 
 def place(digest: str) -> str:
-    """Where a large result is, as its envelope says."""
+    """Returns the place of a large result, as it is written in its envelope."""
     return f"blob:{digest}"
 
 
 def seal(envelope: bytes) -> bytes:
-    """An encrypted large result as it is kept: with a digest of its own, so that damage is seen without the key."""
+    """Returns an encrypted large result as it is stored: with a digest of its own, so that damage is detected without the key."""
     return _SEALED + hashlib.sha256(envelope).digest() + envelope
 
 
 def envelope_of(data: bytes) -> bytes | None:
-    """The envelope in what is kept under a digest; None where the result itself is."""
+    """Returns the envelope in stored data, or None if the data are the result itself."""
     return data[len(_SEALED) + _HASH :] if data.startswith(_SEALED) else None
 
 
 def set_apart(results: Sequence[Result], effects: Sequence[Effect]) -> tuple[tuple[Result, ...], tuple[Effect, ...], tuple[Blob, ...]]:
-    """The records with references in the place of large results, and the blobs that they name, each once."""
+    """Returns the records with references in place of large results, and the blobs that they refer to, each once."""
     found: dict[str, Blob] = {}
     kept = tuple([_apart(r, r.value, found) if isinstance(r, StepRecord) and r.kind in APART else r for r in results])
     done = tuple([_apart(e, e.result, found) for e in effects])
@@ -118,7 +118,7 @@ def _apart(record: T, value: bytes | None, found: dict[str, Blob]) -> T:
 
 
 def name_blobs(results: Iterable[Result], effects: Iterable[Effect] = ()) -> dict[str, str]:
-    """The blobs that records name, with what names each."""
+    """Returns the digests of the blobs that records refer to, each with a text that names the record."""
     found: dict[str, str] = {}
     for result in results:
         if isinstance(result, StepRecord) and (blob := reference_in(result.value)) is not None:

@@ -1,11 +1,11 @@
-"""Bounds: what a value from outside may be, and how large (§3.6, §14.3); and in one table what each named argument of a public verb may be.
+"""Bounds: what a value from outside may be, and how large (§3.6, §14.3); and one table of what each named argument of a public function may be.
 
-Each function takes what somebody handed in and the name of the field, and gives a plain value or refuses by that name. Where
-text is wanted a ``str`` counts, and nothing else is turned into one.
+Each function here takes a given value and the name of its field, and returns a plain value, or raises an error that names the field. If
+text is wanted, only a ``str`` is accepted, and nothing else is converted to one.
 
-A public verb is declared with its parameters spelt out and marked with ``verb``. Whoever calls it is met here first: a keyword that it
-does not have is refused by name with the nearest one, and every argument whose name stands in ``KNOWN`` becomes a plain, bounded value of
-its type, or is refused by that name. The verb itself then sees nothing else.
+A public function declares its parameters in full and is marked with ``verb``. Each call is checked here first: an unknown keyword
+is refused by name, with the nearest known one, and every argument whose name is in ``KNOWN`` becomes a plain, bounded value of
+its type, or is refused by that name. The function itself gets only checked values.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ NOTE_BYTES = 4 * 1024
 VALUE_BYTES = 16 * 1024 * 1024
 """An input, a signal, an answer, a patch, a single write."""
 GROWN_BYTES = 64 * 1024 * 1024
-"""What a channel has grown to, and the result of a step, a tool or an effect."""
+"""The value of a channel that has grown, and the result of a step, a tool or an effect."""
 MANY = 1_000
 KEY_RETENTION_US = 7 * 24 * 3600 * 1_000_000
-"""How long the key of a request is kept at least (§3.5)."""
+"""The least time for which the key of a request is kept (§3.5)."""
 LONGEST_US = 100 * 366 * 86_400 * 1_000_000
 LAST_MOMENT_US = 253_402_214_400 * 1_000_000
-"""The end of the year 9999 but for a day, so that it is a time in every zone."""
+"""One day before the end of the year 9999, so that it is a valid time in every zone."""
 BIGGEST = 2**53
 
 
 def wrong(field: str, wanted: str, given: object, hint: str = "") -> InvalidInput:
-    """The refusal of a value: its field, what is wanted, and what was given."""
+    """Returns the error for a wrong value: its field, what is wanted, and what was given."""
     return InvalidInput(f"{field} is {wanted}, not {show(given)}", field=field, hint=hint)
 
 
 def show(value: object) -> str:
-    """A value in a few words, with its type; never longer than a line, and it never raises."""
+    """Describes a value in a few words, with its type; the text is at most a line long. It never raises."""
     kind = type(value).__name__
     if isinstance(value, NotCalled):
         return f"the skill {value.id!r}"
@@ -66,10 +66,10 @@ def show(value: object) -> str:
 
 
 def text(value: object, field: str, most: int = ID_BYTES, *, empty: bool = False) -> str:
-    """Plain text of at most so many bytes of UTF-8.
+    """Checks a text and returns it as a plain ``str`` of at most ``most`` bytes of UTF-8.
 
     Raises:
-        InvalidInput: no text, an empty one, or text that no store could keep. TooLarge: it is longer.
+        InvalidInput: the value is not a text, is empty, or cannot be stored. TooLarge: it is longer.
     """
     if not isinstance(value, str):
         raise wrong(field, "text", value)
@@ -91,10 +91,10 @@ def text(value: object, field: str, most: int = ID_BYTES, *, empty: bool = False
 
 
 def check_signal(value: object, field: str) -> str:
-    """The name of a signal, whether somebody sends it or waits for it.
+    """Checks and returns the name of a signal that is sent or waited for.
 
     Raises:
-        InvalidInput, TooLarge: it cannot be one.
+        InvalidInput, TooLarge: it cannot be the name of a signal.
     """
     name = text(value, field)
     if ":" in name:
@@ -103,7 +103,7 @@ def check_signal(value: object, field: str) -> str:
 
 
 def behind(prefix: str) -> str | None:
-    """The first text behind all that begin so, by code points; None where nothing is behind them."""
+    """Returns the first text, in the order of code points, after all texts with this prefix, or None if there is none."""
     for at in range(len(prefix) - 1, -1, -1):
         if (code := ord(prefix[at])) < 0x10FFFF:
             return prefix[:at] + chr(0xE000 if code == 0xD7FF else code + 1)
@@ -111,10 +111,10 @@ def behind(prefix: str) -> str | None:
 
 
 def texts(value: object, field: str, most: int = NOTE_BYTES) -> tuple[str, ...]:
-    """Several texts; one alone is not taken for the list of its letters.
+    """Checks and returns several texts; a single ``str`` is refused, not split into its letters.
 
     Raises:
-        InvalidInput, TooLarge: by the place of the text.
+        InvalidInput, TooLarge: names the position of the text.
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise wrong(field, "a list of strings", value, f"{field}=[…]")
@@ -125,10 +125,10 @@ def texts(value: object, field: str, most: int = NOTE_BYTES) -> tuple[str, ...]:
 
 
 def number(value: object, field: str, low: int = 0, high: int = BIGGEST) -> int:
-    """A whole number within bounds.
+    """Checks and returns a whole number within bounds.
 
     Raises:
-        InvalidInput: no whole number, or outside.
+        InvalidInput: not a whole number, or outside the bounds.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise wrong(field, f"a whole number from {low} to {high}", value)
@@ -136,10 +136,10 @@ def number(value: object, field: str, low: int = 0, high: int = BIGGEST) -> int:
 
 
 def amount(value: object, field: str) -> float:
-    """A positive, finite number.
+    """Checks and returns a positive, finite number.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: the value is not such a number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
         raise wrong(field, "a positive number", value)
@@ -147,10 +147,10 @@ def amount(value: object, field: str) -> float:
 
 
 def flag(value: object, field: str) -> bool:
-    """True or False, and nothing that could be taken for one of them.
+    """Checks and returns True or False; other values that count as true or false are refused.
 
     Raises:
-        InvalidInput: it is neither.
+        InvalidInput: the value is neither.
     """
     if not isinstance(value, bool):
         raise wrong(field, "True or False", value)
@@ -158,10 +158,10 @@ def flag(value: object, field: str) -> bool:
 
 
 def one_of(value: object, field: str, known: Collection[str]) -> str:
-    """One of the known words.
+    """Checks and returns one of the known words.
 
     Raises:
-        InvalidInput: another word, with the nearest known one, or no word at all.
+        InvalidInput: another word, with the nearest known one, or not a word at all.
     """
     found = text(value, field)
     if found not in known:
@@ -170,10 +170,10 @@ def one_of(value: object, field: str, known: Collection[str]) -> str:
 
 
 def duration(value: object, field: str, low: int = 0, high: int = LONGEST_US) -> int:
-    """A length of time, given as a timedelta or in seconds; in microseconds.
+    """Returns a length of time, given as a timedelta or in seconds, in microseconds.
 
     Raises:
-        InvalidInput: none, or outside the bounds (in microseconds).
+        InvalidInput: not a length of time, or outside the bounds (in microseconds).
     """
     if isinstance(value, dt.timedelta):
         us = value // dt.timedelta(microseconds=1)
@@ -189,10 +189,10 @@ def duration(value: object, field: str, low: int = 0, high: int = LONGEST_US) ->
 
 
 def moment(value: object, field: str) -> int:
-    """A time with its zone, from 1970 to 9999; in microseconds since 1970.
+    """Returns a time with a zone, from 1970 to 9999, in microseconds since 1970.
 
     Raises:
-        InvalidInput: no time, without a zone, or outside.
+        InvalidInput: not a time, a time without a zone, or outside these years.
     """
     if not isinstance(value, dt.datetime):
         raise wrong(field, "a datetime", value, "datetime(2026, 11, 21, 9, tzinfo=UTC)")
@@ -205,10 +205,10 @@ def moment(value: object, field: str) -> int:
 
 
 def address(value: object, field: str) -> str:
-    """Where browsers reach the pages: an http or https URL that links begin with.
+    """Checks and returns the address at which browsers reach the pages: an http or https URL with which links begin.
 
     Raises:
-        InvalidInput: no URL, or one with something behind its path, or with a user.
+        InvalidInput: not such a URL, or one with a query, a fragment or a user.
     """
     given = text(value, field, NOTE_BYTES)
     refused = wrong(field, "an http or https URL without a user, a query or a fragment", given, "https://runs.example.org/holdfast")
@@ -222,10 +222,10 @@ def address(value: object, field: str) -> str:
 
 
 def check_size(data: bytes, field: str, most: int = VALUE_BYTES) -> bytes:
-    """Bytes that are to be kept, if they are not too many.
+    """Checks the size of bytes that are to be stored, and returns them.
 
     Raises:
-        TooLarge: naming field, size and limit.
+        TooLarge: names the field, the size and the limit.
     """
     if len(data) > most:
         raise TooLarge(field, len(data), most, hint="keep the bulk in a file and store its name")
@@ -236,23 +236,23 @@ def check_size(data: bytes, field: str, most: int = VALUE_BYTES) -> bytes:
 
 
 def refuse_unknown(name: object, known: Iterable[str], where: str, message: str = "") -> UnknownOption:
-    """The refusal of an option that nobody knows, with the one that is most like it. ``message``: what is said before its name, in place of where it is not."""
+    """Returns the error for an unknown option, with the most similar known one. ``message``: the text before its name, instead of one that says where it is unknown."""
     label = name[:80] if isinstance(name, str) else show(name)
     found = difflib.get_close_matches(label, sorted(known), n=1, cutoff=0.0)
     return UnknownOption(label, found[0] if found else "", where, message and f"{message} {label!r}")
 
 
 def guess(name: str, known: Iterable[str]) -> str:
-    """A guess at what was meant."""
+    """Returns a guess at the intended name, as a part of a message; empty if no known name is similar."""
     found = difflib.get_close_matches(name[:80], list(known), n=1)
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def check_known(given: Iterable[Any], known: Collection[str], where: str) -> None:
-    """Refuses the first name that is not known.
+    """Refuses unknown names.
 
     Raises:
-        UnknownOption: by its name.
+        UnknownOption: names the first one.
     """
     for name in given:
         if name not in known:
@@ -260,12 +260,12 @@ def check_known(given: Iterable[Any], known: Collection[str], where: str) -> Non
 
 
 SPENT = ("cost", "tokens")
-"""What steps report by ``ctx.spend``."""
+"""The budgets that steps report with ``ctx.spend``."""
 BUDGETS = ("cost", "seconds", "steps", "tokens")
 
 
 def limits(given: object, field: str = "budgets", kinds: tuple[str, ...] = BUDGETS) -> dict[str, float]:
-    """Limits by name, as a caller gives them.
+    """Checks and returns the limits of budgets, by name.
 
     Raises:
         UnknownOption: a budget of another kind. InvalidInput: not a mapping of names to positive numbers.
@@ -276,7 +276,7 @@ def limits(given: object, field: str = "budgets", kinds: tuple[str, ...] = BUDGE
     return {str(name): amount(limit, f"{field}[{name!r}]") for name, limit in given.items()}
 
 
-# -- arguments of public verbs ----------------------------------------------------------------------
+# -- arguments of public functions ------------------------------------------------------------------
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -296,7 +296,7 @@ def whole(low: int = 0, high: int = BIGGEST) -> Convert:
 note: Convert = functools.partial(text, most=NOTE_BYTES, empty=True)
 """Text for people; it may be empty."""
 asked: Convert = functools.partial(text, most=VALUE_BYTES, empty=True)
-"""What a person is asked."""
+"""The text of a question to a person."""
 who: Convert = functools.partial(text, most=NOTE_BYTES)
 names: Convert = functools.partial(texts, most=ID_BYTES)
 """Several ids."""
@@ -305,7 +305,7 @@ notes: Convert = texts
 
 
 def words(value: Any, field: str) -> Any:
-    """The words of a command; one alone is the only one."""
+    """Returns the words of a command; a single text is one word."""
     if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
         raise wrong(field, "a list of strings", value, f"{field}=[…]")
     each = [value] if isinstance(value, str) else list(value)
@@ -313,7 +313,7 @@ def words(value: Any, field: str) -> Any:
 
 
 def variables(value: Any, field: str) -> Any:
-    """Variables of an environment."""
+    """Checks and returns environment variables."""
     for name in mapping(value, field):
         if "=" in name:
             raise InvalidInput(f"{field}: {name!r} is not the name of a variable, because it contains =", field=field, hint=f'{field}={{"NAME": "value"}}')
@@ -321,7 +321,7 @@ def variables(value: Any, field: str) -> Any:
 
 
 def people(value: Any, field: str) -> tuple[str, ...]:
-    """Who may do something, by name; one alone is the only one."""
+    """Returns the names of those who may do something; a single text is one name."""
     return texts([value] if isinstance(value, str) else value, field)
 
 
@@ -330,7 +330,7 @@ def word(*known: str) -> Convert:
 
 
 def lasting(low: int = 0, high: int = LONGEST_US) -> Convert:
-    """A length of time, handed on as it was given."""
+    """Returns a converter that checks a length of time and returns it unchanged."""
 
     def convert(value: Any, field: str) -> Any:
         duration(value, field, low, high)
@@ -340,7 +340,7 @@ def lasting(low: int = 0, high: int = LONGEST_US) -> Convert:
 
 
 def when(value: Any, field: str) -> Any:
-    """A time, handed on as it was given."""
+    """Checks a time and returns it unchanged."""
     moment(value, field)
     return value
 
@@ -362,7 +362,7 @@ def classes(value: Any, field: str) -> Any:
 
 
 def mapping(value: Any, field: str) -> Any:
-    """Names to values. What the values may be is for the state to say."""
+    """Checks a mapping of names to values. Its values are checked later, against the state."""
     if not isinstance(value, Mapping):
         raise wrong(field, "a mapping of names to values", value)
     for name in value:
@@ -371,12 +371,12 @@ def mapping(value: Any, field: str) -> Any:
 
 
 def as_given(value: Any, field: str) -> Any:
-    """For what the verb itself has to look at first."""
+    """Returns a value unchanged, because the function itself checks it."""
     return value
 
 
 def path(value: Any, field: str) -> str:
-    """A path as text."""
+    """Returns a path as text."""
     spelt = getattr(type(value), "__fspath__", None)
     if not isinstance(value, str) and spelt is None:
         raise wrong(field, "a path", value)
@@ -391,7 +391,7 @@ def paths(value: Any, field: str) -> Any:
 
 
 def several(value: Any, field: str) -> Any:
-    """Values in their order, whatever each is."""
+    """Checks that the value is an iterable of values, not a text or a mapping; its items may be anything."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise wrong(field, "a list", value, f"{field}=[…]")
     return value
@@ -463,25 +463,25 @@ KNOWN |= dict.fromkeys(("order", "topic", "schedule_id", "id", "cron", "zone"), 
 
 
 def admit(given: Mapping[str, Any], known: Mapping[str, Convert], where: str) -> dict[str, Any]:
-    """Named values, each as its converter gives it.
+    """Returns named values, each converted by the converter of its name.
 
     Raises:
-        UnknownOption: a name that is not known. InvalidInput, TooLarge: a value, by its name.
+        UnknownOption: a name is not known. InvalidInput, TooLarge: a value is wrong, named by its name.
     """
     check_known(given, known, where)
     return {name: known[name](value, name) for name, value in given.items()}
 
 
-# -- the mark of a public verb ------------------------------------------------------------------------
+# -- the mark of a public function --------------------------------------------------------------------
 
 
 def verb(function: F) -> F:
-    """Marks a public verb whose arguments are those of ``KNOWN``."""
+    """Marks a public function whose arguments are converted by ``KNOWN``."""
     return check_arguments()(function)
 
 
 def check_arguments(**own: Convert) -> Callable[[F], F]:
-    """Marks a public verb; ``own``: what arguments of it may be that mean something else here than in ``KNOWN``."""
+    """Marks a public function; ``own``: converters of arguments that differ from those in ``KNOWN``."""
 
     def mark(function: F) -> F:
         parameters = inspect.signature(function).parameters
@@ -530,7 +530,7 @@ def check_arguments(**own: Convert) -> Callable[[F], F]:
 
 
 class Declared(msgspec.StructMeta):
-    """The class of values that authors declare: an option that they do not have is refused by name."""
+    """The metaclass of values that authors declare: an unknown option is refused by name."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         check_known(options, cls.__struct_fields__, cls.__name__)
@@ -541,7 +541,7 @@ C = TypeVar("C", bound=type[Any])
 
 
 def constructor(**own: Convert) -> Callable[[C], C]:
-    """Marks the constructor of a class that dataclasses has made."""
+    """Marks the constructor of a dataclass in the same way."""
 
     def mark(cls: C) -> C:
         cls.__init__ = check_arguments(**own)(cls.__init__)

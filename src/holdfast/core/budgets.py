@@ -1,4 +1,4 @@
-"""Budgets: durable counters that are looked at before each step (§8.5).
+"""Budgets: durable counters that are checked before each step (§8.5).
 
 ``steps`` are super-steps, ``seconds`` the wall time without waits, ``cost`` and ``tokens`` what steps
 report by ``ctx.spend``. Exceeding one opens a ``budget`` wait; an approval extends it once, by a stated amount.
@@ -11,11 +11,11 @@ import msgspec
 from holdfast.core.run import Run
 
 EXTENSION = {"type": ["object", "null"], "properties": {"extend": {"type": "number", "exclusiveMinimum": 0}}, "additionalProperties": False}
-"""What an approval may say besides yes: by how much. Anything else is refused and the question stays open (§5.2)."""
+"""The schema of an approval's value: the amount by which to extend. Any other value is refused and the question stays open (§5.2)."""
 
 
 class Exceeded(msgspec.Struct, frozen=True):
-    """A budget that is spent. ``extend`` is by how much an approval extends it, if the approval names no amount."""
+    """A budget that is spent. ``extend`` is the amount by which an approval extends it, if the approval names no amount."""
 
     name: str
     used: float
@@ -24,7 +24,7 @@ class Exceeded(msgspec.Struct, frozen=True):
 
 
 def find_exceeded(run: Run, step: int, now: int) -> Exceeded | None:
-    """The first budget of a run that is spent, after ``step`` super-steps; None if all hold."""
+    """Returns the first budget of a run that is spent, after ``step`` super-steps, or None if none is."""
     for name, limit in run.budgets.items():
         used = _measure(run, name, step, now)
         if used > limit or (name == "steps" and used >= limit):
@@ -43,7 +43,7 @@ def _measure(run: Run, name: str, step: int, now: int) -> float:
 
 
 def show(over: Exceeded) -> dict[str, object]:
-    """What a person sees before extending it."""
+    """Returns what a person sees before extending the budget."""
     return {"budget": over.name, "used": over.used, "limit": over.limit, "extend": over.extend}
 
 

@@ -1,4 +1,4 @@
-"""A recorded call, and what it is called where people read of it: its function, and in a fan-out the item, in a few characters."""
+"""A recorded call, and its name for people: the function, and in a fan-out a short form of the item."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.core.masks import mask
 
 
 class Called(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A call: its function's ``name``, and within an item of a map a short form of that ``item``."""
+    """The name of a call for people: its function's ``name``, and, within an item of a map, a short form of that ``item``."""
 
     name: str
     item: str = ""
@@ -25,7 +25,7 @@ class Called(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """One call at its place. ``digest`` tells calls of one name apart by their arguments; a call that ``opens`` has calls beneath it; ``fn`` is the function that it calls."""
+    """One call at its place. ``digest`` distinguishes calls of one name by their arguments; ``opens``: it has calls beneath it; ``fn`` is the function that it calls."""
 
     path: str
     name: str
@@ -38,20 +38,20 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def telling(self) -> bool:
-        """Whether its digest says all that it is given."""
+        """Whether its digest covers all its arguments."""
         return bool(self.digest) or not self.args
 
 
 MOST_BRIEF = 40
-"""So many characters of a value fit beside a name."""
+"""The most characters of a value that are shown beside a name."""
 
 
 def brief(value: Any, secret: Collection[str] = ()) -> str:
-    """A value in so few characters that it fits beside a name: text as it is, of a mapping its entries, all else as JSON; empty where it cannot be shown."""
+    """Returns a short form of a value: text unchanged, the entries of a mapping, anything else as JSON; empty if the value cannot be shown."""
     try:
         return _short(msgspec.to_builtins(value), secret)
     except (TypeError, ValueError, RecursionError):
-        pass  # of a type that is registered with Holdfast alone, or of none that is known
+        pass  # the type is registered only with Holdfast, or is unknown
     try:
         return _short(canon.reveal(canon.encode(canon.admit(value))), secret)
     except HoldfastError:
@@ -59,7 +59,7 @@ def brief(value: Any, secret: Collection[str] = ()) -> str:
 
 
 def brief_of(data: bytes, secret: Collection[str] = ()) -> str:
-    """The same of a stored value."""
+    """Returns the short form of a stored value."""
     try:
         return _short(canon.reveal(data), secret)
     except HoldfastError:

@@ -1,15 +1,15 @@
-"""Values to canonical bytes and back (§1.10, §14.3).
+"""Encodes values to canonical bytes and back (§1.10, §14.3).
 
-Theory of operation. ``admit(value)`` walks a value once, refuses with the field's path what no store
-could keep, and returns the frozen copy that decoding its bytes would give: what a caller sees on the
-first call is what it sees after a crash (§4.2). ``encode`` turns an admitted value into msgpack,
-``decode`` is its inverse. Containers refuse mutation, so one copy can be shared by all readers.
+Theory of operation. ``admit(value)`` walks a value once, refuses anything that no store can keep, naming the
+field's path, and returns the frozen copy that decoding its bytes would give: a caller sees the same value on the
+first call and after a crash (§4.2). ``encode`` turns an admitted value into msgpack,
+``decode`` is its inverse. Containers refuse mutation, so all readers can share one copy.
 
-Types beyond JSON's travel as one msgpack extension holding ``[tag, fields]``; only tags registered in
-this process are revived. Nothing stored ever names code to import.
+Values of types that JSON lacks are stored as one msgpack extension that contains ``[tag, fields]``; only tags that are
+registered in this process are decoded to their types. Nothing stored ever names code to import.
 
-A mutable dataclass or Struct is revived as its *twin*: a subclass that refuses to be changed and otherwise passes
-for the class (equality, ``isinstance``, ``dataclasses.replace``), so that a shared snapshot stays as it was (§4.2).
+A mutable dataclass or Struct is decoded as its *twin*: a subclass that refuses to be changed and otherwise behaves
+like the class (equality, ``isinstance``, ``dataclasses.replace``), so that a shared snapshot cannot change (§4.2).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast.core.errors import EventUnreadable, KeyUnavailable, TooLarge, Unse
 MAX_DEPTH = 100
 MAX_VALUE_BYTES = GROWN_BYTES
 HASH_BYTES = 16
-REFERENCE = 2  # the extension that stands for a value kept elsewhere (core.blobs)
+REFERENCE = 2  # the extension that refers to a value stored elsewhere (core.blobs)
 _EXT = 1
 
 
@@ -111,7 +111,7 @@ _twins: dict[type, type] = {}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Codec:
-    """``exact``: loading gives back by construction what was dumped, so admission need not try it."""
+    """How a type is stored. ``exact``: by construction, loading returns what was dumped, so admission need not test it."""
 
     tag: str
     cls: type
@@ -152,7 +152,7 @@ def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | 
 
 
 def storable(cls: object) -> bool:
-    """Whether ``register`` can derive how to keep this class."""
+    """Whether ``register`` can derive how to store this class."""
     return isinstance(cls, type) and (
         dataclasses.is_dataclass(cls)
         or issubclass(cls, msgspec.Struct | enum.Enum)
@@ -162,7 +162,7 @@ def storable(cls: object) -> bool:
 
 
 def register_named(annotation: Any) -> None:
-    """Registers the storable classes an annotation names, however deep. A class that has a tag of its own keeps it."""
+    """Registers the storable classes in an annotation, at any depth. A class that is registered already keeps its tag."""
     if storable(annotation) and annotation not in _by_type:
         register(annotation)
     for inner in get_args(annotation):
@@ -191,7 +191,7 @@ def _dataclass(cls: Any, tag: str) -> _Codec:
     own = cls if cls.__dataclass_params__.frozen else _twin(cls)
     fields = dataclasses.fields(cls)
     if hasattr(cls, "__post_init__") or cls.__new__ is not object.__new__ or not cls.__dataclass_params__.init:
-        # The class has code of its own to run when it is made, and may need it: it is made the ordinary way.
+        # The class runs code of its own when an instance is made, and may need it: instances are made in the ordinary way.
         given = tuple(f.name for f in fields if f.init)
         names = tuple(f.name for f in fields)
         return _Codec(tag, cls, lambda v: {n: getattr(v, n) for n in given}, lambda v: _seal(own, cls(**v), names))
@@ -211,7 +211,7 @@ def _dataclass(cls: Any, tag: str) -> _Codec:
 
 
 def _default(field: dataclasses.Field[Any], tag: str) -> Any:
-    """What a field holds that was added to its class after the value was stored."""
+    """Returns the default of a field that was added to its class after the value was stored."""
     if field.default is not dataclasses.MISSING:
         return field.default
     if field.default_factory is not dataclasses.MISSING:
@@ -223,7 +223,7 @@ def _default(field: dataclasses.Field[Any], tag: str) -> Any:
 
 
 def _twin(cls: Any) -> Any:
-    """The subclass of a mutable class whose instances refuse to be changed."""
+    """Returns the subclass of a mutable class whose instances refuse to be changed."""
     for known, original in _twins.items():
         if original is cls:
             return known
@@ -233,7 +233,7 @@ def _twin(cls: Any) -> Any:
         "__doc__": cls.__doc__,
         "__setattr__": _refuse,
         "__delattr__": _refuse,
-        # Dataclasses compare ``__class__`` and ``dataclasses.replace`` calls it: both shall meet the original.
+        # Dataclasses compare ``__class__`` and ``dataclasses.replace`` calls it: both need the original class.
         "__class__": property(lambda self: cls),
         "__copy__": lambda self: _thaw_twin(self, lambda v: v),
         "__deepcopy__": lambda self, memo: _thaw_twin(self, thaw),
@@ -242,11 +242,11 @@ def _twin(cls: Any) -> Any:
     if issubclass(cls, msgspec.Struct):
         # Structs compare their types in C, so the twin compares its fields. Defining __eq__ would drop __hash__.
         body["__eq__"] = _same_fields
-        body["__ne__"] = lambda self, other: not self == other  # noqa: SIM201 - the base has one of its own
+        body["__ne__"] = lambda self, other: not self == other  # noqa: SIM201 - the base class has its own __ne__
         body["__hash__"] = cls.__hash__
-        body["__post_init__"] = lambda self: None  # the original has run its own
+        body["__post_init__"] = lambda self: None  # the original's __post_init__ has run already
     else:
-        body["__slots__"] = ()  # the same layout, so that an instance can become its twin
+        body["__slots__"] = ()  # the same layout, so that an instance can be turned into its twin
     twin: Any = type(cls)(cls.__name__, (cls,), body)
     _twins[twin] = cls
     return twin
@@ -259,7 +259,7 @@ def _same_fields(self: Any, other: Any) -> Any:
 
 
 def _seal(own: type, made: Any, names: tuple[str, ...] | None) -> Any:
-    """Freezes what the constructor of ``made`` may have thawed, and turns it into its twin."""
+    """Freezes containers that the constructor of ``made`` may have thawed, and turns ``made`` into its twin."""
     for name in tuple(vars(made)) if names is None else names:
         value = getattr(made, name)
         if (frozen := _soft_freeze(value)) is not value:
@@ -280,7 +280,7 @@ def _force(made: Any, name: str, value: Any) -> None:
 
 
 def _soft_freeze(value: Any) -> Any:
-    """Freezes containers, whatever they hold."""
+    """Freezes containers, whatever they contain."""
     kind = type(value)
     if kind is list:
         return FrozenList([_soft_freeze(x) for x in value])
@@ -292,12 +292,12 @@ def _soft_freeze(value: Any) -> Any:
 
 
 def _thaw_twin(twin: Any, each: Callable[[Any], Any]) -> Any:
-    """A mutable instance of a twin's original class with the same contents."""
+    """Returns a mutable instance of a twin's original class with the same contents."""
     return _copy_fields(twin, _twins[type(twin)], each)
 
 
 def _copy_fields(value: Any, cls: Any, each: Callable[[Any], Any]) -> Any:
-    """Another instance, of ``cls``, with each field copied; slots and ``__dict__`` alike."""
+    """Returns another instance, of ``cls``, with each field copied, whether it is in slots or in ``__dict__``."""
     if issubclass(cls, msgspec.Struct):
         names = [*cls.__struct_fields__]
         made = cls(**{n: getattr(value, n) for n in names})
@@ -322,7 +322,7 @@ def _finite(value: decimal.Decimal) -> str:
 
 
 _builtin(tuple, "tuple", list, tuple)
-# The order of a set's items differs between processes; that of their bytes does not.
+# The order of a set's items differs between processes; the order of their bytes does not.
 _builtin(frozenset, "set", lambda v: sorted(v, key=lambda x: encode(admit(x))), frozenset)
 _by_type[set] = _by_type[frozenset]
 _builtin(dt.datetime, "datetime", lambda v: v.isoformat(), dt.datetime.fromisoformat)
@@ -332,7 +332,7 @@ _builtin(dt.timedelta, "timedelta", lambda v: [v.days, v.seconds, v.microseconds
 _builtin(decimal.Decimal, "decimal", _finite, decimal.Decimal)
 _builtin(uuid.UUID, "uuid", lambda v: v.hex, uuid.UUID)
 _builtin(pathlib.PosixPath, "path", str, pathlib.Path)
-# Only integers wider than 64 bits travel this way; Python limits the length of decimal text, not of hexadecimal.
+# Only integers wider than 64 bits are stored this way; Python limits the length of decimal text, but not of hexadecimal.
 _builtin(int, "int", hex, lambda v: int(v, 16))
 
 
@@ -343,7 +343,7 @@ _INT_MIN, _INT_MAX = -(2**63), 2**64 - 1
 
 
 class _Walk:
-    """One admission; ``boxed`` says that something in it needs the extension when encoded."""
+    """One admission. ``boxed``: something in the value may need the extension when it is encoded."""
 
     __slots__ = ("boxed",)
 
@@ -369,7 +369,7 @@ class _Walk:
         if depth > MAX_DEPTH:
             raise Unserializable(path, f"nested deeper than {MAX_DEPTH}", hint="flatten it, or look for a cycle")
         if kind is FrozenList or kind is FrozenDict:
-            self.boxed = True  # it was admitted before; what it holds is not looked at again
+            self.boxed = True  # it was admitted before, so its contents are not checked again
             return value
         if kind is list:
             return FrozenList([self.admit(x, f"{path}[{i}]", depth + 1) for i, x in enumerate(value)])
@@ -378,7 +378,7 @@ class _Walk:
         return self._check_typed(kind, value, path, depth)
 
     def mapping(self, value: dict[Any, Any], path: str, depth: int) -> FrozenDict:
-        """What nearly all writes are made of is told apart here: plain text and numbers cost no call and no path of their own."""
+        """Admits a dict. Plain text and numbers, which most writes consist of, are handled inline, without a call or a path for each."""
         out = {}
         for key, item in value.items():
             if type(key) is not str or not key.isascii() or "\0" in key:
@@ -394,7 +394,7 @@ class _Walk:
         self.boxed = True
         codec = _by_type.get(kind)
         if codec is None and isinstance(value, dict):
-            return self.admit(dict(value), path, depth)  # OrderedDict, defaultdict and the like: their contents count
+            return self.admit(dict(value), path, depth)  # OrderedDict, defaultdict and the like: only their contents are kept
         if codec is None and isinstance(value, list):
             return self.admit(list(value), path, depth)
         if codec is None:
@@ -407,12 +407,12 @@ class _Walk:
             return loaded
         except Unserializable:
             raise
-        except Exception as e:  # a user's constructor may raise anything; naming the field is what helps
+        except Exception as e:  # a user's constructor may raise anything; the error names the field
             raise Unserializable(path, f"a {kind.__qualname__} does not round-trip: {e}") from e
 
 
 def _suggest(kind: type, value: Any) -> str:
-    """The way out for a value of a class that nobody has registered."""
+    """Returns a hint on what to do with a value whose class is not registered."""
     name = kind.__qualname__
     if hasattr(kind, "__await__"):
         return "it was not awaited: write await in front of the call"
@@ -427,13 +427,13 @@ def _suggest(kind: type, value: Any) -> str:
         return "store a name, and look it up when you need it"
     if isinstance(value, Iterable):
         return "convert it to a list: list(…)"
-    if kind.__module__ == "builtins" or not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")):  # made in C: it has nothing to look into
+    if kind.__module__ == "builtins" or not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")):  # made in C: it has no attributes to store
         return "store plain values from which you can make it again"
     return f"store plain values, or register the class with two functions: holdfast.register({name}, dump=…, load=…)"
 
 
 def _same(again: Any, fields: Any) -> bool:
-    """Whether a value dumps to the same twice. Bytes are compared only when ``==`` says no, as it does without an ``__eq__``."""
+    """Whether two dumps of a value are the same. Their bytes are compared only if ``==`` is false, as it is for a class without ``__eq__``."""
     return bool(again == fields) or encode(admit(again)) == encode(fields)
 
 
@@ -453,16 +453,16 @@ def _key(key: Any, path: str) -> None:
 
 
 def admit(value: Any, path: str = "value") -> Any:
-    """The frozen copy of ``value`` that its stored form decodes to.
+    """Returns the frozen copy of ``value`` that its stored form decodes to.
 
     Raises:
-        Unserializable: with the path of the field that no store could keep (§1.10).
+        Unserializable: with the path of the field that no store can keep (§1.10).
     """
     return _Walk().admit(value, path, 0)
 
 
 def pack(value: Any, path: str = "value") -> tuple[Any, bytes]:
-    """``admit`` and ``encode`` in one: the frozen copy, and the bytes that decode to it."""
+    """Admits and encodes a value: returns the frozen copy, and the bytes that decode to it."""
     walk = _Walk()
     frozen = walk.mapping(value, path, 0) if type(value) is dict else walk.admit(value, path, 0)
     data = encode(frozen) if walk.boxed else _encoder.encode(frozen)
@@ -472,35 +472,35 @@ def pack(value: Any, path: str = "value") -> tuple[Any, bytes]:
 
 
 def encode_each(values: Sequence[Any], path: str) -> list[bytes]:
-    """The bytes of each of some values; ``path`` is what an error names.
+    """Returns the bytes of each value; ``path`` is the name in an error.
 
     Raises:
-        Unserializable, TooLarge: of the first that cannot be stored.
+        Unserializable, TooLarge: for the first value that cannot be stored.
     """
-    if {*map(type, values)} == {int} and min(values) >= _INT_MIN and max(values) <= _INT_MAX:  # as those of many fan-outs are
+    if {*map(type, values)} == {int} and min(values) >= _INT_MIN and max(values) <= _INT_MAX:  # common in fan-outs
         return [*map(_encoder.encode, values)]
     return [pack(value, path)[1] for value in values]
 
 
 class ListOf(msgspec.Struct, frozen=True, gc=False):
-    """The shape of lists whose items have this one."""
+    """The shape of lists whose items have the shape ``each``."""
 
     each: Shape
 
 
 class DictOf(msgspec.Struct, frozen=True, gc=False):
-    """The shape of dicts with keys of text whose values have this one."""
+    """The shape of dicts with string keys whose values have the shape ``each``."""
 
     each: Shape
 
 
 Shape: TypeAlias = type | ListOf | DictOf | None
-"""What a value may be to be kept as it is: of this class and no other, ``object`` for any plain value and containers of such. None has to be looked at."""
+"""What a value must be to be stored without conversion: exactly of this class; ``object``: any plain value, and containers of these. None: it must be checked."""
 
 
 def pack_plain(value: dict[Any, Any], shapes: Mapping[str, Shape], lists: Mapping[str, Shape]) -> tuple[FrozenDict, bytes] | None:
-    """``pack`` of a dict of plain values, and of lists and dicts of such, where ``shapes`` has one for each of its keys, and ``lists`` one for the items of each list;
-    None if there is more to be looked at."""
+    """Does ``pack`` for a dict of plain values, and of lists and dicts of these. ``shapes`` has the shape of each key's value, ``lists`` that of the items of each list.
+    Returns None if a value needs the full check."""
     frozen: FrozenDict | None = None
     for key, item in value.items():
         kind, asked = type(item), shapes.get(key) if type(key) is str else None
@@ -522,12 +522,12 @@ def pack_plain(value: dict[Any, Any], shapes: Mapping[str, Shape], lists: Mappin
     try:
         data = _encoder.encode(value)
     except (UnicodeEncodeError, OverflowError):
-        return None  # half a character, or a number that takes more than eight bytes: the long way knows what to do
+        return None  # a lone surrogate, or a number of more than eight bytes: the full check handles these
     return None if len(data) > MAX_VALUE_BYTES else (FrozenDict(value) if frozen is None else frozen, data)
 
 
 def _freeze_items(items: list[Any], each: Shape, depth: int) -> FrozenList | None:
-    """The frozen copy of a list whose items have this shape; None if one of them is to be looked at."""
+    """Returns the frozen copy of a list whose items have this shape, or None if an item needs the full check."""
     if each is None or depth > MAX_DEPTH:
         return None
     made = []
@@ -550,7 +550,7 @@ def _freeze_items(items: list[Any], each: Shape, depth: int) -> FrozenList | Non
 
 
 def _freeze_fields(value: dict[Any, Any], shape: Shape, depth: int) -> FrozenDict | None:
-    """The frozen copy of a dict of this shape; None if one of its values is to be looked at."""
+    """Returns the frozen copy of a dict of this shape, or None if a value in it needs the full check."""
     each = _within(shape, DictOf)
     if each is None or depth > MAX_DEPTH:
         return None
@@ -575,12 +575,12 @@ def _freeze_fields(value: dict[Any, Any], shape: Shape, depth: int) -> FrozenDic
 
 
 def _within(shape: Shape, container: type[ListOf | DictOf]) -> Shape:
-    """The shape of what such a container holds, where that is what ``shape`` asks for; None where it is not."""
+    """Returns the shape of the contents of such a container, or None if ``shape`` does not allow this kind of container."""
     return object if shape is object else shape.each if type(shape) is container else None
 
 
 def _is_plain(kind: type, item: Any, asked: Shape) -> bool:
-    """Whether a value, which is of this class, is a plain one of the class that is asked for."""
+    """Whether a value of class ``kind`` is a plain value of the class ``asked``."""
     if kind is not asked and asked is not object:
         return False
     if kind is str:
@@ -600,7 +600,7 @@ _MAPPINGS: frozenset[Any] = frozenset((dict, FrozenDict))
 
 
 def _box(value: Any, leaves: frozenset[type] = _LEAVES) -> Any:
-    """A value as msgpack can hold it. ``leaves`` are the types that it holds as they are; a container of nothing else stays as it is too."""
+    """Returns a value that msgpack can encode. Values of the types ``leaves``, and containers of nothing else, are returned unchanged."""
     kind = type(value)
     if kind in leaves:
         return value
@@ -611,7 +611,7 @@ def _box(value: Any, leaves: frozenset[type] = _LEAVES) -> Any:
     if kind is FrozenList or kind is list:
         kinds = {*map(type, value)}
         if kinds <= leaves or (kinds <= _MAPPINGS and leaves.issuperset(map(type, itertools.chain.from_iterable(map(dict.values, value))))):
-            return value  # the second, as the messages of a conversation
+            return value  # the second case: for example the messages of a conversation
         return [x if type(x) in leaves else _box(x, leaves) for x in value]
     if kind is int and _INT_MIN <= value <= _INT_MAX:
         return value
@@ -622,12 +622,12 @@ def _box(value: Any, leaves: frozenset[type] = _LEAVES) -> Any:
 def _encode(encoder: msgspec.msgpack.Encoder, admitted: Any) -> bytes:
     try:
         return encoder.encode(_box(admitted))
-    except OverflowError:  # a number takes more than eight bytes: now each is looked at
+    except OverflowError:  # a number has more than eight bytes: now each number is checked
         return encoder.encode(_box(admitted, _NATIVE))
 
 
 def encode(admitted: Any) -> bytes:
-    """Bytes of an admitted value; key order is kept, so equal bytes mean equal values."""
+    """Returns the bytes of an admitted value. The order of keys is kept, so equal bytes mean equal values."""
     return _encode(_encoder, admitted)
 
 
@@ -636,9 +636,9 @@ _looking: contextvars.ContextVar[bool] = contextvars.ContextVar("holdfast_lookin
 
 @contextlib.contextmanager
 def looking() -> Iterator[None]:
-    """Within it a value of a type that nobody registered here is decoded as its fields.
+    """Inside this context, a value of a type that is not registered in this process is decoded as its fields.
 
-    For showing a run where its code is not at hand (§14.3), never for driving one.
+    It serves to show a run in a process without the run's code (§14.3), never to drive one.
     """
     token = _looking.set(True)
     try:
@@ -668,7 +668,7 @@ _CONTAINERS = frozenset({list, dict})
 
 
 def freeze(value: Any) -> Any:
-    """Freezes what a decoder gave: lists and dicts only, no checks."""
+    """Freezes the lists and dicts in a decoded value, without checks."""
     kind = type(value)
     if kind is dict:
         if _CONTAINERS.isdisjoint(map(type, value.values())):
@@ -679,13 +679,13 @@ def freeze(value: Any) -> Any:
         if _CONTAINERS.isdisjoint(kinds):
             return FrozenList(value)
         if kinds == {dict} and _CONTAINERS.isdisjoint(map(type, itertools.chain.from_iterable(map(dict.values, value)))):
-            return FrozenList(map(FrozenDict, value))  # as the messages of a conversation
+            return FrozenList(map(FrozenDict, value))  # for example the messages of a conversation
         return FrozenList([freeze(x) if type(x) in _CONTAINERS else x for x in value])
     return value
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """The frozen value of stored bytes.
+    """Decodes stored bytes to a frozen value.
 
     Raises:
         EventUnreadable: damaged bytes or an unregistered type; nothing else is called (§14.3).
@@ -695,7 +695,7 @@ def decode(data: bytes | memoryview) -> Any:
         return freeze(value) if type(value) in _CONTAINERS else value
     except (EventUnreadable, KeyUnavailable):
         raise
-    except Exception as e:  # whatever a hostile payload provokes is one typed error
+    except Exception as e:  # a hostile payload may raise anything; the caller gets one typed error
         raise EventUnreadable(f"stored bytes cannot be decoded: {e}") from e
 
 
@@ -703,7 +703,7 @@ def decode(data: bytes | memoryview) -> Any:
 
 
 def reveal(data: bytes | memoryview) -> Any:
-    """What stored bytes say, as JSON could carry it: no type is revived, so anyone may look at any run (§14.3).
+    """Decodes stored bytes to values that JSON can represent. No registered type is loaded, so any process can show any run (§14.3).
 
     Registered types show their fields, dates and numbers their text, bytes their hex digits.
 
@@ -714,12 +714,12 @@ def reveal(data: bytes | memoryview) -> Any:
         return plain(_untyped.decode(data))
     except EventUnreadable:
         raise
-    except Exception as e:  # as in decode: hostile bytes are one typed error
+    except Exception as e:  # as in decode: hostile bytes give one typed error
         raise EventUnreadable(f"stored bytes cannot be decoded: {e}") from e
 
 
 def plain(value: Any) -> Any:
-    """The JSON shape of a decoded, untyped value."""
+    """Returns the JSON form of a decoded, untyped value."""
     if isinstance(value, msgspec.msgpack.Ext):
         return _plain_ext(value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -754,19 +754,19 @@ _untyped: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
 
 def chain(previous: bytes, data: bytes) -> bytes:
-    """H(previous, data): SHA-256 cut to 128 bits."""
+    """Returns H(previous, data): SHA-256 cut to 128 bits."""
     return hashlib.sha256(previous + data).digest()[:HASH_BYTES]
 
 
 def chain_each(previous: bytes, parts: Iterable[bytes]) -> list[bytes]:
-    """The chain over these, one after the other."""
+    """Returns the chain hash after each part, in order."""
     return [previous := chain(previous, data) for data in parts]
 
 
 def fingerprint(value: Any, blind: str = "") -> str:
-    """A hash of a value that does not depend on the order of its keys; 32 hex digits.
+    """Returns a hash of a value that does not depend on the order of its keys; 32 hex digits.
 
-    ``blind``: a run's id, to be taken for any other: a replay that names itself asks for the same thing (§6.3).
+    ``blind``: a run's id that is masked in the value, so that the same request with the id of a replay has the same hash (§6.3).
     """
     data = _encode(_sorted, admit(value))
     if blind:
@@ -775,7 +775,7 @@ def fingerprint(value: Any, blind: str = "") -> str:
 
 
 def digest(parts: Iterable[str]) -> str:
-    """A short stable name for several strings together; 32 hex digits."""
+    """Returns a short stable name for a list of strings; 32 hex digits."""
     h = hashlib.sha256()
     for part in parts:
         raw = part.encode("utf-8", "surrogatepass")

@@ -1,11 +1,11 @@
 """Channels and their reducers (§4.1): how concurrent writes to one name become one value.
 
-A reducer is applied once per write, in task order, whatever the order of arrival. The built-in ones have a
-``tag`` that is stored with each write, so that loading never runs user code; a custom one's new value is stored.
+A reducer is applied once per write, in task order, regardless of the order of arrival. A built-in reducer has a
+``tag`` that is stored with each write, so that loading never runs user code; for a custom reducer the new value is stored.
 
-A growing channel may not pass a bound (§14.3). What one write adds is weighed, and what it pushes out; never what is there already, but
-once. As long as all that is stored of a run since its last whole checkpoint, and that one, are lighter than the bound, nothing needs to be
-weighed at all.
+A growing channel has a size limit (§14.3). Each write is measured by what it adds and what it drops; the value that is there already is measured
+only once. Nothing has to be measured as long as a run's last whole checkpoint, and all that was stored since, together are smaller than
+the limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOPIC = "topic"
 
 
 class Missing:
-    """The value of a channel nothing has written."""
+    """The value of a channel that nothing has written."""
 
     def __repr__(self) -> str:
         return "<empty>"
@@ -37,7 +37,7 @@ MISSING: Any = Missing()
 
 
 class Reducer(msgspec.Struct, frozen=True):
-    """How writes to a channel become its value: ``reducer(old, new)``. ``tag`` names a built-in one; ``function`` is set for a custom one,
+    """How writes to a channel become its value: ``reducer(old, new)``. ``tag`` names a built-in reducer; ``function`` is set for a custom one,
     a pure function ``f(old, new) -> value``."""
 
     tag: str
@@ -55,7 +55,7 @@ class _Thread:
 
 
 class _Secret:
-    """The marker of a channel whose values are hidden from those who look (§13.5)."""
+    """The marker of a channel whose values are hidden when a run is shown (§13.5)."""
 
     def __repr__(self) -> str:
         return "secret"
@@ -84,7 +84,7 @@ def window(n: int) -> Reducer:
 
 
 class Channel(msgspec.Struct, frozen=True):
-    """A declared channel. ``default`` is admitted; ``required`` ones must be in the input."""
+    """A declared channel. ``default`` is admitted; a ``required`` channel must be in the input."""
 
     name: str
     reducer: Reducer = last
@@ -102,13 +102,13 @@ class Channel(msgspec.Struct, frozen=True):
 
 
 REPLACING = frozenset({LAST, TOPIC, "override"})
-"""Reducers that do not need what was there before."""
+"""Reducers that do not need the old value."""
 
 INITIAL: dict[str, Any] = {"append": EMPTY_LIST, "window": EMPTY_LIST, "topic": EMPTY_LIST, "merge": EMPTY_DICT}
 
 
 def _extend(old: Any, new: Any) -> FrozenList:
-    """``old`` plus one item, or plus all of a list's items, with a single copy."""
+    """Returns a copy of ``old`` with one more item, or with all items of a list."""
     out = FrozenList(EMPTY_LIST if old is MISSING or old is None else old)
     if isinstance(new, list):
         list.extend(out, new)
@@ -118,10 +118,10 @@ def _extend(old: Any, new: Any) -> FrozenList:
 
 
 def reduce(tag: str, old: Any, new: Any) -> Any:
-    """One write through a built-in reducer; values are admitted, and so is the result.
+    """Applies one write through a built-in reducer. Both values must be admitted; so is the result.
 
     Raises:
-        StepFailure: ``merge`` was given something else than a dict, or the tag is not known.
+        StepFailure: ``merge`` was given a value that is not a dict, or the tag is not known.
     """
     match tag:
         case "last" | "override":
@@ -142,16 +142,16 @@ def reduce(tag: str, old: Any, new: Any) -> Any:
 _REPLACED = frozenset({LAST, "override", CUSTOM})
 _LISTED: tuple[type, ...] = (list, tuple, frozenset)
 _ADDS_TO: dict[str, tuple[type, ...]] = {"append": _LISTED, "window": _LISTED, "merge": (dict,)}
-"""What reducers add to."""
+"""The types of values that reducers can add to."""
 
 
 def find_misfits(kinds: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
-    """The channels that hold what their reducer adds to nothing: an older program, with another one, has written that."""
+    """Returns the channels whose value their reducer cannot add to: an older program, with another reducer, wrote it."""
     return [n for n, tag in kinds.items() if (old := values.get(n)) is not None and not isinstance(old, _ADDS_TO.get(tag.partition(":")[0], (object,)))]
 
 
 def refuse_misfit(name: str, tag: str, held: Any) -> InvalidWrite:
-    """The failure of a write to such a channel."""
+    """Returns the error of a write to such a channel."""
     given = next((kind.__name__ for kind in (list, dict) if isinstance(held, kind)), type(held).__name__)
     wanted, reducer = "dict" if tag == "merge" else "list", tag.partition(":")[0]
     return InvalidWrite(
@@ -161,13 +161,13 @@ def refuse_misfit(name: str, tag: str, held: Any) -> InvalidWrite:
 
 
 def must_copy(values: Mapping[str, Any], name: str) -> bool:
-    """Says of no value that nobody else holds it."""
+    """Returns False for every value: someone else may hold it, so it must be copied."""
     return False
 
 
 def grow(values: dict[str, Any], name: str, tag: str, new: Any, sole: Callable[[Mapping[str, Any], str], bool]) -> None:
-    """``reduce`` in place: a list or a dict of which ``sole`` says that these values alone hold it grows where it stands, at the cost of
-    what is added. Nobody can tell, for whoever has been given it holds it too, and then it is copied as ever."""
+    """Does ``reduce`` in place if ``sole`` says that only ``values`` holds the list or dict; this costs only as much as what is added. Otherwise
+    the value is copied, so that no one else who holds it sees a change."""
     kind, dropped = type(values.get(name)), tag.startswith("window:")
     if kind is FrozenDict and tag == "merge" and isinstance(new, dict) and sole(values, name):
         dict.update(values[name], new)
@@ -183,10 +183,10 @@ def grow(values: dict[str, Any], name: str, tag: str, new: Any, sole: Callable[[
 
 
 def take(values: dict[str, Any], kinds: Mapping[str, str], writes: Collection[Mapping[str, Any]]) -> None:
-    """Writes of several tasks, in their order, through the built-in reducers; ``kinds`` gives the tag of each that does not only replace. Many
-    writes to one list are added to it at once."""
+    """Applies the writes of several tasks, in their order, through the built-in reducers. ``kinds`` has the tags of the reducers other than ``last``,
+    by channel. All writes to one list are added to it at once."""
     many = dict.fromkeys([name for name, tag in kinds.items() if tag not in _REPLACED]).keys()  # in the order in which they are written
-    if not values.keys() >= many:  # seldom: channels without a value come in the order in which they are written
+    if not values.keys() >= many:  # rare: channels without a value are added in the order in which they are written
         for name in [n for write in writes for n in write if kinds.get(n) != CUSTOM]:
             values.setdefault(name, MISSING)
     if not many >= {*chain.from_iterable(writes)}:
@@ -203,7 +203,7 @@ _LISTS = frozenset({list, FrozenList})
 
 
 def _reduce_all(tag: str, old: Any, news: list[Any]) -> Any:
-    """``reduce`` of one after the other, with a single copy."""
+    """Applies ``reduce`` to one write after the other, with a single copy."""
     if len(news) == 1 or tag == "merge":
         made = {"": reduce(tag, old, news[0])}
         for new in news[1:]:
@@ -221,16 +221,16 @@ def _reduce_all(tag: str, old: Any, news: list[Any]) -> Any:
 
 
 def _may_grow(values: Mapping[str, Any], name: str) -> bool:
-    """Says of what was made here that nobody else holds it."""
+    """Returns True: nobody else holds a value that was made here."""
     return True
 
 
 ROOM = GROWN_BYTES - VALUE_BYTES
-"""A run of which less is stored has no channel that a single write could bring beyond the bound."""
+"""If less than this is stored of a run, no single write can bring a channel over the limit."""
 
 
 class Weights:
-    """The weights of one run's growing channels, each with the value it was taken of. ``weighed``: how many bytes were looked at."""
+    """The sizes of one run's growing channels, each with the value that was measured. ``weighed``: how many bytes were measured so far."""
 
     __slots__ = ("_known", "weighed")
 
@@ -239,10 +239,10 @@ class Weights:
         self.weighed = 0
 
     def hold(self, channels: Mapping[str, Channel], before: Mapping[str, Any], writes: Iterable[Mapping[str, Any]], after: Mapping[str, Any] | None = None) -> None:
-        """Holds what channels become by these writes against their bound. ``after``: the values with them, if they stand.
+        """Checks the sizes of channels after these writes against their limit. ``after``: the values after the writes, if they are known.
 
         Raises:
-            TooLarge: naming the channel.
+            TooLarge: names the channel.
         """
         by_channel: dict[str, list[Any]] = {}
         for each in writes:
@@ -275,14 +275,14 @@ class Weights:
         return was + self._of(items)
 
     def weight(self, name: str, value: Any) -> int:
-        """What a channel's value weighs; weighed once, as long as it is the same value."""
+        """Returns the size of a channel's value. The same value is measured only once."""
         known = self._known.get(name)
         if known is None or known[0] is not value:
             known = self._known[name] = (value, self._of(value))
         return known[1]
 
     def _of(self, value: Any) -> int:
-        """What a value weighs, of a list or a dict what it holds."""
+        """Returns the size of a value in bytes; for a list or a dict, of its contents."""
         head = 0
         if isinstance(value, dict | list):
             head = 1 if len(value) < 16 else 3 if len(value) < 2**16 else 5

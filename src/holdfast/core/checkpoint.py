@@ -1,7 +1,7 @@
 """Checkpoints: immutable state at a barrier, chained by parent, stored as deltas (§4.5).
 
 A ``Delta`` is what one barrier changed: the finished tasks with their writes, and what runs next. ``advance``
-applies one to its parent; live code and loading call the same function, so what is loaded is what was live.
+applies it to its parent. Live code and loading call the same function, so a loaded checkpoint equals the live one.
 A checkpoint's hash is H(parent's hash, delta's bytes); the event of its commit names it.
 """
 
@@ -25,16 +25,16 @@ from holdfast.core.outcomes import OK, SKIPPED, completes
 from holdfast.core.recorded import Recorded
 from holdfast.core.waits import Wait
 
-FORMAT = 100  # of everything this release writes: major x 100 + minor (§1.8)
+FORMAT = 100  # the format of everything that this release writes: major x 100 + minor (§1.8)
 INPUT_TASK = "@input"
 CARRY_TASK = "@carried"
 PATCH_TASK = "@patch"
 SIGNAL = "@signal~"
 WAITING_TASK = "@waiting"
-"""Stands in ``done`` where a barrier carried waiting tasks on: a release that does not know of them finds no such result, and stops."""
+"""Marks in ``done`` that a barrier carried on waiting tasks. A release that does not know such tasks finds no result of this name, and stops."""
 RESULT = "@result"
 CHECK = "@check"
-"""Beside the calls of a step: its result that a person is asked about, or was, and beneath it what they answered."""
+"""The place, among the calls of a step, where the step's result is recorded when a person reviews it. The person's answer is recorded beneath it."""
 NONE_SEEN: Mapping[str, int] = {}
 NONE_DECODED: Mapping[str, Mapping[str, Any]] = {}
 NONE_HELD: Mapping[int, Mapping[str, Any]] = {}
@@ -62,8 +62,8 @@ class Boundary(StrEnum):
 
 class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A node's turn in the coming super-step. ``seen``: the trigger channels it consumes; ``skip``: why it is passed over;
-    ``feedback``: what a person wants changed in a step that is done again, encoded (§5.5). ``began``: the super-step it is a task of, if
-    it waits while the run goes on (§5.11), else 0; ``owed``: feedback that came meanwhile, for the node's next turn."""
+    ``feedback``: what a person wants changed in a step that is done again, encoded (§5.5). ``began``: the super-step to which it belongs, if
+    it waits while the run continues (§5.11), else 0; ``owed``: feedback that came during this wait, for the node's next turn."""
 
     node: str
     index: int = 0
@@ -79,11 +79,11 @@ class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.node if self.index == 0 else f"{self.node}~{self.index}"  # as ``ids.task_key``
 
 
-_keys: tuple[tuple[Task, ...], list[str]] = ((), [])  # those that were asked for last
+_keys: tuple[tuple[Task, ...], list[str]] = ((), [])  # the most recent argument of ``keys_of``, and its result
 
 
 def keys_of(tasks: tuple[Task, ...]) -> list[str]:
-    """The keys of these tasks, not to be changed. Those of one super-step are asked for several times, and made once."""
+    """Returns the keys of these tasks; the caller must not change the list. The last list is cached, because a super-step needs its keys several times."""
     global _keys
     known = _keys
     if known[0] is not tasks:
@@ -97,7 +97,7 @@ class SendTo(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class IntentWrite(msgspec.Struct, frozen=True, array_like=True):
-    """An act a task asks for; the barrier makes an intent of it (§9.1). ``payload`` is encoded."""
+    """A message that a task asks to send; the barrier makes an intent of it (§9.1). ``payload`` is encoded."""
 
     type: str
     payload: bytes
@@ -106,8 +106,8 @@ class IntentWrite(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LedgerWrite(msgspec.Struct, frozen=True, array_like=True):
-    """A ledger row a task returns; it commits with the barrier (§9.6). ``data`` is encoded. Instead of a row it may be a ``statement`` for the
-    application's own tables, whose parameters are the data."""
+    """A ledger row that a task returns; it is committed with the barrier (§9.6). ``data`` is encoded. With a ``statement`` it is not a row but SQL for
+    the application's own tables, and the data are the parameters."""
 
     topic: str
     key: str
@@ -116,10 +116,10 @@ class LedgerWrite(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """What a finished task leaves: writes, routing, outcome and what it sends: one atomic record (§4.6).
+    """The result of a finished task as one atomic record: writes, routing, outcome, and what it sends (§4.6).
 
-    ``writes`` is an encoded dict; ``goto`` and ``chosen`` are what the node and its routers named; ``result`` is a flow's value;
-    ``feedback`` goes to the nodes that ``goto`` names, encoded; ``unsent`` are the nodes that an empty list of ``Send``s was for.
+    ``writes`` is an encoded dict; ``goto`` are the nodes that the node named, ``chosen`` those that its routers named; ``result`` is a flow's value;
+    ``feedback``, encoded, goes to the nodes in ``goto``; ``unsent`` are the nodes to which the task sent an empty list of ``Send``s.
     """
 
     task: str
@@ -153,7 +153,7 @@ Result = TaskResult | StepRecord
 
 
 def find_scopes(records: Iterable[StepRecord]) -> frozenset[str]:
-    """The places with anything on record beneath them."""
+    """Returns the places that have a record beneath them."""
     found = set()
     for record in records:
         path = record.path
@@ -164,8 +164,8 @@ def find_scopes(records: Iterable[StepRecord]) -> frozenset[str]:
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """What the tasks of one super-step see that wait while the run goes on: ``values``, encoded, are those in which it differs from the
-    checkpoint's own; ``absent`` are channels that had no value yet."""
+    """What the waiting tasks of one earlier super-step see. ``values``, encoded, are those that differ from the checkpoint's own; ``absent`` are the
+    channels that had no value yet."""
 
     step: int
     values: bytes
@@ -173,7 +173,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True):
-    """What a run that begins at another's checkpoint takes over beside its values (§7.7)."""
+    """What a run that begins at another run's checkpoint takes over, apart from the values (§7.7)."""
 
     versions: dict[str, int] = {}
     seen: dict[str, dict[str, int]] = {}
@@ -184,7 +184,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tried(msgspec.Struct, frozen=True, array_like=True):
-    """How often a place of a task has been tried or asked at; ``due``: when the next attempt may begin."""
+    """How often a place of a task was tried, or asked a question; ``due``: when the next attempt may begin."""
 
     task: str
     path: str
@@ -193,11 +193,11 @@ class Tried(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Unfinished(msgspec.Struct, frozen=True, array_like=True):
-    """What is on record of tasks that have not come to a barrier's end. A whole checkpoint holds it, for loading begins there.
+    """The records of tasks that no barrier has taken yet. A whole checkpoint contains them, because loading begins there.
 
-    With a barrier these are the tasks that wait while the run goes on. One that was saved later, with a signal, holds all that has happened
-    since the barrier, up to event ``upto``. Signals themselves stay in the log: ``heard`` is the first event since the barrier that
-    tells of one, 0 if none has come, and ``names`` what they were called. ``outdated``: the places of records that answer only the very same call.
+    If the checkpoint was saved at a barrier, these are the tasks that wait while the run continues. If it was saved later, with a signal, these are
+    all the records since the barrier, up to event ``upto``. Signals themselves stay in the log: ``heard`` is the first event since the barrier that
+    reports a signal (0 if none came), ``names`` are their names. ``outdated``: the places of records that answer only exactly the same call.
     """
 
     results: tuple[TaskResult | StepRecord, ...] = ()
@@ -215,8 +215,8 @@ class Unfinished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Carry(msgspec.Struct, frozen=True, array_like=True):
-    """Whose values these channels begin with: another run's, as its log stood at event ``seq`` (§4.15). ``hash`` is where that log's
-    chain stood there, and so vouches for all of it."""
+    """The channels that begin with another run's values, as of event ``seq`` in that run's log (§4.15). ``hash`` is the chain hash at that
+    event, so it vouches for the whole log up to there."""
 
     run_id: str
     seq: int
@@ -225,10 +225,10 @@ class Carry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a checkpoint changes of its parent. ``done`` names finished tasks in task order: the result itself, or
-    the key of one that was durable before. ``kinds``: reducers other than ``last``; ``values``: what no built-in
-    reducer made (defaults, custom reducers, patches). With ``step`` unchanged nothing advances (§4.8). ``carries``: what a run's first
-    one takes over from its thread; the parent's values are those already when it is applied."""
+    """The changes from a checkpoint's parent to the checkpoint. ``done`` names finished tasks in task order: the result itself, or
+    the key of a result that was durable before. ``kinds``: reducers other than ``last``, by channel; ``values``: values that no built-in
+    reducer made (defaults, custom reducers, patches). If ``step`` does not change, nothing advances (§4.8). ``carries``: what a run's first
+    checkpoint takes over from its thread; the caller puts these values into the parent before it applies the delta."""
 
     step: int
     source: Source = Source.LOOP
@@ -243,10 +243,10 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A whole checkpoint, as loaded. ``values`` are frozen; ``created_at`` is microseconds since 1970.
 
-    ``results`` and ``records`` are the pending writes: what is finished or recorded since the last barrier.
+    The pending writes, all that is finished or recorded since the last barrier, are in ``Progress`` (``results``, ``records``).
     ``skipped`` are the nodes whose last turn was a skip; ``topics`` the channels to be emptied at the next barrier.
-    ``held``: by super-step, what its tasks see that wait while the run goes on (§5.11); ``idle``: how many barriers took no task, but
-    only what came for others; ``unfinished``: what is on record of those that wait, where the checkpoint is one to load from.
+    ``held``: by super-step, the values that its waiting tasks see while the run continues (§5.11); ``idle``: how many barriers took no task, but
+    only signals; ``unfinished``: the records of the waiting tasks, if loading can begin at this checkpoint.
     """
 
     run_id: str
@@ -276,12 +276,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def upto(self) -> int:
-        """The last event that loading from here need not look at."""
+        """The last event that this checkpoint covers: loading from here reads only later ones."""
         return self.seq if self.unfinished is None else max(self.seq, self.unfinished.upto)
 
     @property
     def taken(self) -> int:
-        """How many super-steps have come to their end."""
+        """How many super-steps have ended."""
         return self.step - self.idle
 
     @property
@@ -290,7 +290,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return tuple([t for t in self.pending if t.began]) if self.held else ()
 
     def step_of(self, task: str) -> int:
-        """The super-step that a pending task is of: the coming one, unless it waits while the run goes on."""
+        """Returns the super-step to which a pending task belongs: an earlier one if the task waits while the run continues, else the coming one."""
         if self.held:
             for t in self.pending:
                 if t.began and t.key == task:
@@ -298,17 +298,17 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.step + 1
 
     def see_as(self, task: Task) -> Mapping[str, Any]:
-        """The values that a pending task sees: those its super-step began with."""
+        """Returns the values that a pending task sees: those with which its super-step began."""
         return self.held[task.began] if task.began else self.values
 
 
 def empty(run_id: str, values: Mapping[str, Any] = EMPTY_DICT) -> Checkpoint:
-    """What precedes the first checkpoint of a run: nothing, or ``values`` that it carries from its thread."""
+    """Returns the parent of a run's first checkpoint: empty, or with the ``values`` that the run carries from its thread."""
     return Checkpoint(run_id=run_id, seq=0, step=-1, values=values, versions={}, seen={}, pending=())
 
 
 def decode_writes(result: TaskResult) -> Mapping[str, Any]:
-    """The decoded writes of a finished task."""
+    """Returns the decoded writes of a finished task."""
     if result.writes is None:
         return {}
     value = canon.decode(result.writes)
@@ -318,9 +318,9 @@ def decode_writes(result: TaskResult) -> Mapping[str, Any]:
 
 
 def bump(done: Sequence[TaskResult], writes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The channels that have news after these tasks, in a repeatable order (§4.3).
+    """Returns the channels that have news after these tasks, in a repeatable order (§4.3).
 
-    A node that an empty list of ``Send``s was for is done, unless another task of the super-step sends to it.
+    A node to which a task sent an empty list of ``Send``s is done, unless another task of the super-step sends to it.
     """
     out: dict[str, None] = {}
     ended: set[str] = set()
@@ -343,7 +343,7 @@ def bump(done: Sequence[TaskResult], writes: Mapping[str, Mapping[str, Any]]) ->
 
 
 def find_unsent(done: Sequence[TaskResult]) -> list[str]:
-    """The nodes for which nothing was sent, though something might have been."""
+    """Returns the nodes to which tasks sent an empty list, and no task of the super-step sent anything."""
     named = [node for result in done for node in result.unsent]
     return [node for node in named if all(s.node != node for result in done for s in result.sends)] if named else named
 
@@ -360,11 +360,11 @@ def advance(
     boundaries: tuple[Boundary, ...] = (),
     decoded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Checkpoint:
-    """The checkpoint after ``delta``. ``results`` holds what ``delta.done`` names by key; ``decoded`` spares the live
-    path a second decode of writes it has just made.
+    """Returns the checkpoint after ``delta``. ``results`` holds the results that ``delta.done`` names by key. ``decoded`` holds writes that the
+    live path has just made, so that they are not decoded again.
 
     Raises:
-        EventUnreadable: the delta names a result that is not there.
+        EventUnreadable: the delta names a result that is not recorded.
     """
     return advance_with_news(parent, delta, results, seq=seq, at=at, hash=hash, waits=waits, boundaries=boundaries, decoded=decoded)[0]
 
@@ -381,7 +381,7 @@ def advance_with_news(
     boundaries: tuple[Boundary, ...] = (),
     decoded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Checkpoint, list[str]]:
-    """``advance``, and the channels that have news by it."""
+    """Returns the result of ``advance``, and the channels that have news."""
     parent_id = parent.checkpoint_id if parent.seq else None
     if delta.base is not None:
         b = delta.base
@@ -426,7 +426,7 @@ def advance_with_news(
             held = {step: canon.FrozenDict({**seen, **given}) for step, seen in held.items()}
     versions = parent.versions
     if news:
-        versions = dict(versions)  # a clone, which is quicker than unpacking two into a third
+        versions = dict(versions)  # copying is faster than building a new dict from two
         for name in news:
             versions[name] = delta.step
     seen, skipped = parent.seen, parent.skipped
@@ -478,10 +478,11 @@ _NOBODY = (OK, None, (), (), (), None)
 def cross_alone(
     parent: Checkpoint, result: TaskResult, inline: bool, writes: Mapping[str, Any] | None, lasting: frozenset[str]
 ) -> tuple[Delta, Checkpoint, list[str]] | None:
-    """A barrier by a shorter way, for what most steps are: one task, at its end, that replaced values and named nobody. ``lasting``: the channels whose
-    writes replace their values.
+    """Does the barrier of the most common step by a short way: one task ended well, its writes replace values, and it named no nodes. ``lasting``: the
+    channels whose writes replace their values.
 
-    None: it is no such step. What comes out is what the long way gives (a property of the tests), but for what runs next, and the channels that have news.
+    Returns None for any other step. The delta and the checkpoint equal those of the long way (a property of the tests), except that the caller has to
+    plan what runs next; for this, the channels that have news are returned too.
     """
     if result.outcome != OK or result.goto is not None or result.chosen or result.sends or result.unsent or parent.topics or parent.skipped:
         return None
@@ -514,8 +515,8 @@ def cross_alone(
 def cross_crowd(
     parent: Checkpoint, results: Mapping[str, TaskResult], inline: frozenset[str] | set[str], decoded: Mapping[str, Mapping[str, Any]], reducing: Mapping[str, str]
 ) -> tuple[Delta, Checkpoint, list[str]] | None:
-    """``cross_alone`` for what most fan-outs are: tasks of one node that were sent to it, have all ended well, and wrote to channels with built-in reducers, which
-    ``reducing`` has."""
+    """Does what ``cross_alone`` does for the most common fan-out: tasks of one node, made by ``Send``, that all ended well and wrote only to channels in
+    ``reducing``, which have built-in reducers."""
     node = parent.pending[0].node
     if parent.topics or parent.skipped or {*map(_node, parent.pending)} != {node} or {*map(_seen, parent.pending)} != {()}:
         return None
@@ -553,10 +554,10 @@ def cross_crowd(
 
 
 def list_ends(parent: Checkpoint, results: Iterable[TaskResult | str]) -> list[ev.Fact]:
-    """The facts of tasks of the super-step after ``parent`` that have ended; of those that others told of before, there are none."""
+    """Returns a fact for each task that ended in the super-step after ``parent``. A result given by its key was reported by an earlier commit and gets no fact."""
     made, kinds, step = list[ev.Fact](), dict[str, type[ev.StepEnded]](), parent.step + 1
     results = tuple(results)
-    if len(results) > 8 and not parent.held and {*map(type, results)} == {TaskResult} and {*map(_outcome, results)} == {OK}:  # as most of a fan-out end
+    if len(results) > 8 and not parent.held and {*map(type, results)} == {TaskResult} and {*map(_outcome, results)} == {OK}:  # the usual end of a fan-out
         mine = results if results[-1].task[0] != "@" else [r for r in results if r.task[0] != "@"]  # type: ignore[union-attr]  # signals come last
         return [*map(ev.StepCompleted, repeat(step), map(_task, mine), repeat(OK), repeat(b""), map(_attempt, mine))]
     for r in results:
@@ -574,7 +575,7 @@ _outcome, _task, _attempt = attrgetter("outcome"), attrgetter("task"), attrgette
 
 
 def voucher(events: Iterable[ev.Event]) -> ev.Event | None:
-    """The event of a commit that names its checkpoint's hash (§1.8), and so numbers the checkpoint; None if it has none."""
+    """Returns the event of a commit that names its checkpoint's hash (§1.8) and so gives the checkpoint its number, or None if no event does."""
     for event in events:
         if getattr(event.fact, "hash", b""):
             return event
@@ -582,16 +583,16 @@ def voucher(events: Iterable[ev.Event]) -> ev.Event | None:
 
 
 def find_voucher(parent: Checkpoint, events: Iterable[ev.Event], delta: bytes) -> tuple[int, bytes] | None:
-    """The number and the hash of the checkpoint that these bytes make of its parent; None if no event of their commit vouches for it."""
+    """Returns the number and the hash of the checkpoint that this delta makes of its parent, or None if no event of the commit vouches for it."""
     found, hash = voucher(events), canon.chain(parent.hash, delta)
     return None if found is None or getattr(found.fact, "hash", b"") != hash else (found.seq, hash)
 
 
 def vouch(parent: Checkpoint, facts: list[ev.Fact], delta: bytes, source: Source) -> tuple[bytes, int]:
-    """The hash of the checkpoint that these bytes make of its parent, written into the last completed step's fact, else into
-    ``checkpoint.saved`` (§13.2); and the place of that fact."""
+    """Writes the hash of the checkpoint that this delta makes of its parent into the fact of the last completed step, or else into a new
+    ``checkpoint.saved`` (§13.2). Returns the hash, and the index of that fact."""
     hash = canon.chain(parent.hash, delta)
-    for i in range(_find_starts(facts) - 1, -1, -1) if source is not Source.INPUT else ():  # no step has ended before the first
+    for i in range(_find_starts(facts) - 1, -1, -1) if source is not Source.INPUT else ():  # no step ends before the first checkpoint
         fact = facts[i]
         if type(fact) is ev.StepStarted:
             continue
@@ -603,7 +604,7 @@ def vouch(parent: Checkpoint, facts: list[ev.Fact], delta: bytes, source: Source
 
 
 def _find_starts(facts: list[ev.Fact]) -> int:
-    """Where the steps begin that come last, as all do that a barrier begins."""
+    """Returns the index of the first of the ``StepStarted`` facts if they all stand at the end, as after a barrier, else the number of facts."""
     kinds = [*map(type, facts)]
     found = len(kinds) - kinds.count(ev.StepStarted)
     return len(kinds) if ev.StepStarted in kinds[:found] else found
@@ -626,14 +627,14 @@ _ending = attrgetter("outcome", "path")
 
 
 def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary, ...]:
-    """What the checkpoint saved with one commit's facts stands for, each once (§4.5, §4.10).
+    """Returns the boundaries that the checkpoint of a commit stands for, each once (§4.5, §4.10).
 
-    ``advanced``: the checkpoint is a barrier's, one super-step further than its parent. Its tasks may have ended in
-    earlier commits; a task that ends in this one must have completed, by the one predicate (§4.11).
+    ``advanced``: the checkpoint is a barrier's, one super-step after its parent. Its tasks may have ended in
+    earlier commits; a task that ends in this commit must have completed, by the one predicate (§4.11).
     """
     facts = events.facts if type(events) is Recorded else [*map(ev.fact_of, events)]
     kinds = tuple(map(type, facts))
-    if _STEPS.issuperset(kinds):  # as nearly always, and where there are many
+    if _STEPS.issuperset(kinds):  # the usual case, and that of large commits
         mine = [*compress(facts, map(is_, kinds, repeat(ev.StepCompleted)))]
         if {*map(_outcome, mine)} == {OK}:
             return STEPPED if advanced else ()
@@ -657,19 +658,19 @@ def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary,
 
 @functools.lru_cache(1024)
 def _stand_for(kinds: tuple[type, ...]) -> tuple[Boundary, ...]:
-    """What facts of these kinds stand for where no super-step ends by them."""
+    """Returns the boundaries of facts of these kinds if no super-step ends with them."""
     return tuple(dict.fromkeys([_BOUNDARIES[kind] for kind in kinds if kind in _BOUNDARIES]))
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a barrier went, where it was none that takes all that is pending and nothing else: the tasks it took, and what came for others."""
+    """What a barrier took, if it did not take exactly the pending tasks: the tasks, and the signals for other nodes."""
 
     tasks: tuple[str, ...]
     signals: tuple[TaskResult, ...]
 
 
 def note_end(delta: Delta) -> Ended | None:
-    """What a replay of this barrier has to know, so that its super-steps have the numbers they had (§7.6); None for any plain one."""
+    """Returns what a replay must know of this barrier, so that its super-steps get the same numbers (§7.6); None if it took exactly the pending tasks."""
     signals = tuple([d for d in delta.done if isinstance(d, TaskResult) and d.task.startswith(SIGNAL)])
     if not signals and WAITING_TASK not in delta.done and not any(t.began for t in delta.pending or ()):
         return None
@@ -678,12 +679,12 @@ def note_end(delta: Delta) -> Ended | None:
 
 
 def _keep_views(parent: Checkpoint, pending: tuple[Task, ...] | None) -> Mapping[int, Mapping[str, Any]]:
-    """What the tasks see that a barrier carries on: what their super-step began with."""
+    """Returns the values that carried tasks see, by super-step: those with which each super-step began."""
     return {t.began: parent.held.get(t.began, parent.values) for t in (pending or ()) if t.began}
 
 
 def pack_held(values: Mapping[str, Any], held: Mapping[int, Mapping[str, Any]]) -> tuple[Held, ...]:
-    """What waiting tasks see, as far as it differs from these values."""
+    """Packs the values that waiting tasks see, as differences from ``values``."""
     out = []
     for step, seen in held.items():
         other = {n: v for n, v in seen.items() if n not in values or values[n] is not v}
@@ -692,7 +693,7 @@ def pack_held(values: Mapping[str, Any], held: Mapping[int, Mapping[str, Any]]) 
 
 
 def unpack_held(values: Mapping[str, Any], held: tuple[Held, ...]) -> Mapping[int, Mapping[str, Any]]:
-    """What waiting tasks see, whole again."""
+    """Returns the full values that waiting tasks see, from those differences."""
     return {h.step: canon.FrozenDict({n: v for n, v in {**values, **canon.decode(h.values)}.items() if n not in h.absent}) for h in held}
 
 

@@ -1,8 +1,8 @@
-"""Chunks of ``ctx.emit``: provisional output, kept in a ring until the durable result that replaces them (§13.6).
+"""Chunks of ``ctx.emit``: provisional output, kept in a ring until a durable result replaces it (§13.6).
 
-An attempt numbers its chunks from 1. What is written at once is a ``Batch``; the newest batches of an attempt are its ring. An attempt that is
-done again from its beginning (after a crash, a failure, another round) is a new ``turn`` of its place, and supersedes the one before; a node
-that is entered again after a wait goes on with its turn, and what it emits once more on the way there is not kept twice.
+An attempt numbers its chunks from 1. Chunks that are written together are a ``Batch``; the newest batches of an attempt are its ring. If an attempt
+is done again from its beginning (after a crash, a failure, another round), it is a new ``turn`` of its place, which supersedes the turn before. A node
+that is entered again after a wait continues its turn, and the chunks that it emits again on the way there are not stored twice.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from holdfast.core.checkpoint import Result, StepRecord
 RING_CHUNKS = 10_000
 RING_BYTES = 4 * 2**20
 RUN_BYTES = 32 * 2**20
-"""Of all attempts of a run that are under way; with many of them each has less than ``RING_BYTES``."""
+"""The limit for all current attempts of a run together; if there are many, each has less than ``RING_BYTES``."""
 LINGER_US = 30_000_000
-"""How long chunks stay after they were replaced, for readers that were already following."""
+"""How long chunks are kept after they were replaced, for readers that were already following."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where in a run something emits: a task of a step, and the path of a recorded call in it (empty: the node itself)."""
+    """The place in a run that emits: a task of a step, and the path of a recorded call in it (empty: the node itself)."""
 
     step: int
     task: str
@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """One attempt of a place from its beginning. ``number`` is the attempt's own; ``turn`` tells beginnings apart, the later ones have higher ones."""
+    """One attempt of a place from its beginning. ``number`` is the attempt's number; ``turn`` numbers the beginnings: a later one has a higher number."""
 
     place: Place
     turn: int
@@ -66,7 +66,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A batch as it is kept. ``serial`` grows within a run; ``replaced``: what replaces it is durable."""
+    """A batch as it is stored. ``serial`` grows within a run; ``replaced``: the result that replaces it is durable."""
 
     serial: int
     batch: Batch
@@ -88,7 +88,7 @@ class Emitted(msgspec.Struct, frozen=True):
 
 
 def find_replaced(results: Iterable[Result], places: Iterable[Place], step: int) -> set[Place]:
-    """The places whose chunks these results of a step replace: a recorded call's own and those beneath it, or all of a task."""
+    """Returns the places whose chunks are replaced by these results of a step: for a recorded call its own place and those beneath it, for a task all its places."""
     tasks: set[str] = set()
     paths: set[tuple[str, str]] = set()
     for result in results:
@@ -104,7 +104,7 @@ def _beneath(path: str, above: str) -> bool:
 
 
 class _Kept(Batch, frozen=True, array_like=True):
-    """A batch as it is written, with the digest that vouches for it in its run; none where a past release wrote it."""
+    """A batch as it is written, with the digest that vouches for it in its run; the digest is empty if a past release wrote the batch."""
 
     seal: bytes = b""
 
@@ -123,7 +123,7 @@ def encode(run_id: str, batch: Batch) -> bytes:
 def decode(run_id: str, data: bytes) -> Batch:
     """
     Raises:
-        msgspec.DecodeError: it is not what was written there.
+        msgspec.DecodeError: the data are not those that were written.
     """
     try:
         kept = _batch.decode(data)
@@ -135,12 +135,12 @@ def decode(run_id: str, data: bytes) -> Batch:
 
 
 def read(run_id: str, kept: Iterable[Any]) -> list[Batch]:
-    """Batches of a run as they are kept. One that is not what was written is left out: chunks are provisional."""
+    """Returns the stored batches of a run. A batch that was damaged is left out, because chunks are provisional."""
     return [batch for data in kept if (batch := readable(run_id, data)) is not None]
 
 
 def readable(run_id: str, data: Any) -> Batch | None:
-    """A batch as it is kept, whatever a damaged page gives; None where it is not what was written."""
+    """Returns a stored batch, or None if it was damaged; ``data`` may be anything that a damaged page gives."""
     try:
         return decode(run_id, data)
     except (msgspec.MsgspecError, TypeError):

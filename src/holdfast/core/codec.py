@@ -1,7 +1,7 @@
-"""Records to bytes and back (§1.8, §1.10): what one commit leaves in the log is one row, one encode.
+"""Encodes records to bytes and back (§1.8, §1.10): each commit leaves one row in the log, encoded in one call.
 
-A row is ``[format, at, fence, actor, facts, delta, results]`` in msgpack. Its hash is H(previous row's hash, row):
-the chain by which a lost, cut or edited row is named. ``format`` is major x 100 + minor; an older minor is upgraded by
+A row is ``[format, at, fence, actor, facts, delta, results]`` in msgpack. Its hash is H(previous row's hash, row);
+this hash chain shows which row was lost, cut or edited. ``format`` is major x 100 + minor; an older minor is upgraded by
 registered upcasters, another major is a typed error.
 """
 
@@ -47,7 +47,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One commit as read back from the log. ``seq`` is its last event's number."""
+    """One commit as read from the log. ``seq`` is the number of its last event."""
 
     seq: int
     at: int
@@ -62,15 +62,15 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Opener(Protocol):
-    """Opens what is encrypted in the records of one run (§14.5)."""
+    """Decrypts the payloads in the records of one run (§14.5)."""
 
     def record(self, record: Record) -> Record:
-        """The record with its payloads in clear, as far as their keys are at hand."""
+        """Returns the record with its payloads decrypted, as far as their keys are available."""
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A log row as a store keeps it: the last event's number, the bytes and their place in the chain. ``opener``: where payloads in it
-    are encrypted, what opens them once the row has been held against the chain, which needs no key."""
+    """A log row as a store keeps it: the last event's number, the bytes and their hash in the chain. ``opener`` decrypts its payloads, if they
+    are encrypted. The chain is checked before that, and this check needs no key."""
 
     seq: int
     data: bytes
@@ -106,7 +106,7 @@ class _Incoming(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Usual(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A row with no facts but those that most rows have: it is decoded in one piece."""
+    """A row whose facts are all of the most common kinds: it is decoded in one piece."""
 
     format: int
     at: int
@@ -118,7 +118,7 @@ class _Usual(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PlainRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A row as a plain step leaves it, and nothing else does: one task has ended, one is next. ``delta`` is encoded."""
+    """A row of the shape that only plain steps write: one task has ended, one task is next. ``delta`` is encoded."""
 
     format: int
     at: int
@@ -130,36 +130,36 @@ class PlainRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Sealed(msgspec.Struct, frozen=True, gc=False):
-    """A commit ready to be written: its row, and the run row's cold part if that changed."""
+    """A commit that is ready to be written: its log row, and the cold part of the run's row if that changed."""
 
     row: Row
     doc: bytes | None
 
 
 def encode_row(at: int, fence: int, actor: str, facts: list[Any], delta: bytes | None, results: tuple[Result, ...] = ()) -> bytes:
-    """The bytes of a log row; ``fence`` is the full one."""
+    """Returns the bytes of a log row; ``fence`` is the full fence."""
     return _encoder.encode(_Outgoing(FORMAT, at, fence & 0xFFFFFFFF, actor, facts, delta, results))
 
 
 class Form(msgspec.Struct, frozen=True, gc=False):
-    """The log row of a plain step of one node that one other follows, in the pieces around what changes from step to step: its number and the
-    next one's, what was written, when, under which fence, and the hash."""
+    """The log row of a plain step whose node is always followed by one other node, cut into the pieces around the values that change from step to
+    step: the step's number and the next one's, the writes, the time, the fence, and the hash."""
 
     delta: tuple[bytes, ...]
     row: tuple[bytes, ...]
 
     def fill(self, previous: bytes, step: bytes, after: bytes, writes: bytes | None, at: int, fence: bytes) -> tuple[bytes, bytes]:
-        """The checkpoint's hash and the row, with the delta in it. ``step``, ``after`` and ``fence``: as ``number`` gives them."""
+        """Returns the checkpoint's hash, and the row with the delta in it. ``step``, ``after`` and ``fence`` are encoded by ``number``."""
         a, b, c = self.delta
         data = b"".join((a, step, b, _NIL, c) if writes is None else (a, step, b, _binary(len(writes)), writes, c))
         hash, size = canon.chain(previous, data), len(data)
         a, b, c, d, e, f = self.row
-        when = _long(0xCF, at) if at > 0xFFFF_FFFF else number(at)  # as nearly always, without a call; so with the size
+        when = _long(0xCF, at) if at > 0xFFFF_FFFF else number(at)  # the usual case is inlined to save a call, as with the size below
         return hash, b"".join((a, when, fence, b, step, c, hash, d, after, e, _short(0xC5, size) if 0xFF < size < 0x1_0000 else _binary(size), data, f))
 
 
 def form(delta: Delta, ended: ev.StepEnded, started: ev.StepStarted) -> Form:
-    """The form of the steps that end and start so: given with nothing written, and each number and hash zero."""
+    """Returns the form of steps with this delta and these two facts, which are given without writes and with zero for each number and hash."""
     replace, (result,) = msgspec.structs.replace, delta.done
     assert isinstance(result, TaskResult), "a plain step has its result in its delta"
 
@@ -171,7 +171,7 @@ def form(delta: Delta, ended: ev.StepEnded, started: ev.StepStarted) -> Form:
         _around(encode_delta(delta), (encode_delta(replace(delta, step=1)), 1), (encode_delta(written), 1)),
         _around(
             row(),
-            (row(at=1), 2),  # and the fence behind it
+            (row(at=1), 2),  # the time, and the fence after it
             (row(ended=replace(ended, step=1)), 1),
             (row(ended=replace(ended, hash=b"\xff" * len(ended.hash))), len(ended.hash)),
             (row(started=replace(started, step=1)), 1),
@@ -181,7 +181,7 @@ def form(delta: Delta, ended: ev.StepEnded, started: ev.StepStarted) -> Form:
 
 
 def _around(data: bytes, *others: tuple[bytes, int]) -> tuple[bytes, ...]:
-    """The pieces of these bytes around so many of them from where each of the others differs."""
+    """Cuts out of ``data``, for each of ``others``, ``length`` bytes from the first byte that differs, and returns the remaining pieces."""
     pieces, end = [], 0
     for other, length in others:
         start = next(n for n, (mine, its) in enumerate(zip(data, other, strict=False)) if mine != its)
@@ -191,7 +191,7 @@ def _around(data: bytes, *others: tuple[bytes, int]) -> tuple[bytes, ...]:
 
 
 def number(value: int) -> bytes:
-    """A number that is not below zero, as it is encoded."""
+    """Returns the encoding of a number that is not negative."""
     if value < 0x80:
         return _ONE[value]
     if value < 0x100:
@@ -202,7 +202,7 @@ def number(value: int) -> bytes:
 
 
 def _binary(size: int) -> bytes:
-    """What stands before so many bytes."""
+    """Returns the msgpack header of ``size`` bytes."""
     if size < 0x100:
         return _byte(0xC4, size)
     return _short(0xC5, size) if size < 0x1_0000 else _middling(0xC6, size)
@@ -214,7 +214,7 @@ _byte, _short, _middling, _long = struct.Struct(">BB").pack, struct.Struct(">BH"
 
 
 def seal(commit: Commit, previous: bytes = b"") -> Sealed:
-    """Encodes a commit before its transaction begins; ``previous`` is the hash at its tip."""
+    """Encodes a commit, before its transaction begins. ``previous`` is the hash at the tip that it follows."""
     events = commit.events
     facts = [*(events.facts if type(events) is Recorded else map(ev.fact_of, events))]
     hot = ev.HOT.issuperset(events.kinds if type(events) is Recorded else map(type, facts))
@@ -227,12 +227,12 @@ _row = msgspec.msgpack.Decoder(_Incoming)
 _delta = msgspec.msgpack.Decoder(Delta)
 _any = msgspec.msgpack.Decoder()
 UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What a decoder raises where bytes are not what it decodes."""
+"""What a decoder raises if it cannot decode the bytes."""
 
 
 @functools.cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A decoder, made when it is first needed: making those of all facts at once took a fifth of the import."""
+    """Returns the decoder of a type, made on first use: making the decoders of all facts at once took a fifth of the import time."""
     return msgspec.msgpack.Decoder(kind)
 
 
@@ -242,7 +242,7 @@ _upcasters: dict[int, list[tuple[int, Upcaster]]] = {}
 
 
 def upcast(tag: int, before: int, function: Upcaster) -> None:
-    """Registers a pure function that brings a fact's stored fields, written by a format below ``before``, up to date."""
+    """Registers a pure function that brings a fact's stored fields up to date if they were written in a format below ``before``."""
     _upcasters.setdefault(tag, []).append((before, function))
     _upcasters[tag].sort(key=lambda pair: pair[0])
 
@@ -251,7 +251,7 @@ def check_format(format: int) -> None:
     """Refuses another major version (§1.8).
 
     Raises:
-        UnsupportedFormat: naming both versions.
+        UnsupportedFormat: names both versions.
     """
     if format // 100 != FORMAT // 100:
         have, want = f"{format // 100}.{format % 100}", f"{FORMAT // 100}.{FORMAT % 100}"
@@ -259,20 +259,20 @@ def check_format(format: int) -> None:
 
 
 def open_row(row: Row, previous: bytes | None = None) -> Record:
-    """Decodes a row; with ``previous`` it also holds the row against the chain.
+    """Decodes a row. With ``previous``, the hash of the row before it, it also checks the row against the hash chain.
 
     Raises:
-        ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with it.
+        ChainBroken, EventUnreadable, UnsupportedFormat: according to what is wrong with the row.
     """
     from_chain(row, previous)
     return _open(row)
 
 
 def open_rows(rows: Sequence[Row], previous: bytes | None = b"") -> list[Record]:
-    """A log decoded, each row held against the chain; ``previous`` is the hash before its first row, None where that is not at hand.
+    """Decodes a log and checks each row against the hash chain. ``previous`` is the hash before the first row, None if that is not known.
 
     Raises:
-        ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with the first row that is not in order.
+        ChainBroken, EventUnreadable, UnsupportedFormat: according to what is wrong with the first bad row.
     """
     if previous is None and rows:
         return [_open(rows[0]), *open_rows(rows[1:], rows[0].hash)]
@@ -284,10 +284,11 @@ def open_rows(rows: Sequence[Row], previous: bytes | None = b"") -> list[Record]
 
 
 def open_to_checkpoint(rows: Sequence[Row], hashes: Sequence[bytes], start: int) -> list[Record]:
-    """The rows from this one to the next that saves a checkpoint, decoded; all of them if none does. ``hashes`` are those that the chain gives the rows.
+    """Decodes the rows from ``start`` up to and including the next one that saves a checkpoint, or all of them if none does. ``hashes`` are the rows' hashes
+    as computed along the chain.
 
     Raises:
-        ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with the first row that is not in order.
+        ChainBroken, EventUnreadable, UnsupportedFormat: according to what is wrong with the first bad row.
     """
     records = []
     for row, hash in islice(zip(rows, hashes, strict=True), start, None):
@@ -303,7 +304,7 @@ def _open(row: Row) -> Record:
     try:
         usual = _decoder(_Usual).decode(row.data)
     except UNDECODABLE:
-        usual = None  # it has to be looked at piece by piece, which also tells what is wrong with it
+        usual = None  # it is decoded piece by piece below, which also finds what is wrong
     if usual is not None and usual.format == FORMAT:
         return _record(row, usual, usual.facts, usual.results)
     raw = _incoming(row)
@@ -326,7 +327,7 @@ def _record(row: Row, raw: _Usual | _Incoming, facts: Sequence[ev.Fact | ev.Unkn
 
 @functools.cache
 def plain_decoders() -> tuple[Callable[[bytes], PlainRow], Callable[[bytes], Delta]]:
-    """What decodes the row of a plain step, and the delta in it. Bytes of anything else raise one of ``UNDECODABLE``."""
+    """Returns the decoders of a plain step's row and of the delta in it. For any other bytes they raise one of ``UNDECODABLE``."""
     return _decoder(PlainRow).decode, _delta.decode
 
 
@@ -340,10 +341,11 @@ def _incoming(row: Row) -> _Incoming:
 
 
 def read_carried(rows: Iterable[Row]) -> tuple[Carry, ...]:
-    """What a run's first checkpoint carries from other runs (§4.15); ``rows`` from its first on, of which few are opened.
+    """Returns what a run's first checkpoint carries from other runs (§4.15). ``rows`` begin with the run's first row; only those up to the first
+    checkpoint are decoded.
 
     Raises:
-        EventUnreadable, UnsupportedFormat: by what is wrong with them.
+        EventUnreadable, UnsupportedFormat: according to what is wrong with the rows.
     """
     for row in rows:
         if (delta := _incoming(row).delta) is not None:
@@ -352,16 +354,16 @@ def read_carried(rows: Iterable[Row]) -> tuple[Carry, ...]:
 
 
 def from_chain(row: Row, previous: bytes | None) -> None:
-    """Holds a row against the chain; None skips it, where the row before is not at hand."""
+    """Checks a row against the hash chain, unless ``previous`` is None because the row before it is not known."""
     if previous is not None:
         hold_against(canon.chain(previous, row.data), row)
 
 
 def hold_against(hash: bytes, row: Row) -> None:
-    """Refuses a row that does not have the hash which the chain gives it.
+    """Refuses a row whose hash differs from ``hash``, which was computed along the chain.
 
     Raises:
-        ChainBroken: it is not what was written, or not where.
+        ChainBroken: the row is not the one that was written, or not in its place.
     """
     if hash != row.hash:
         raise ChainBroken(f"the commit that ends with event {row.seq} does not match its hash", hint="holdfast check names the damage; restore a backup")
@@ -391,7 +393,7 @@ def _tag(raw: msgspec.Raw) -> int:
     """The first element of a msgpack array, without decoding the rest."""
     data = bytes(memoryview(raw)[:8])
     if len(data) > 1 and data[0] & 0xF0 == 0x90 and data[1] < 0x80:
-        return data[1]  # as nearly always
+        return data[1]  # the usual case
     at = 1 if data[0] & 0xF0 == 0x90 else 3 if data[0] == 0xDC else -1
     if not 0 < at < len(data):
         raise ValueError("a fact is not an array")
@@ -415,9 +417,9 @@ def encode_run(run: Run) -> bytes:
 
 
 def overlay(run: Run, *, status: str, version: int, step: str | None, head: str | None) -> Run:
-    """The run with its hot columns laid over the cold part.
+    """Returns the run with the values of its hot columns in place of those in the cold part.
 
-    A status that differs is taken from the column, so that a hand-made edit is seen by whoever compares (T-19).
+    A status that differs is taken from the column, so that a comparison detects a manual edit (T-19).
     """
     if run.status != status:
         run = msgspec.structs.replace(run, status=Status(status))
@@ -430,10 +432,10 @@ _STATUS = Run.__struct_encode_fields__.index("status")
 
 
 def decode_run(data: bytes) -> Run:
-    """The cold part of a run row.
+    """Decodes the cold part of a run's row.
 
     Raises:
-        UnknownStatus: a stored status outside the eight; never coerced (§2.6).
+        UnknownStatus: the stored status is not one of the eight; it is never coerced (§2.6).
         EventUnreadable: damaged bytes.
     """
     try:
@@ -445,7 +447,7 @@ def decode_run(data: bytes) -> Run:
 
 
 def _read_status(data: bytes) -> str:
-    """The status word of a run row that does not decode; a known one if it cannot be told."""
+    """Returns the status in a run's row that cannot be decoded, or ``pending`` if the status cannot be read either."""
     try:
         word = _any.decode(data)[_STATUS]
     except (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError):
@@ -476,7 +478,7 @@ def encode_offer(offer: Offer) -> bytes:
 
 
 def decode_offer(data: bytes) -> Offer:
-    """What a worker offers, as kept.
+    """Decodes a worker's offer.
 
     Raises:
         EventUnreadable: damaged bytes.
@@ -490,7 +492,7 @@ def encode_rule(rule: Rule) -> bytes:
 
 
 def decode_rule(data: bytes) -> Rule:
-    """What is stored of a limit or a queue.
+    """Decodes the stored rule of a limit or a queue.
 
     Raises:
         EventUnreadable: damaged bytes.
@@ -548,12 +550,12 @@ class _Whole(msgspec.Struct, frozen=True, array_like=True):
 
 
 WITH_WAITING = FORMAT + 100
-"""The format of a whole checkpoint that holds what is on record of unfinished tasks: a release that does not know of it refuses it."""
+"""The format of a whole checkpoint that holds the records of unfinished tasks: a release that does not know this format refuses it."""
 _whole = msgspec.msgpack.Decoder(_Whole)
 
 
 def encode_whole(cp: Checkpoint, chain: bytes) -> bytes:
-    """A whole checkpoint with the hash of its log row, so that loading can start the chain there, and its own digest."""
+    """Encodes a whole checkpoint with the hash of its log row, so that loading can start the hash chain there, and with a checksum of its own."""
     values = canon.encode(canon.FrozenDict(cp.values))
     seen = {n: dict(s) for n, s in cp.seen.items()}
     data = _encoder.encode(
@@ -567,10 +569,10 @@ def encode_whole(cp: Checkpoint, chain: bytes) -> bytes:
 
 
 def decode_whole(run_id: str, data: bytes) -> tuple[Checkpoint, bytes]:
-    """The checkpoint, and the hash of the log row it was saved with.
+    """Returns the checkpoint, and the hash of the log row with which it was saved.
 
     Raises:
-        StoreCorrupt: a bit of it has changed; its values would otherwise be served as if they were the run's (X-01).
+        StoreCorrupt: its bytes have changed. Without this check, wrong values would be used as the run's (X-01).
     """
     data, digest = data[: -canon.HASH_BYTES], data[-canon.HASH_BYTES :]
     if canon.chain(b"", data) != digest:

@@ -1,6 +1,6 @@
-"""Requests that may be refused, imperative: what waits in a run's inbox (§5, §7, §10.12).
+"""Commands: requests that may be refused, named in the imperative, which wait in a run's inbox (§5, §7, §10.12).
 
-Each has a key, unique in its run: one answer and its timeout share a key, so one of them wins whoever comes first.
+Each has a key that is unique in its run. An answer and the timeout of its wait share a key, so the first of them wins.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ class Command(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decide(Command, frozen=True, tag=1):
-    """``payload`` is encoded; None means that none was given, which is not an answer of None. ``force``: do an effect again
-    although it may then happen twice (§6.5). ``via``: the id of the access token under which it came (§16.2)."""
+    """Decide a wait. ``payload`` is encoded; None means that none was given, which is not an answer of None.
+    ``force``: do an effect again although it may then happen twice (§6.5). ``via``: the id of the access token with
+    which the command came (§16.2)."""
 
     wait_id: str
     action: str
@@ -39,7 +40,7 @@ class Decide(Command, frozen=True, tag=1):
 
 
 class FireTimeout(Command, frozen=True, tag=2):
-    """A wait's deadline has passed: injected by any sweeper, once (§5.10)."""
+    """End a wait whose deadline has passed: any sweeper injects this command, once (§5.10)."""
 
     wait_id: str
     deadline: int
@@ -61,7 +62,7 @@ class Signal(Command, frozen=True, tag=3):
 
 
 class Cancel(Command, frozen=True, tag=4):
-    """``queued``: only if the run has not begun; another takes its place (§5.13)."""
+    """Cancel a run. ``queued``: only if the run has not begun, because another run takes its place (§5.13)."""
 
     actor: str
     reason: str = ""
@@ -74,7 +75,7 @@ class Cancel(Command, frozen=True, tag=4):
 
 
 class ChildEnded(Command, frozen=True, tag=5):
-    """``nonce``: which end it is of a run that was resumed after it had ended."""
+    """Tell a parent that a child has ended. ``nonce``: distinguishes the ends of a child that was resumed after an end."""
 
     child_run_id: str
     status: str
@@ -88,7 +89,7 @@ class ChildEnded(Command, frozen=True, tag=5):
 
 
 class Resume(Command, frozen=True, tag=6):
-    """Go on with a failed, canceled or interrupted run; ``acknowledge`` names what was inspected (§7.3)."""
+    """Resume a failed, canceled or interrupted run; ``acknowledge`` names what was inspected (§7.3)."""
 
     actor: str
     acknowledge: str | None = None
@@ -102,7 +103,7 @@ class Resume(Command, frozen=True, tag=6):
 
 
 class LateResult(Command, frozen=True, tag=7):
-    """What an owner did after it had lost its lease: evidence only (§10.2)."""
+    """Note what an owner did after it had lost its lease: only as evidence (§10.2)."""
 
     attempt_id: str
     summary: str
@@ -113,7 +114,7 @@ class LateResult(Command, frozen=True, tag=7):
 
 
 class Refused(Command, frozen=True, tag=8):
-    """Authority refused a decision: audit only, nothing enters the run (§5.7)."""
+    """Note that the authority refused a decision: for the audit only, the run does not change (§5.7)."""
 
     wait_id: str
     action: str

@@ -22,19 +22,19 @@ from holdfast.core.status import TERMINAL
 
 WHOLE_FLOOR = 64 * 1024
 SIGNAL_EXTRA_BYTES = 2 * 1024
-"""What a signal counts beside its bytes: signals save no checkpoint of their own, and a run may get thousands (§5.11)."""
+"""The bytes that a signal counts for in addition to its own: signals save no checkpoint, and a run may get thousands (§5.11)."""
 
 
 def whole_due(since: int, whole: int) -> bool:
-    """Whether a whole checkpoint is due after that many logged bytes since the last one, which had that size (§4.5)."""
+    """Whether a whole checkpoint is due: ``since`` bytes were logged since the last one, whose size is ``whole`` (§4.5)."""
     return since > WHOLE_FLOOR and since > whole
 
 
 class Tip(msgspec.Struct, frozen=True, gc=False):
-    """Where a run's log ends: the compare-and-set of every commit.
+    """The end of a run's log, against which every commit is a compare-and-set.
 
-    ``row`` is the store's own pointer; ``since`` and ``whole`` are the bytes logged since the last whole
-    checkpoint and that one's size, by which the next whole one is timed.
+    ``row`` is the store's own pointer. ``since`` are the bytes logged since the last whole checkpoint, and
+    ``whole`` is that checkpoint's size; they determine when the next whole checkpoint is due.
     """
 
     seq: int
@@ -45,9 +45,9 @@ class Tip(msgspec.Struct, frozen=True, gc=False):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """The commit of a plain step, ready to be written: its log row, and what of the run's row it moves.
+    """The commit of a plain step, ready to be written: its log row, and the fields of the run's row that it changes.
 
-    It changes nothing else, and its owner keeps the run. ``after``: the tip it follows; ``seq`` to ``since`` go into the one it makes;
+    It changes nothing else, and its owner keeps the run. ``after``: the tip that it follows; ``seq`` to ``since`` go into the new tip;
     ``version``, ``step`` and ``head`` are the run's hot fields.
     """
 
@@ -63,12 +63,12 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     head: str | None
 
     def tip(self, row: int) -> Tip:
-        """Where the log ends once this is durable as ``row``."""
+        """Returns the end of the log once this step is durable as ``row``."""
         return Tip(self.seq, self.hash, row, self.since, self.after.whole)
 
 
 class InboxItem(msgspec.Struct, frozen=True):
-    """A command waiting for a run, under a key unique in it. ``put_at``: microseconds since 1970."""
+    """A command that waits for a run, under a key that is unique in that run. ``put_at``: microseconds since 1970."""
 
     run_id: str
     key: str
@@ -78,9 +78,9 @@ class InboxItem(msgspec.Struct, frozen=True):
 
 
 class DedupClaim(msgspec.Struct, frozen=True):
-    """A key that may be taken once: a request, an inbound message, a shared effect, a slot (§3.5, §9.8, §10.15).
+    """A key that may be taken once: for a request, an inbound message, a shared effect or a slot (§3.5, §9.8, §10.15).
 
-    ``kind`` is request, inbound, effect or slot; ``digest`` is the fingerprint of what was asked under it.
+    ``kind`` is request, inbound, effect or slot; ``digest`` is the fingerprint of what was requested under the key.
     """
 
     kind: str
@@ -94,7 +94,7 @@ class DedupClaim(msgspec.Struct, frozen=True):
 class LedgerRow(msgspec.Struct, frozen=True):
     """A row kept for people and applications; the engine never reads it (§9.6). ``data`` is encoded.
 
-    ``number`` is its place among all rows of its store, once it is kept there; ``step_id`` is empty for rows of the first release.
+    ``number`` is its position among all rows of the store, once it is stored; ``step_id`` is empty for rows of the first release.
     """
 
     run_id: str
@@ -114,7 +114,7 @@ class Statement(msgspec.Struct, frozen=True):
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """What became of an intent, with what its transport's hook gave: kept together, once, if the intent still stands as ``before`` (§9.5)."""
+    """The new state of an intent, with what its transport's hook returned: written together, and only if the stored intent still equals ``before`` (§9.5)."""
 
     before: Intent
     after: Intent
@@ -125,8 +125,8 @@ class Settlement(msgspec.Struct, frozen=True):
 
 
 class Behind(msgspec.Struct, frozen=True):
-    """What lies behind a first checkpoint that carries its thread on (§4.15): the runs it carries from, and what loading has to go
-    through there, in the terms of ``Tip``: bytes logged since the last whole checkpoint, and that one's size."""
+    """The logs behind a first checkpoint that continues its thread (§4.15): the runs that it carries values from, and how much loading has
+    to read there, as in ``Tip``: the bytes logged since the last whole checkpoint, and that checkpoint's size."""
 
     runs: tuple[str, ...]
     since: int
@@ -134,7 +134,7 @@ class Behind(msgspec.Struct, frozen=True):
 
 
 class ThreadEnd(msgspec.Struct, frozen=True):
-    """The newest ended run of a thread and how its row stands: under the same fence, as many events are the same log. An empty ``run_id``: none has ended yet."""
+    """The newest ended run of a thread, and its version and fence: if both are unchanged, so is its log. An empty ``run_id``: no run has ended yet."""
 
     run_id: str = ""
     version: int = 0
@@ -145,14 +145,14 @@ _hash, _seq, _stamp = attrgetter("hash"), attrgetter("seq"), attrgetter("at", "a
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Everything that one decision makes durable. Applied whole, or not at all.
+    """Everything that one decision makes durable. It is applied whole, or not at all.
 
-    ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was decided; with ``Take`` and
-    ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``. ``stands`` is the head with all that is on record since, to
-    be saved whole, where it is time for that and the commit has no checkpoint of its own. ``due``: when the run next needs a worker, or ``AT_ONCE``;
-    None: as the run itself says. ``due_stands``: whoever writes cannot take what waits in the run's inbox, so that ``due`` stands over it.
-    ``max_queued``: how many runs of the tenant may wait in the queue, with the one that is born. ``follows``: how its thread must still end, for what
-    it begins with was read before (§4.15).
+    ``after`` is the tip that it follows (None: the run's first commit). ``fence`` is the full fence under which it was decided; with ``Take`` and
+    ``Touch`` it is the fence being taken. ``delta`` is the encoded Delta of ``checkpoint``. ``stands`` is the head with all records since, to be saved
+    as a whole checkpoint, if one is due and the commit has no checkpoint of its own. ``due``: when the run next needs a worker, or ``AT_ONCE``; None:
+    the run itself determines it. ``due_stands``: ``due`` holds even if commands wait in the run's inbox, because the writer cannot take them.
+    ``max_queued``: how many runs of the tenant may wait in the queue, including the new one. ``follows``: the end that its thread must still have,
+    because the values that it begins with were read before (§4.15).
     """
 
     run: Run
@@ -185,23 +185,23 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def signals(self) -> int:
-        """How many signals it tells of; each was taken from the inbox."""
+        """How many signals its events report; each was taken from the inbox."""
         return sum(type(e.fact) is SignalReceived for e in self.events) if self.took else 0
 
     @property
     def plain(self) -> bool:
-        """Whether it writes nothing beside its log row and the run's hot columns."""
+        """Whether it writes only its log row and the run's hot columns."""
         return self.behind is None and self.alone
 
     @property
     def alone(self) -> bool:
-        """Whether it writes nothing that is not the run's own: its log row, its columns, and what it carries its thread on from."""
+        """Whether it writes only what belongs to the run: its log row, its columns, and what it carries from its thread."""
         if self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger:
             return False
         return not (self.statements or self.blobs or self.moves or self.emitted)
 
     def check(self) -> None:
-        """Asserts what must hold of every commit, whichever store it goes to."""
+        """Asserts what must hold for every commit in every store."""
         first = self.after.seq + 1 if self.after is not None else 1
         events, at, actor, fence = self.events, self.at, self.actor, self.fence & COUNTER
         facts = events.facts if type(events) is Recorded else [*map(fact_of, events)]
@@ -210,7 +210,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint and its delta are written in the same commit"
         assert self.stands is None or (self.checkpoint is None and self.stands.upto == events[-1].seq), "stands must end at the commit's last event, and a commit with a checkpoint has none"
         assert self.behind is None or self.checkpoint is not None, "a commit that continues the values of another run must contain a checkpoint"
-        each = (len(events) - 1 or 1) if type(events) is Recorded else 1  # of events that were numbered in one go the first and the last tell
+        each = (len(events) - 1 or 1) if type(events) is Recorded else 1  # events numbered in one go: checking the first and the last is enough
         assert [*map(_seq, events[::each])] == [*range(first, first + len(events), each)], "event numbers have a gap"
         assert {*map(_stamp, events[::each])} == {(at, actor, fence)}, "all events of a commit have the same time, actor and fence"
         hashes = filter(None, map(_hash, compress(reversed(facts), map(VOUCHING.__contains__, map(type, reversed(facts))))))

@@ -1,7 +1,7 @@
-"""Compensation: what is taken back when a run fails or is cancelled, in which order, and how the run then ends (§6.11).
+"""Compensation: which effects are taken back when a run fails or is cancelled, in which order, and how the run then ends (§6.11).
 
-Taking back is done under a task of its own in the super-step that the run has come to. First it is written down how
-the run is to end, so that whoever comes after a crash goes on taking back and runs nothing else.
+Effects are taken back under a task of its own, in the current super-step of the run. Before that, the end of the run is
+recorded, so that after a crash the next process continues to take back and runs nothing else.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ TASK = "@undo"
 END = "@end"
 TAKEOVER_LIMIT, LEASE_TOO_SHORT = "takeover_limit", "lease_too_short"
 LIMITS = frozenset({StepLimit.code, TAKEOVER_LIMIT, LEASE_TOO_SHORT})
-"""Why a run fails that has done nothing wrong that anybody knows of: it has come to a limit, and a person is to look before more is done."""
+"""Stop reasons of a run that reached a limit of the runtime. It may have done nothing wrong, so a person has to look before more is done."""
 PLACE = (TASK, END)
-"""Where it is on record how a run is to end that has begun to take back."""
+"""The place of the record that says how a run ends after it has taken back its effects."""
 ENDING = "ending"
 GONE = "gone"
-"""Names an effect that no resume serves: it may have been taken back, or was in the run that a fork had it from."""
+"""The kind of a record that names an effect whose result a resume must not use: it may have been taken back, here or in the run from which a fork got it."""
 STANDING = frozenset({EffectStatus.RECORDED, EffectStatus.REUSED})
 CANCEL, CANCELED = "cancel", "canceled"
 
 
 def stack(effects: Iterable[Effect], run_id: str, recorded: Sequence[str]) -> tuple[Effect, ...]:
-    """The effects of a run that stand and can be taken back, the last one done first.
+    """Returns the effects of a run that stand and can be taken back, the last one done first.
 
-    ``recorded`` names effects in the order in which their results came into the log: what a person recorded elsewhere
+    ``recorded`` names effects in the order of their results in the log. An effect whose result a person recorded elsewhere
     is not among them, and counts as the earliest.
     """
     order = {effect_id: n for n, effect_id in enumerate(recorded)}
@@ -45,10 +45,10 @@ def stack(effects: Iterable[Effect], run_id: str, recorded: Sequence[str]) -> tu
 
 
 def find_told(effects: Iterable[Effect], run_id: str, questions: Iterable[Wait], given: Mapping[str, Decision]) -> list[tuple[Effect, Decision]]:
-    """The attempts of a run that nobody knows the outcome of but a person who has said it, before anybody went on with the run (§6.5).
+    """Returns the attempts of a run that are open on record but whose outcome a person has stated, each with that decision; the run has not continued since (§6.5).
 
-    Of an effect: that it was done. Of the undo of one, which its call asks about: that it came through, or that it did not.
-    ``given``: the answers, by the id of the wait. One is about the attempts that there were when it was given.
+    For an effect, the decision says that it was done. For an undo, about which the effect's call asks, it says that the undo was done or was not.
+    ``given``: the answers, by the id of the wait. An answer counts only for attempts that began before it was given.
     """
     asked = [(w, given[w.wait_id]) for w in questions if w.kind is WaitKind.EFFECT and w.task != TASK and w.wait_id in given]
     told = []
@@ -64,21 +64,21 @@ def find_told(effects: Iterable[Effect], run_id: str, questions: Iterable[Wait],
 
 
 def place(effect: Effect) -> str:
-    """Where an effect is taken back: its own id without the run's, which is unique however often it was done again."""
+    """Returns the place at which an effect is taken back: its id without the run's id, which is unique even if the effect was done several times."""
     return effect.effect_id.partition(".")[2]
 
 
 def undone_at(path: str) -> tuple[int, str, str]:
-    """The (step, task, path) of the effect that is taken back at a place."""
+    """Returns the (step, task, path) of the effect that is taken back at a place."""
     step, task, rest = path.split(".", 2)
     return int(step), task, rest.rpartition("#")[0]
 
 
 def ending(facts: Iterable[ev.Fact]) -> StepRecord | None:
-    """How a run is to end by these facts, to be written down first; None if such an end takes nothing back.
+    """Returns the record of how a run ends by these facts, to be written before effects are taken back; None if such an end takes nothing back.
 
-    A failure does, and a cancel on request. A halt, a denial or a policy says that nothing more is to be done; a limit of the runtime's own, that
-    the run goes on where it stands once somebody has looked (§4.9, §10.6).
+    A failure takes back, and so does a cancel on request. After a halt, a denial or a policy, nothing more may be done; after a limit of the runtime, the
+    run continues from the same point once a person has looked (§4.9, §10.6).
     """
     for fact in facts:
         match fact:
@@ -94,19 +94,19 @@ def ending(facts: Iterable[ev.Fact]) -> StepRecord | None:
 
 
 def before(facts: Iterable[ev.Fact]) -> list[ev.Fact]:
-    """Of the facts that would end a run, those that hold already while it takes back: what a cancel closes is closed at once."""
+    """Returns those of the facts of an end that apply already while the run takes back: for example, a cancel closes waits at once."""
     return [f for f in facts if not isinstance(f, ev.RunFailed | ev.RunCanceled)]
 
 
 def end_facts(run: Run, record: StepRecord) -> decisions.Facts:
-    """The facts that end a run as was written down."""
+    """Returns the facts that end a run as its record says."""
     if record.error is None:
         return decisions.mark_run_canceled(run)
     return decisions.mark_run_failed(run, record.name, record.error)
 
 
 def wake_facts(run: Run, facts: Iterable[ev.Fact], record: StepRecord) -> list[ev.Fact]:
-    """What leaves a run that nobody drives to whoever does next, who takes back and ends it: a run at rest goes on first (§2.2)."""
+    """Returns the facts that wake a run which no process drives, so that its next owner takes back and ends it: a run at rest is resumed first (§2.2)."""
     kept = before(facts)
     if run.status in LIVE:
         return kept or [ev.RunCancelRequested()]
@@ -114,12 +114,12 @@ def wake_facts(run: Run, facts: Iterable[ev.Fact], record: StepRecord) -> list[e
 
 
 def in_doubt(effects: Iterable[Effect]) -> frozenset[str]:
-    """The effects of which nobody knows whether they were taken back: their undo was attempted, and has no outcome (§6.5)."""
+    """Returns the effects for which it is not known whether they were taken back: their undo was attempted and has no outcome (§6.5)."""
     return frozenset([e.source_effect_id for e in effects if e.task == TASK and e.open and e.source_effect_id])
 
 
 def missing(effects: Sequence[Effect], run_id: str) -> list[Effect]:
-    """What was taken back, or may have been, and not done again: a run that went on after its step would go on without it."""
+    """Returns the effects that were taken back, or may have been, and not done again: a run that continued after their steps would lack them."""
     latest: dict[tuple[int, str, str], Effect] = {}
     for e in effects:
         if e.run_id == run_id and e.status in STANDING:
@@ -129,7 +129,7 @@ def missing(effects: Sequence[Effect], run_id: str) -> list[Effect]:
 
 
 def note_doubts(effects: Sequence[Effect], run_id: str) -> list[StepRecord]:
-    """What goes on record with a resume, so that the effects in doubt are not served: their calls ask about them."""
+    """Returns the records to write with a resume, so that the results of effects in doubt are not used: their calls ask about them."""
     return [note_gone(e) for e in missing(effects, run_id) if not e.undone]
 
 
@@ -138,8 +138,8 @@ def note_gone(effect: Effect) -> StepRecord:
 
 
 def find_gone(theirs: Sequence[Effect], own: Iterable[Effect], made: Callable[[Effect], bool]) -> list[Effect]:
-    """What the forebears of a fork have taken back though it goes by that: it was given the effect, and does not know yet, or holds what
-    was ``made`` of it."""
+    """Returns the effects that the forebears of a fork have taken back although the fork relies on them: it reused the effect and has not noted that it
+    was undone, or it contains what was ``made`` of the effect."""
     mine = {(e.step, e.task, e.path): e for e in own}
 
     def goes_by(e: Effect) -> bool:
@@ -150,18 +150,18 @@ def find_gone(theirs: Sequence[Effect], own: Iterable[Effect], made: Callable[[E
 
 
 def find_lent(theirs: Iterable[Effect], own: Iterable[Effect]) -> list[Effect]:
-    """What a run was given under a key that others have too, and its owner has taken back since: the run's own records of it, as they are from now on."""
+    """Returns a run's own records of effects that it reused under a shared key and that their owner has since taken back, now marked as undone."""
     undone = {e.effect_id: e.undone for e in theirs if e.undone}
     latest = {(e.step, e.task, e.path): e for e in own}
     return [replace(e, undone=undone[e.source_effect_id]) for e in latest.values() if e.status is EffectStatus.REUSED and not e.undone and e.source_effect_id in undone]
 
 
 def redoes(checkpoint: Checkpoint, gone: Iterable[Effect]) -> bool:
-    """Whether a run that goes on at this checkpoint does these effects again: there, their tasks have not begun or have not come to a barrier."""
+    """Whether a run that continues at this checkpoint does these effects again: at it, their tasks have not begun, or no barrier has taken them."""
     pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
     return all(e.step > checkpoint.step or (e.step, e.task) in pending for e in gone)
 
 
 def find_taken_back(effects: Sequence[Effect], run_id: str, head: Checkpoint) -> list[Effect]:
-    """What completed steps did and is taken back, or may be: a resume would go on as if it stood, a fork does it again."""
+    """Returns the effects of completed steps that were taken back, or may have been: a resume would continue as if they stood, a fork does them again."""
     return [e for e in missing(effects, run_id) if not redoes(head, [e])]

@@ -1,9 +1,9 @@
-"""What is wrong with a run, by name (§12.1, §12.2): read-only, and pure over rows that somebody else has read.
+"""Finds what is wrong with a run and names it (§12.1, §12.2): read-only, and pure over rows that the caller has read.
 
-Theory of operation. A ``Diagnosis`` is fed a run's log row by row and keeps only the fold, the ends of the two hash
-chains, a few counters and the names of the records that the log tells of, so that a million events need no more memory
-than ten. At the end the fold is held against the run row, which is only a cache of it, and the names against the records. A row that cannot be read blinds the fold: what would then be compared with
-it is left out rather than guessed.
+Theory of operation. A ``Diagnosis`` is fed a run's log row by row. It keeps only the fold, the ends of the two hash
+chains, a few counters and the names of the records that the log mentions, so that a million events need no more memory
+than ten. At the end the fold is compared with the run's row, which is only a cache of it, and the names with the records. If a row cannot be read, the
+fold is blind: all comparisons with it are left out rather than guessed.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def problem(code: str, message: str, repair_hint: str = "", run_id: str | None = None) -> Problem:
-    """A problem with the severity that belongs to its code. The word RUN in the hint stands for the run's id."""
+    """Makes a problem with the severity of its code. The word RUN in the hint is replaced by the run's id."""
     return Problem(code, SEVERITIES[code].value, message, repair_hint if run_id is None else re.sub(r"\bRUN\b", lambda _: run_id, repair_hint), run_id)
 
 
 def record_problem(error: RecordDamaged) -> Problem:
-    """A record beside the log that is gone, or is not what was written, as the checker tells it; of a voucher's kind a damaged page may say anything."""
+    """Returns the problem of a record beside the log that is missing or altered. On a damaged page the kind can be anything; an unknown code becomes ``record_unreadable``."""
     return problem(error.code if error.code in SEVERITIES else RecordDamaged.code, error.message, error.hint, error.run_id or None)
 
 
@@ -111,27 +111,27 @@ RESTORE = "restore a backup"
 
 
 def name_restore(found: Problem, how: str) -> Problem:
-    """The problem with the way in which its store is restored, where its advice is to do that."""
+    """Returns the problem; if its hint is to restore a backup, the hint also says how that is done with this store."""
     if RESTORE not in found.repair_hint or how in found.repair_hint:
         return found
     return msgspec.structs.replace(found, repair_hint=found.repair_hint.replace(RESTORE, f"{RESTORE} ({how})"))
 
 
 def ok(problems: Iterable[Problem]) -> bool:
-    """Whether a check passes: no error among what was found (§12.1)."""
+    """Whether a check passes: none of the problems is an error (§12.1)."""
     return not any(p.severity == Severity.ERROR for p in problems)
 
 
 class Diagnosis:
-    """One run under examination. Feed its log oldest first, then ask for the ``problems``. ``blobs`` are the large results that
-    it refers to, with what refers to each; ``queued``: how many of its intents of each type wait to be sent; ``not_configured``: of
-    those, the ones of each type whose sender lacked something, by what it lacked and the way out. ``lost``: the effects whose records are gone or older than
-    the log; ``lost_codes``: which kinds of records the log tells of and are not there; ``request``: the key under which it was asked for, and when.
+    """The examination of one run. Feed its log oldest first, then ask for the ``problems``. ``blobs`` are the large results that
+    the run refers to, with what refers to each; ``queued``: how many of its intents of each type wait to be sent; ``not_configured``: how many
+    of its intents had a sender that lacked something, by type, what was lacking, and the hint. ``lost``: the effects whose records are missing or older than
+    the log; ``lost_codes``: the codes of missing records that the log mentions; ``request``: the run's request key, and the time of the request.
 
     Args:
         run_id: the run.
-        row: the run row as loaded; the error that loading it raised; or None if there is none.
-        lease: its operational columns, None where there are no leases.
+        row: the run's row as loaded; the error that loading it raised; or None if there is no row.
+        lease: its operational columns, None if there are no leases.
         now: the store's clock, microseconds since 1970.
     """
 
@@ -167,7 +167,7 @@ class Diagnosis:
     # -- feeding ------------------------------------------------------------------------------------
 
     def feed(self, row: codec.Row) -> None:
-        """One row of the log, in order."""
+        """Takes one row of the log, in order."""
         if self._chain is not None and canon.chain(self._chain, row.data) != row.hash:
             self._note("event_chain_broken", f"the commit that ends with event {row.seq} does not follow from the one before", _LOOK)
         self._chain = row.hash
@@ -193,7 +193,7 @@ class Diagnosis:
         self._checkpoint(record, shut)
 
     def _is_sealed(self, row: codec.Row, record: codec.Record) -> bool:
-        """Whether the record's delta cannot be read without a key that is not at hand; notes which keys those are."""
+        """Whether the record's delta needs a key that is not available; notes all missing keys of the record."""
         if envelopes.MARK not in row.data:
             return False
         for event in record.events:
@@ -205,14 +205,14 @@ class Diagnosis:
         return bool(lacking)
 
     def feed_whole(self, whole: Checkpoint) -> None:
-        """A whole checkpoint that the store keeps beside the log; right after the row it was saved with."""
+        """Takes a whole checkpoint that the store keeps beside the log, directly after the row with which it was saved."""
         if whole.seq != self._saved:
             self._note("checkpoint_orphaned", f"the checkpoint {whole.checkpoint_id} is not recorded by any event", _LOOK)
         elif self._head is not None and whole.hash != self._head:
             self._note("checkpoint_hash_mismatch", f"{whole.checkpoint_id} does not match the hash in its event", _LOOK)
 
     def feed_lender(self, carry: Carry, hash: bytes | None) -> None:
-        """Where the chain of a run that this one carries its thread on from stands at that event; None if the log is not there (§4.15)."""
+        """Takes the chain hash, at the carried event, of another run whose values this run carries; None if that log is missing (§4.15)."""
         what = f"{', '.join(carry.channels)} came from {carry.run_id}"
         if hash is None:
             self._note("checkpoint_head_missing", f"{what}, whose log up to event {carry.seq} is missing", _LOOK)
@@ -220,7 +220,7 @@ class Diagnosis:
             self._note("checkpoint_hash_mismatch", f"{what}, whose log up to event {carry.seq} is not what it was", _LOOK)
 
     def feed_effect(self, effect: Effect) -> None:
-        """An effect record of the run."""
+        """Takes an effect record of the run."""
         self._refers(blobs.name_blobs((), [effect]))
         fact, at = self._acts.pop(effect.effect_id, (None, 0))
         if fact is not None and effect.status in OPEN and type(fact) not in _OPENED and effect.attempted_at <= at:
@@ -236,7 +236,7 @@ class Diagnosis:
             )
 
     def feed_intent(self, intent: Intent) -> None:
-        """An intent of the run."""
+        """Takes an intent of the run."""
         self._sends.pop(intent.intent_id, None)
         if intent.state == "queued":
             self.queued[intent.type] += 1
@@ -248,28 +248,28 @@ class Diagnosis:
             )
 
     def feed_entry(self, topic: str, key: str) -> None:
-        """A row of the ledger that the run wrote."""
+        """Takes a ledger row that the run wrote."""
         self._entries[topic, key] -= 1
 
     def feed_command(self, key: str) -> None:
-        """An item of the run's inbox, taken or not."""
+        """Takes the key of an item of the run's inbox, taken or not."""
         self._signals.pop(key, None)
 
     def tells_of_entries(self) -> bool:
-        """Whether the log tells of rows of the ledger."""
+        """Whether the log mentions ledger rows."""
         return bool(self._entries)
 
     def tells_of_signals(self) -> bool:
-        """Whether the log tells of signals, which came by the inbox."""
+        """Whether the log mentions signals, which came through the inbox."""
         return bool(self._signals)
 
     def miss_claim(self) -> None:
-        """Names the claim of the run's request key, which nobody has."""
+        """Notes that the claim of the run's request key is missing."""
         if self.request is not None:
             self._miss("claim", f"the log tells that the run was asked for under the key {self.request[0]!r}")
 
     def miss_records(self) -> None:
-        """Names the records that the log tells of and that were not fed (§12.1): what vouches for a record may be lost with it, and the log is there still."""
+        """Notes the records that the log mentions and that were not fed (§12.1). The log shows this even if a record was lost together with its voucher."""
         for effect_id, (fact, _) in self._acts.items():
             self.lost.add(effect_id)
             self._note("effect_record_missing", f"the log tells of the effect {effect_id} ({fact.wire}), but its record is missing", _AGAIN)
@@ -287,7 +287,7 @@ class Diagnosis:
         self._note(f"{kind}_record_missing", f"{told}, but the record is missing", _ACCEPT)
 
     def _expect(self, event: ev.Event) -> None:
-        """Notes which records a fact tells of. An effect is the run's own if its id says so: what a run tells of others' is theirs."""
+        """Notes which records a fact mentions. An effect counts only if its id begins with the run's id: the effects of other runs have their records there."""
         match event.fact:
             case ev.EffectFact(effect_id=effect_id) as fact if effect_id.startswith(f"{self.run_id}.") and not isinstance(fact, ev.SideEffectReused):
                 self._acts[effect_id] = (fact, event.at)
@@ -303,7 +303,7 @@ class Diagnosis:
                 self._signals.clear()
             case ev.StateRepaired(code="claim_record_missing"):
                 self.request = None
-            case ev.StateRepaired(code="intent_record_missing"):  # somebody has accepted what was lost until then
+            case ev.StateRepaired(code="intent_record_missing"):  # a person has accepted the loss of all until then
                 self._sends.clear()
             case ev.StateRepaired(code="ledger_record_missing"):
                 self._entries.clear()
@@ -331,14 +331,14 @@ class Diagnosis:
             self.blind = True
 
     def _watch_halt(self, fact: ev.Fact | ev.Unknown) -> None:
-        """Remembers a halt that was decided and not yet carried out (T-23)."""
+        """Remembers a halt that was decided and is not carried out yet (T-23)."""
         if isinstance(fact, ev.WaitDecided) and fact.decision.action in HALTING and fact.decision.resume and self._halts(fact.decision):
             self._halt = fact.decision
         elif isinstance(fact, ev.RunCanceled | ev.RunCompleted | ev.RunFailed):
             self._halt = None
 
     def _halts(self, decision: Decision) -> bool:
-        """A denial halts unless the wait delivers it to the node (§5.5)."""
+        """Whether a decision halts the run. A denial does, unless the wait delivers it to the node (§5.5)."""
         if decision.action == HALT or self.folded is None:
             return decision.action == HALT
         return any(w.wait_id == decision.wait_id and find_halt(w, decision) is not None for w in self.folded.waits)
@@ -365,7 +365,7 @@ class Diagnosis:
         self._head = stated
 
     def add(self, found: Problem) -> None:
-        """A problem that whoever reads for us has met."""
+        """Adds a problem that the caller found while it read the rows."""
         self._note(found.code, found.message, found.repair_hint)
 
     def _note(self, code: str, message: str, hint: str = "") -> None:
@@ -376,7 +376,7 @@ class Diagnosis:
     # -- the verdict --------------------------------------------------------------------------------
 
     def problems(self) -> list[Problem]:
-        """All that is wrong, in the order in which it was met; asking twice gives the same answer."""
+        """Returns all problems, in the order in which they were found. A second call returns the same."""
         more = [
             problem(code, f"and {count - PER_CODE} more of these", "", self.run_id)
             for code, count in self._counts.items()
@@ -385,7 +385,7 @@ class Diagnosis:
         return [*self._found, *more, *self._against_row(), *self._unread()]
 
     def _unread(self) -> list[Problem]:
-        """What could not be looked into (§14.5): the chain, the numbers and the statuses were held against each other all the same."""
+        """Returns a problem if payloads could not be read (§14.5). The chain, the event numbers and the statuses were checked all the same."""
         if not self._keys:
             return []
         keys = ", ".join(sorted(self._keys))
@@ -409,7 +409,7 @@ class Diagnosis:
         return problem(code, message, hint, self.run_id)
 
     def _handoff(self, row: Run) -> list[Problem]:
-        """The shapes of §12.2 that a handoff can be left in."""
+        """Returns the problems of §12.2 that a handoff can have."""
         found = []
         if self._halt is not None and row.status not in TERMINAL and not self._busy():
             message = f"{self._halt.actor} decided {self._halt.action} on {self._halt.wait_id} and the run is not halted"
@@ -427,7 +427,7 @@ class Diagnosis:
         return [*found, self._say("active_handoff_without_decision", f"the handoff {handoff} waits for its decision", "holdfast waits RUN shows the commands that decide it")]
 
     def _busy(self) -> bool:
-        """Whether somebody alive may be about to finish what the log shows half done."""
+        """Whether a live owner may be about to finish what the log shows half done."""
         return self.lease is not None and self.lease.live(self.now)
 
     def _drift(self, row: Run) -> list[Problem]:
@@ -445,7 +445,7 @@ class Diagnosis:
             return [self._say("snapshot_status_drift", said, _REBUILD)]
         names = drift(row, folded)
         if row.status in (Status.COMPLETED, Status.CANCELED) and row.active_handoff is not None:
-            names = [n for n in names if n not in ("active_handoff", "waits")]  # told by a code of its own
+            names = [n for n in names if n not in ("active_handoff", "waits")]  # reported under a code of its own
         if self._halt is None and asleep(folded, self.lease):
             names.append("due")
         if not names:
@@ -466,16 +466,16 @@ class Diagnosis:
 
 
 def drift(row: Run, folded: Run) -> list[str]:
-    """The fields in which a run row is not the fold of its events."""
+    """Returns the fields in which a run's row differs from the fold of its events."""
     names = [n for n in Run.__struct_fields__ if getattr(row, n) != getattr(folded, n)]
-    if names and (payloads.has_sealed(row) or payloads.has_sealed(folded)):  # the same payload is never sealed alike twice
+    if names and (payloads.has_sealed(row) or payloads.has_sealed(folded)):  # encrypting the same payload twice gives different bytes
         row, folded = payloads.blank(row), payloads.blank(folded)
         names = [n for n in names if getattr(row, n) != getattr(folded, n)]
     return names
 
 
 def asleep(run: Run, lease: Lease | None) -> bool:
-    """Whether a run at rest has a deadline or an answer, and its row does not say when to look at it: a lost wake-up (§5.10, §10.16)."""
+    """Whether a run at rest has a deadline or an answer, but its row has no due time: its wake-up was lost (§5.10, §10.16)."""
     if lease is None or lease.owner is not None or lease.due is not None or run.status not in WAITING or run.interrupted_at is not None:
         return False
     return run.wake_at is not None or any(d.resume for d in run.decisions)
@@ -492,7 +492,7 @@ def diagnose(
     effects: Iterable[Effect] = (),
     intents: Iterable[Intent] = (),
 ) -> list[Problem]:
-    """Everything that is wrong with one run. ``rows`` and ``wholes`` are oldest first; a generator will do."""
+    """Returns everything that is wrong with one run. ``rows`` and ``wholes`` are ordered oldest first; each may be a generator."""
     diagnosis = Diagnosis(run_id, row, lease, now)
     kept = iter(wholes)
     whole = next(kept, None)

@@ -1,7 +1,7 @@
 """``decide(run, command, now) -> facts``: one small function per command, pure (§5, §7, §10.12).
 
-A command the state machine refuses raises; one that is accepted becomes facts, and those alone change the run.
-The named transition helpers of §5.15 stand at the end: they are what the functions above are made of.
+A command that the state machine refuses raises. An accepted command becomes facts, and only facts change the run.
+The named transition helpers of §5.15 are at the end; the functions above are made of them.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from holdfast.core.wording import target_of
 
 Facts = tuple[ev.Fact, ...]
 REPLAYED = "replayed"
-"""Why a replay runs on: it has come to a call without a record."""
+"""The cause with which a run leaves its replay: it reached a call without a record, its end, or a wait."""
 MAX_SIGNALS = 100_000
 MAX_AT_HAND = 1_000
-"""So many signals, over all names, may be in a run's record, which is written with each."""
+"""The most signals, over all names, in a run's record, which is written with each signal."""
 _NOTHING = encode(None)
 
 
 def decide(run: Run, command: cmd.AnyCommand, now: int) -> Facts:
-    """The facts a command becomes for this run; none, if it changes nothing.
+    """Returns the facts that a command becomes for this run; none, if it changes nothing.
 
     Raises:
-        Rejected, UsageError: by what stands against it; nothing is written then.
+        Rejected, UsageError: the command is refused; then nothing is written.
     """
     return _TABLE[type(command)](run, command, now)
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What commands from a run's inbox become in one commit. ``keys``: those taken; ``refused``: which of them came too late or do not
-    fit, and why; ``ends``: the run has ended by them."""
+    """What commands from a run's inbox become in one commit. ``keys``: the commands taken; ``refused``: those that came too late or do not
+    fit, and why; ``ends``: whether they end the run."""
 
     facts: Facts
     keys: tuple[str, ...]
@@ -76,7 +76,7 @@ NOTHING_TAKEN = Taken((), (), {}, False)
 
 
 def take(run: Run, waiting: Iterable[tuple[str, cmd.AnyCommand]], now: int) -> Taken:
-    """Takes the oldest command; where it ends the run, all that wait behind it too, for nobody will look after them later."""
+    """Takes the oldest command. If it ends the run, also takes all commands behind it, because nothing will handle them later."""
     facts: list[ev.Fact] = []
     keys: list[str] = []
     refused: dict[str, HoldfastError] = {}
@@ -97,12 +97,12 @@ def take(run: Run, waiting: Iterable[tuple[str, cmd.AnyCommand]], now: int) -> T
 
 
 def fold_facts(run: Run, facts: Sequence[ev.Fact], now: int) -> Run:
-    """The run as it is once these facts are durable."""
+    """Returns the run as it will be once these facts are durable."""
     return records.record(run, facts, run.version, now)[1]
 
 
 def cause_of(decision: ws.Decision) -> str:
-    """Why a run left its wait (§2.7)."""
+    """Returns why a run left its wait (§2.7)."""
     match decision.action:
         case "timeout":
             return "timeout"
@@ -114,7 +114,7 @@ def cause_of(decision: ws.Decision) -> str:
 
 
 def refusal(facts: Iterable[ev.Fact | ev.Unknown], key: str) -> HoldfastError | None:
-    """Why the command under this key was refused, if these facts say so."""
+    """Returns why the command under this key was refused, or None if these facts do not refuse it."""
     for fact in facts:
         if isinstance(fact, ev.NoteAdded) and fact.refused == key:
             return from_code(fact.code, fact.text)
@@ -155,13 +155,13 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
         case _:
             facts = (ev.WaitDecided(decision),)
     halt = ws.find_halt(wait, decision)
-    if halt is not None and run.status is not Status.FAILED:  # a failed one goes by it when it is resumed
+    if halt is not None and run.status is not Status.FAILED:  # a failed run applies the decision when it is resumed
         facts += mark_run_halted(run, halt)
     return facts
 
 
 def _timeout(run: Run, c: cmd.FireTimeout, now: int) -> Facts:
-    """Deterministic: what becomes of it depends on the run and the wait alone, however often it is injected (§5.10)."""
+    """Deterministic: the result depends only on the run and the wait, no matter how often the command is injected (§5.10)."""
     wait = _open(run, c.wait_id)
     if wait is None or run.status in (Status.COMPLETED, Status.CANCELED):
         return ()
@@ -169,7 +169,7 @@ def _timeout(run: Run, c: cmd.FireTimeout, now: int) -> Facts:
     decision = Decision(wait_id=c.wait_id, action=ws.TIMEOUT, actor=ev.SYSTEM, payload=payload, decided_at=now, asked=wait.asked)
     facts: Facts = (ev.WaitTimedOut(decision),)
     if run.status is Status.FAILED:
-        return facts  # its question is answered by silence, as by a decision: whoever resumes it goes by that
+        return facts  # the timeout counts as the answer to its question, and applies when the run is resumed
     if (halt := ws.find_halt(wait, decision)) is not None:
         return facts + mark_run_halted(run, halt)
     if wait.on_timeout is OnTimeout.FAIL:
@@ -180,7 +180,7 @@ def _timeout(run: Run, c: cmd.FireTimeout, now: int) -> Facts:
 
 
 def _cancel(run: Run, c: cmd.Cancel, now: int) -> Facts:
-    """Intent first. At rest, or left behind, it settles at once; a live run's owner settles it at its safe boundary (§10.12)."""
+    """Records the request first. If the run rests or was interrupted, it is canceled at once; the owner of a live run cancels it at its safe boundary (§10.12)."""
     if c.queued and run.status is not Status.PENDING:
         return ()
     if run.status in TERMINAL:
@@ -190,9 +190,9 @@ def _cancel(run: Run, c: cmd.Cancel, now: int) -> Facts:
 
 
 def _resume(run: Run, c: cmd.Resume, now: int) -> Facts:
-    """The preconditions of §7.1–7.3, then the facts; policy is re-evaluated by the shell before this is asked.
+    """Checks the preconditions of §7.1–7.3, then returns the facts. The shell re-evaluates the policy before it calls this.
 
-    A run that has not begun is started, and one that was interrupted is recovered, by whoever drives it: that is their fact to write.
+    A run that has not begun, or was interrupted, gets no facts here: the process that drives it writes that it was started or recovered.
     """
     refuse_resume(run, c.acknowledge)
     if run.status is Status.PENDING or run.status in LIVE:
@@ -202,12 +202,12 @@ def _resume(run: Run, c: cmd.Resume, now: int) -> Facts:
     )
     if not run.rearm:
         return (resumed,)
-    # Nobody was there to answer: the first resume only asks again, and runs nothing (§5.17).
+    # No one was there to answer: the first resume only asks again, and runs nothing (§5.17).
     return (resumed, *(ev.WaitRequested(ask_again(w, now)) for w in run.rearm), ev.RunWaitingForHuman())
 
 
 def ask_again(wait: Wait, now: int) -> Wait:
-    """The same question under a new id (§5.14)."""
+    """Returns the same question under a new id (§5.14)."""
     span = None if wait.deadline is None else wait.deadline - wait.requested_at
     run, step, _ = wait.wait_id.split(".", 2)
     again = wait.round + 1
@@ -221,14 +221,14 @@ def ask_again(wait: Wait, now: int) -> Wait:
 
 
 def refuse_resume(run: Run, acknowledge: str | None) -> None:
-    """Raises what stands against resuming this run; returns if nothing does.
+    """Raises if this run may not be resumed; returns otherwise.
 
     Raises:
         SettledTerminal: it was halted, denied or completed: fork, replay or follow up instead (§7.2).
-        UndecidedWait: a person has not answered yet; forced or not.
+        UndecidedWait: a person has not answered yet; this cannot be forced.
         AcknowledgeRequired: a failed run's head or stop reason was not named, or is stale (§7.3).
-        NothingEligible: no answer has come, so there is nothing to go on with (§7.1).
-        RunIsLive: it runs; what is no more than left behind is the shell's to tell, which sees the lease.
+        NothingEligible: no answer has come, so there is nothing to continue with (§7.1).
+        RunIsLive: it runs. Whether its owner has only left it behind is for the shell to find out, which sees the lease.
         InvalidInput: it has no checkpoint to continue from (§7.9).
     """
     if run.status in LIVE and run.interrupted_at is None:
@@ -251,28 +251,28 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
 
 
 def answers(run: Run) -> tuple[StepRecord, ...]:
-    """The decisions a resumed run goes on with, as records its re-entered steps will find (§5.12)."""
+    """Returns the decisions of a resumed run as records, which its re-entered steps will find (§5.12)."""
     return tuple(answer(d) for d in run.decisions)
 
 
 def keep_answers(run: Run, facts: Facts) -> list[StepRecord]:
-    """What a run that is canceled at rest had been told and not yet gone on with: it is on record for the steps that asked, should somebody resume it."""
+    """Returns the unconsumed decisions of a run that these facts cancel at rest, as records for the steps that asked, in case the run is resumed."""
     return list(answers(run)) if any(isinstance(f, ev.RunCanceled) and not f.settled for f in facts) else []
 
 
 def answer(decision: Decision) -> StepRecord:
-    """One decision as the record that ``ctx.approve`` and its kin look up by the wait's place."""
+    """Returns a decision as the record that ``ctx.approve`` and similar calls look up by the wait's place."""
     task, path = place(decision.wait_id)
     return StepRecord(task=task, path=path, name=decision.asked, kind="wait", value=bytes(msgspec.msgpack.encode(decision)))
 
 
 def answer_records(facts: Facts | list[ev.Fact]) -> list[StepRecord]:
-    """The records that the decisions among these facts leave for a live run's steps."""
+    """Returns the decisions among these facts as records for the steps of a live run."""
     return [answer(f.decision) for f in facts if isinstance(f, ev.WaitDecided | ev.WaitTimedOut)]
 
 
 def place(wait_id: str) -> tuple[str, str]:
-    """The (task, path) a wait id names: ``run.step.task.path``, whichever round of asking it was."""
+    """Returns the (task, path) in a wait id, which is ``run.step.task.path``; the round of asking does not matter."""
     parts = ids.wait_base(wait_id).split(".", 3)
     return parts[2], parts[3] if len(parts) > 3 else ""
 
@@ -291,7 +291,7 @@ def _refuse(run: Run, c: cmd.Refused, now: int) -> Facts:
 
 
 def _signal(run: Run, c: cmd.Signal, now: int) -> Facts:
-    """It answers the oldest open wait for its name, else it is kept until somebody asks (§5.11)."""
+    """A signal answers the oldest open wait for its name; if there is none, it is kept until a wait asks for it (§5.11)."""
     if run.status in (Status.COMPLETED, Status.CANCELED):
         raise AlreadyTerminal(f"the run is already {run.status}; it can no longer receive the signal {c.name!r}", hint="start a new run")
     if run.unasked >= MAX_SIGNALS:
@@ -306,7 +306,7 @@ def _signal(run: Run, c: cmd.Signal, now: int) -> Facts:
 
 
 def answer_by_signal(wait: Wait, key: str, payload: bytes, actor: str, now: int, came: int = 0) -> Decision:
-    """A signal as the answer to the wait that asked for it. ``came``: the event that told of it, where the run's record does not hold it."""
+    """Returns a signal as the answer to the wait that asked for it. ``came``: the event that reported the signal, if the run's record does not contain it."""
     return Decision(wait_id=wait.wait_id, action=ws.SIGNAL, actor=actor, payload=payload, decided_at=now, asked=wait.asked, key=key, came=came)
 
 
@@ -335,18 +335,18 @@ _TABLE: dict[type, Callable[[Run, Any, int], Facts]] = {
 
 
 def continue_handoff(run: Run, decision: Decision) -> Facts:
-    """The machine's verdict stays as it is; the recorded decision is the override by which the loop does not re-enter."""
+    """Records the decision as an override, so that the loop does not re-enter. The machine's verdict does not change."""
     return (ev.WaitDecided(decision),)
 
 
 def continue_with_waiver_handoff(run: Run, decision: Decision) -> Facts:
-    """As ``continue``, and the fold keeps the waiver, with its feedback, for every later gate."""
+    """Does the same as ``continue``, and the fold keeps the waiver, with its feedback, for every later gate."""
     assert decision.feedback, "a waiver needs feedback that says what is waived"
     return (ev.WaitDecided(decision),)
 
 
 def retry_feedback_handoff(run: Run, decision: Decision) -> Facts:
-    """One more round of the step that is to be redone; a new rejection asks under a new wait id."""
+    """Asks for one more round of the step that is to be redone; if it is rejected again, a new wait id is used."""
     assert decision.feedback, "retry_feedback needs feedback that says what should change"
     return (ev.WaitDecided(decision),)
 
@@ -356,7 +356,7 @@ def close_waits(run: Run, reason: str) -> Facts:
 
 
 def leave_replay(facts: list[ev.Fact]) -> None:
-    """There is no edge from replaying to the end or to a wait: a replay passes through running first (§2.5, T-03)."""
+    """Inserts ``run.resumed`` before an end or a wait: a replay passes through running first, because no edge leads from replaying to these (§2.5, T-03)."""
     for i, fact in enumerate(facts):
         if isinstance(fact, ev.RunResumed):
             return
@@ -374,19 +374,19 @@ def mark_run_halted(run: Run, reason: str = "halted") -> Facts:
 
 
 def mark_run_canceled(run: Run) -> Facts:
-    """Ended on request: resumable, and nobody's question stays open (§5.14)."""
+    """Ends a run on request: it can be resumed, and no question stays open (§5.14)."""
     return (*close_waits(run, "canceled"), ev.RunCanceled(stop_reason="canceled", settled=False, at_rest=run.status not in LIVE))
 
 
 def mark_run_unattended(run: Run, waits: tuple[Wait, ...]) -> Facts:
-    """Nobody is there for an authoritative question: the run stops with a named reason and keeps what was asked (§5.17)."""
+    """Stops an unattended run with an authoritative question, for a named reason; the run keeps the questions (§5.17)."""
     kept = tuple(w.wait_id for w in waits)
     closed = tuple(ev.WaitClosed(w.wait_id, UNATTENDED) for w in run.waits if w.wait_id not in kept)
     return (*(ev.WaitRequested(w) for w in waits), *closed, ev.RunCanceled(stop_reason=UNATTENDED, settled=False, rearms=kept))
 
 
 def mark_run_failed(run: Run, reason: str, error: ErrorValue) -> Facts:
-    """Open waits are kept: an undecided question is never erased (§5.14)."""
+    """Fails a run and keeps its open waits: an undecided question is never erased (§5.14)."""
     return (ev.RunFailed(stop_reason=reason, error=error),)
 
 
@@ -399,7 +399,7 @@ def mark_run_awaiting_review(run: Run, wait: Wait) -> Facts:
 
 
 def apply_outcome(run: Run, outcome: Terminal, *, result: bytes | None = None, review: Wait | None = None, why: str = "halted") -> Facts:
-    """What the terminal outcome means for this run (§5.16). Where nobody attends, a review stops the run until somebody does (§5.17)."""
+    """Returns the facts of a terminal outcome for this run (§5.16). A review stops an unattended run until someone attends to it (§5.17)."""
     match outcome:
         case Terminal.DONE:
             return mark_run_done(run, result)
@@ -410,5 +410,5 @@ def apply_outcome(run: Run, outcome: Terminal, *, result: bytes | None = None, r
 
 
 def stop_reason(error: BaseException) -> str:
-    """The stable code a failure leaves on the run."""
+    """Returns the stable code that a failure leaves on the run."""
     return code_of(error)

@@ -1,8 +1,8 @@
-"""What the outside is shown of a run, its waits, events, effects, steps and the rest: typed values, and one encoder (§2.10, §3.1, §13.1).
+"""Views: typed values that show a run, its waits, events, effects, steps and the rest, and one encoder (§2.10, §3.1, §13.1).
 
-Every surface (the command line's ``--json`` and its pages, HTTP, HTML, streams) is made from these values. They are derived, can be
-thrown away and hold no stored type, so that a run can be looked at without its code (§14.3). ``plain`` is the one way from a value to
-JSON: there secrets are masked, once (§13.5). Names and shapes are API; a value of the program's is shown as JSON carries it.
+Every interface (the command line's ``--json`` and its pages, HTTP, HTML, streams) is made from these values. They are derived, can be
+discarded and contain no stored type, so that a run can be shown without its code (§14.3). ``plain`` is the only way from a view to
+JSON, and masks secrets, once (§13.5). Names and shapes are API; values of the program are shown in their JSON form.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ JSON = Any
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all that is shown: every field is always present."""
+    """Base of all views: every field is always present."""
 
 
 V = TypeVar("V", bound=Shape)
 
 
 def plain(view: Shape, mask: Mask = NOTHING) -> dict[str, Any]:
-    """A value as JSON carries it: the one encoder of all surfaces."""
+    """Returns a view in its JSON form: the one encoder of all interfaces."""
     return dict(mask.record(msgspec.to_builtins(view)))
 
 
 def hide(view: V, mask: Mask) -> V:
-    """The same value without what the mask hides."""
+    """Returns the same view with everything hidden that the mask hides."""
     return msgspec.convert(mask.record(msgspec.to_builtins(view)), type(view)) if mask.names else view
 
 
 def show(raw: bytes | None) -> JSON:
-    """A stored value for showing. Damage in one value must not hide the rest of the record."""
+    """Returns a stored value in its JSON form. A damaged value is shown as ``unreadable``, so that it does not hide the rest of the record."""
     if raw is None:
         return None
     try:
@@ -66,7 +66,7 @@ def show(raw: bytes | None) -> JSON:
 
 
 def value(decoded: Any) -> JSON:
-    """A decoded value as JSON carries it: registered types show their fields."""
+    """Returns a decoded value in its JSON form: registered types show their fields."""
     try:
         return canon.reveal(canon.pack(decoded, "value")[1])
     except HoldfastError as e:
@@ -74,11 +74,11 @@ def value(decoded: Any) -> JSON:
 
 
 def values(decoded: Mapping[str, Any]) -> dict[str, JSON]:
-    """Channels as JSON carries them."""
+    """Returns the values of channels in their JSON form."""
     return {name: value(given) for name, given in decoded.items()}
 
 
-# -- a run and what hangs on it ---------------------------------------------------------------------
+# -- a run and its parts ----------------------------------------------------------------------------
 
 
 class FrameView(Shape, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class FrameView(Shape, frozen=True, kw_only=True):
 
 
 class ErrorView(Shape, frozen=True, kw_only=True):
-    """A failure as data: what went wrong, the way out, and the calls of the user's own code that led to it."""
+    """A failure as data: what went wrong, what to do, and the calls of the user's own code that led to it."""
 
     type: str
     message: str
@@ -111,10 +111,10 @@ class LeaseView(Shape, frozen=True, kw_only=True):
 
 
 class WaitView(Shape, frozen=True, kw_only=True):
-    """A wait as a person reads it. One of kind ``effect`` shows the key, the arguments' digest and the times of the effect in question.
+    """A wait, for people to read. A wait of kind ``effect`` shows the key, the arguments' digest and the times of the effect in question.
 
-    ``decidable`` says whether it may be decided now; as part of an event or of an old checkpoint it is null. ``editable`` says whether an
-    approval may carry a value of the type that ``schema`` describes: edited arguments, or by how much a budget is extended.
+    ``decidable`` says whether it may be decided now; in an event or an old checkpoint it is null. ``editable`` says whether an
+    approval may carry a value of the type that ``schema`` describes: edited arguments, or the amount by which a budget is extended.
     """
 
     run_id: str
@@ -171,7 +171,7 @@ class DecisionView(Shape, frozen=True, kw_only=True):
 
 
 class VersionsView(Shape, frozen=True, kw_only=True):
-    """What the run was created under: digests of the skill's capabilities and of the tools bound, and the registry it came from."""
+    """The versions with which the run was created: digests of the skill's capabilities and of its tools, and the registry that it came from."""
 
     capabilities: str | None
     bindings: str | None
@@ -179,7 +179,7 @@ class VersionsView(Shape, frozen=True, kw_only=True):
 
 
 class NoWorkerView(Shape, frozen=True, kw_only=True):
-    """The shape that a due run wants, and those that living workers offer of its skill (§10.11)."""
+    """The shape that a due run needs, and the shapes of its skill that living workers offer (§10.11)."""
 
     skill_id: str
     version: str
@@ -190,7 +190,7 @@ class NoWorkerView(Shape, frozen=True, kw_only=True):
 
 class RunView(Shape, frozen=True, kw_only=True):
     """The run record under the names of §3.1, and the lease beside it. ``result`` is a flow's value, or a graph's state once it
-    completed; ``origin`` is ``fork``, ``replay`` or empty. ``values`` are null where they were not read, or cannot be."""
+    completed; ``origin`` is ``fork``, ``replay`` or empty. ``values`` are null if they were not read, or cannot be read."""
 
     run_id: str
     thread_id: str
@@ -261,7 +261,7 @@ class RunDetail(RunView, frozen=True, kw_only=True):
 
 
 class LegacyView(Shape, frozen=True, kw_only=True):
-    """The old clients' shape (§2.10). It gains nothing new and goes at 1.0."""
+    """The shape for old clients (§2.10). It gets no new fields and is removed with 1.0."""
 
     status: str
     result: JSON
@@ -272,12 +272,12 @@ def run(
     of: Run, lease: Lease | None, now: int, *, channels: Mapping[str, JSON] | None = None, effects: Mapping[str, Effect] | None = None,
     blocked: Blocked | None = None, no_worker: NoWorker | None = None,
 ) -> RunView:
-    """A run as it stands.
+    """Returns the view of a run.
 
     Args:
-        channels: its values as JSON carries them, where they were read; they are a completed graph's result.
-        effects: effect records by id, for the waits that ask about one.
-        blocked: what stands in its way now.
+        channels: its values in their JSON form, if they were read; they are a completed graph's result.
+        effects: effect records by id, for the waits that ask about an effect.
+        blocked: what blocks it now.
         no_worker: why no living worker can take it, if it is due and none can.
     """
     return RunView(**_record(of, lease, now, channels, effects or {}, blocked), no_worker_for=None if no_worker is None else no_worker_of(no_worker))
@@ -288,7 +288,7 @@ def no_worker_of(of: NoWorker) -> NoWorkerView:
 
 
 def detail(of: RunView, problems: list[Problem], *, deduplicated: bool = False) -> RunDetail:
-    """The same with its problems."""
+    """Returns the view of a run with its problems."""
     fields = {name: getattr(of, name) for name in of.__struct_fields__}
     return RunDetail(**fields, problems=[problem(p) for p in problems], deduplicated=deduplicated)
 
@@ -353,7 +353,7 @@ def _record(of: Run, lease: Lease | None, now: int, channels: Mapping[str, JSON]
 
 
 def legacy(of: RunView) -> LegacyView:
-    """The old clients' shape (§2.10): canceled shows as failed here and only here."""
+    """Returns the shape for old clients (§2.10): only in this shape is a canceled run shown as failed."""
     if of.status == Status.COMPLETED:
         return LegacyView(status="completed", result=of.result, error=None)
     if of.status in (Status.FAILED, Status.CANCELED):
@@ -375,7 +375,7 @@ def error(of: ErrorValue | None) -> ErrorView | None:
 
 
 def wait(of: Wait, effect: Effect | None = None, *, status: Status | None = None) -> WaitView:
-    """A wait, with the effect that it asks about where its record is at hand; ``status`` is that of the run it is open in."""
+    """Returns the view of a wait. ``effect`` is the record of the effect that it asks about, if available; ``status`` is that of its run, if the wait is open."""
     return WaitView(
         run_id=of.wait_id.partition(".")[0],
         wait_id=of.wait_id,
@@ -439,7 +439,7 @@ def problem(of: Problem) -> ProblemView:
 
 _TIMES = frozenset({"due", "not_before"})
 _SELDOM = frozenset({"call", "returned"})
-"""Fields that are told only where there is something to tell."""
+"""Fields that are shown only if they are not None."""
 
 
 class EventView(Shape, frozen=True, kw_only=True):
@@ -459,7 +459,7 @@ class EventView(Shape, frozen=True, kw_only=True):
 
 
 def event(of: Run, happened: ev.Event) -> EventView:
-    """An event of a run as the world sees it. What follows from the run or the number is derived here, on read."""
+    """Returns the public view of an event. Values that follow from the run or the event's number are derived here, on read."""
     return EventView(
         event_id=ids.event_id(of.run_id, happened.seq),
         event_version=EVENT_VERSION,
@@ -476,7 +476,7 @@ def event(of: Run, happened: ev.Event) -> EventView:
 
 
 def payload(run_id: str, happened: ev.Event) -> dict[str, JSON]:
-    """A fact's fields, and the stable ids that they imply: step_id, attempt_id, checkpoint_id (§13.3)."""
+    """Returns a fact's fields, and the stable ids that follow from them: step_id, attempt_id, checkpoint_id (§13.3)."""
     fact = happened.fact
     if isinstance(fact, ev.Unknown):
         return {"tag": fact.tag, "fields": canon.plain(fact.fields)}
@@ -533,7 +533,7 @@ class CheckpointView(Shape, frozen=True, kw_only=True):
 
 
 def checkpoint(of: cps.Checkpoint, results: Mapping[str, cps.TaskResult]) -> CheckpointView:
-    """A checkpoint with the results of tasks that no barrier has carried across yet."""
+    """Returns the view of a checkpoint, with the results of tasks that no barrier has taken yet."""
     return CheckpointView(
         checkpoint_id=of.checkpoint_id,
         run_id=of.run_id,
@@ -555,7 +555,7 @@ def checkpoint(of: cps.Checkpoint, results: Mapping[str, cps.TaskResult]) -> Che
 
 
 class DiffView(Shape, frozen=True, kw_only=True):
-    """What changed in a run's state from checkpoint ``a`` to checkpoint ``b``; of a changed channel ``from`` and ``to``."""
+    """What changed in a run's state from checkpoint ``a`` to checkpoint ``b``; for a changed channel its values ``from`` and ``to``."""
 
     run_id: str
     a: str
@@ -566,7 +566,7 @@ class DiffView(Shape, frozen=True, kw_only=True):
 
 
 def diff(was: CheckpointView, now: CheckpointView) -> DiffView:
-    """What is different in ``now``; secrets are not hidden yet, for that one has changed may be known."""
+    """Returns what is different in ``now``. Secrets are hidden later, because the fact that a secret changed may be shown."""
     old, new = was.values, now.values
     return DiffView(
         run_id=now.run_id,
@@ -654,7 +654,7 @@ def effect(of: Effect) -> EffectView:
 
 
 class DeliveryView(Shape, frozen=True, kw_only=True):
-    """One attempt at sending an intent. ``closed``: nobody can still be at it."""
+    """One attempt at sending an intent. ``closed``: no process can still be sending it."""
 
     number: int
     owner: str
@@ -667,7 +667,7 @@ class DeliveryView(Shape, frozen=True, kw_only=True):
 
 
 class RulingView(Shape, frozen=True, kw_only=True):
-    """What a person said about an intent."""
+    """A person's ruling on an intent."""
 
     at: str | None
     actor: str
@@ -677,7 +677,7 @@ class RulingView(Shape, frozen=True, kw_only=True):
 
 
 class IntentView(Shape, frozen=True, kw_only=True):
-    """An act decided, not yet done or already settled (§9). ``no_transport_for`` is its type, where it is queued and nobody who is up sends that."""
+    """An intent: an outgoing message, sent or not (§9). ``no_transport_for`` is its type, if it waits to be sent and no running process sends that type."""
 
     intent_id: str
     run_id: str
@@ -737,7 +737,7 @@ def intent(of: Intent, *, no_transport: bool = False) -> IntentView:
 
 
 class QueuedView(Shape, frozen=True, kw_only=True):
-    """What waits to be sent: how many, since when the oldest, and those types of them that nobody who is up sends."""
+    """The intents that wait to be sent: how many, since when the oldest, and those of their types that no running process sends."""
 
     queued: int
     oldest_at: str | None
@@ -745,7 +745,7 @@ class QueuedView(Shape, frozen=True, kw_only=True):
 
 
 class LedgerView(Shape, frozen=True, kw_only=True):
-    """A row that a step kept for people and applications (§9.6). ``number`` is its place among all rows."""
+    """A row that a step wrote for people and applications (§9.6). ``number`` is its position among all rows."""
 
     number: int
     run_id: str
@@ -760,11 +760,11 @@ def ledger(of: LedgerRow) -> LedgerView:
     return LedgerView(number=of.number, run_id=of.run_id, step_id=of.step_id, topic=of.topic, key=of.key, data=show(of.data), created_at=iso(of.at))
 
 
-# -- who works, and what on -------------------------------------------------------------------------
+# -- workers, steps, lanes, queues, limits, skills --------------------------------------------------
 
 
 class ServedView(Shape, frozen=True, kw_only=True):
-    """A skill that a worker serves, in one version. ``fingerprint``: of its graph; ``workspace``: the folder its tools work in, if it says one."""
+    """A skill that a worker serves, in one version. ``fingerprint``: of its graph; ``workspace``: the folder in which its tools work, if it names one."""
 
     skill_id: str
     version: str
@@ -773,8 +773,8 @@ class ServedView(Shape, frozen=True, kw_only=True):
 
 
 class WorkerView(Shape, frozen=True, kw_only=True):
-    """A process that holds leases. ``alive`` is ``"true"``, ``"false"`` (proven) or ``"unknown"``. ``serves``: the skills whose runs it takes; none where it
-    drives only what it begins itself. ``upgrade``: it takes their runs in whatever version they began."""
+    """A process that holds leases. ``alive`` is ``"true"``, ``"false"`` (proven) or ``"unknown"``. ``serves``: the skills whose runs it takes; none if it
+    drives only runs that it begins itself. ``upgrade``: it takes their runs, whatever version they began with."""
 
     owner: str
     started_at: str | None
@@ -786,14 +786,14 @@ class WorkerView(Shape, frozen=True, kw_only=True):
 
 
 def list_served(of: Offer | None) -> list[ServedView]:
-    """What an offer says of skills; a process that claims no runs serves none."""
+    """Returns the skills in an offer; a process that claims no runs serves none."""
     shapes = () if of is None or not of.works else dict.fromkeys(of.shapes)
     return [ServedView(skill_id=s.skill_id, version=s.version, fingerprint=s.fingerprint, workspace=s.workspace) for s in shapes]
 
 
 class StepView(Shape, frozen=True, kw_only=True):
-    """A node's turn in a super-step, or with ``path`` a recorded call inside it. ``outcome`` is null while it is under way. ``call`` tells
-    calls of one function apart: its name, and in a fan-out a short form of the item."""
+    """A node's turn in a super-step, or with ``path`` a recorded call inside it. ``outcome`` is null while it is under way. ``call`` distinguishes
+    calls of one function: its name, and in a fan-out a short form of the item."""
 
     step_id: str
     name: str
@@ -807,7 +807,7 @@ class StepView(Shape, frozen=True, kw_only=True):
 
 
 class AttemptView(Shape, frozen=True, kw_only=True):
-    """One try at a step (§10.9): by whom, when, how it ended. ``number`` counts the tries, those that changed hands included."""
+    """One attempt at a step (§10.9): by whom, when, and how it ended. ``number`` counts the attempts, including those after a takeover."""
 
     attempt_id: str
     step_id: str
@@ -823,7 +823,7 @@ class AttemptView(Shape, frozen=True, kw_only=True):
 
 
 class LaneView(Shape, frozen=True, kw_only=True):
-    """A lane that somebody holds: by which run, since when, until when its lease lasts (null while it rests), and who waits behind it."""
+    """A lane that a run holds: which run, since when, until when its lease is valid (null while it rests), and which runs wait behind it."""
 
     session_key: str
     lane: str
@@ -834,7 +834,7 @@ class LaneView(Shape, frozen=True, kw_only=True):
 
 
 class QueueView(Shape, frozen=True, kw_only=True):
-    """A queue: how many due runs nobody has taken, since when the oldest is due, how many are driven, and what stands in the way of how many:
+    """A queue: how many due runs are not claimed, since when the oldest is due, how many runs are driven, and how many are ``blocked``, by cause:
     ``paused``, ``no_worker_for``, ``lane``, ``limit``."""
 
     queue: str
@@ -846,7 +846,7 @@ class QueueView(Shape, frozen=True, kw_only=True):
 
 
 class LimitChangeView(Shape, frozen=True, kw_only=True):
-    """What somebody changed about a limit or a queue: set, unset, paused or unpaused."""
+    """A change of a limit or a queue by a person: set, unset, paused or unpaused."""
 
     at: str | None
     actor: str
@@ -858,7 +858,7 @@ class LimitChangeView(Shape, frozen=True, kw_only=True):
 
 
 class LimitView(Shape, frozen=True, kw_only=True):
-    """A limit in force: ``stored`` by somebody, or declared by a process that is up; how much of it is in use; who changed it, newest last."""
+    """A limit in force: ``stored``, or declared by a running process; how much of it is in use; and its changes, newest last."""
 
     name: str
     in_flight: int | None
@@ -870,7 +870,7 @@ class LimitView(Shape, frozen=True, kw_only=True):
 
 
 class NodeView(Shape, frozen=True, kw_only=True):
-    """A node of a graph: where it is reached from, what it reads and writes."""
+    """A node of a graph: from where it is reached, what it reads and writes."""
 
     name: str
     start: bool
@@ -909,7 +909,7 @@ class SkillView(Shape, frozen=True, kw_only=True):
 
 
 def skill(program: Program, at: cps.Checkpoint | None = None) -> SkillView:
-    """A program; with a checkpoint of a run, where that stands in it."""
+    """Returns the view of a program; with a checkpoint, the nodes also show the run's progress."""
     due = set() if at is None else {ids.node_of(t.key) for t in at.pending}
     seen = set() if at is None else {ids.node_of(n) for n, versions in at.seen.items() if versions}
     nodes = [_node(n, "next" if n.name in due else "done" if n.name in seen else "") for n in _order(program)]
@@ -928,7 +928,7 @@ def skill(program: Program, at: cps.Checkpoint | None = None) -> SkillView:
 
 
 def _order(program: Program) -> list[Node]:
-    """Nodes in the order in which they can first run; ties as declared."""
+    """Returns the nodes in the order in which they can first run; ties are in the order of declaration."""
     left, out, placed = list(program.nodes.values()), [], set[str]()
     while left:
         free = [n for n in left if not (set(_sources(n)) - placed)] or left[:1]
@@ -970,7 +970,7 @@ class ScheduleChangeView(Shape, frozen=True, kw_only=True):
 
 
 class ScheduleView(Shape, frozen=True, kw_only=True):
-    """A schedule (§10.15). Times beside their ``_local`` are in UTC; those are on the schedule's own clocks, where its zone is known."""
+    """A schedule (§10.15). Times are in UTC; those with ``_local`` are in the schedule's own zone, if it is known."""
 
     schedule_id: str
     skill_id: str

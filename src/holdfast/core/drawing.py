@@ -1,4 +1,4 @@
-"""Pictures of a program: Mermaid text for pages, lines for a terminal. Pure, from the declaration alone."""
+"""Pictures of a program: Mermaid text for pages, lines of text for a terminal. Pure: they are made only from the declaration."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from holdfast.core.graph import START, Node, Program
 
 Link = tuple[str, str]
-"""Where a node is reached from, and how: ``after``, ``all``, ``any`` or ``on``."""
+"""From where a node is reached, and how: ``after``, ``all``, ``any`` or ``on``."""
 
 
 def links(program: Program) -> dict[str, list[Link]]:
-    """By node, where it is reached from: START, nodes, or channels (``on``), in the order declared."""
+    """Returns, by node, from where it is reached: START, nodes, or channels (``on``), in the order of their declaration."""
     found: dict[str, list[Link]] = {}
     for node in program.nodes.values():
         mine = found.setdefault(node.name, [])
@@ -29,7 +29,7 @@ def links(program: Program) -> dict[str, list[Link]]:
 
 
 def mermaid(program: Program) -> str:
-    """Any program as a Mermaid flowchart. Joins are thick, ``on=`` is dotted, a branch is a diamond, a sub-graph a frame."""
+    """Returns a program as a Mermaid flowchart. Joins are thick arrows, ``on=`` is dotted, a branch is a diamond, a sub-graph a frame."""
     return "\n".join(["flowchart TD", *_chart(program, "")])
 
 
@@ -37,7 +37,7 @@ _RESERVED = frozenset({"class", "classDef", "click", "default", "direction", "en
 
 
 def _id(prefix: str, name: str) -> str:
-    """A name as Mermaid takes it: its own words and dashes would end a statement."""
+    """Returns a name in a form that Mermaid accepts: its reserved words, and dashes, would end a statement."""
     name = name.replace("-", "_")
     return prefix + (f"{name}_" if name in _RESERVED else name)
 
@@ -66,7 +66,7 @@ def _chart(program: Program, prefix: str) -> Iterator[str]:
 
 
 def draw(program: Program) -> str:
-    """Any program as lines for a terminal: each node once, under the one that leads to it; ``↑`` points to one drawn above."""
+    """Returns a program as lines for a terminal: each node once, under the node that leads to it; ``↑`` refers to a node drawn above."""
     title = f"{program.id} (version {program.version})"
     if program.flow:
         return f"{title}\n  ○ a flow: its code decides which steps run"
@@ -86,7 +86,7 @@ def draw(program: Program) -> str:
 
 
 def _tree(program: Program, after: dict[str, list[str]], reached: dict[str, list[Link]], root: str, drawn: set[str]) -> Iterator[str]:
-    """Depth first, without recursion: a graph of a thousand nodes in a line is no deeper than one of ten."""
+    """Draws depth first, without recursion, so that a chain of a thousand nodes needs no deeper stack than one of ten."""
     stack = [(name, "  ", i == len(after[root]) - 1) for i, name in reversed(list(enumerate(after[root])))]
     while stack:
         name, indent, last = stack.pop()

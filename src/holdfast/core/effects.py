@@ -1,4 +1,4 @@
-"""Effect records and what to do about one: reuse, act or ask (§6)."""
+"""Effect records, and what to do about the call of an effect: reuse its result, act or ask (§6)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EffectStatus(StrEnum):
 
 
 OPEN = frozenset({EffectStatus.ATTEMPTED, EffectStatus.UNKNOWN})
-"""Of these nobody knows yet how they went."""
+"""The statuses of effects whose outcome is not known yet."""
 
 
 class ReplayPolicy(StrEnum):
@@ -56,8 +56,8 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One attempt at an effect (§6.4). Times are microseconds since 1970; ``result`` is encoded.
 
     ``key`` is the full key with its scope; at most one record of a key is open (attempted or unknown) at a time.
-    ``closed``: nobody can still be doing it (§6.5); ``blob``: where a large result is kept; ``undo``: what takes it back,
-    ``args`` what that is given beside the result, encoded, and ``undone`` the effect that has taken it back (§6.11).
+    ``closed``: no process can still be doing it (§6.5); ``blob``: where a large result is stored; ``undo``: the function that takes the effect back,
+    ``args`` its arguments beside the result, encoded, and ``undone`` the effect that has taken this one back (§6.11).
     """
 
     effect_id: str
@@ -94,56 +94,56 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def open(self) -> bool:
-        """Whether nobody may act under this key until it is settled."""
+        """Whether its outcome is unknown, so that no call may act under its key until it is settled."""
         return self.status in OPEN
 
 
 def origin(effect: Effect) -> str:
-    """The act that a record is about: a fork's own record of a forebear's act is about that one."""
+    """Returns the id of the act that a record is about: a fork's own record of an act of its forebear is about the forebear's act."""
     return effect.source_effect_id or effect.effect_id
 
 
 def find_settlement(records: Sequence[Effect], act: str) -> Effect | None:
-    """How an act was settled in any run of a lineage: with a result, or given up by decision; None while nobody knows."""
+    """Returns the record that settled an act in any run of a lineage, with a result or given up by decision; None if its outcome is not known yet."""
     about = [e for e in records if act in (e.effect_id, e.source_effect_id)]
     done = [e for e in reversed(about) if e.status is EffectStatus.RECORDED]
     if done:
-        return min(done, key=lambda e: e.detail.startswith(ELSEWHERE))  # that of the run in which it was answered, before those that heard of it
+        return min(done, key=lambda e: e.detail.startswith(ELSEWHERE))  # the run in which it was answered goes before those that copied the answer
     return next((e for e in reversed(about) if e.status is EffectStatus.ABANDONED and e.detail == BY_DECISION), None)
 
 
 def count_repeats(records: Sequence[Effect], act: str, run_id: str) -> int:
-    """How many attempts of an act a run has left behind to try it again."""
+    """Returns how many attempts of an act a run has abandoned to try it again."""
     return sum(e.run_id == run_id and act in (e.effect_id, e.source_effect_id) and e.status is EffectStatus.ABANDONED and e.detail != BY_DECISION for e in records)
 
 
 def name_gone(gone: Sequence[Effect]) -> str:
-    """What was undone, or may have been, and which steps did it."""
+    """Returns a text that names the effects that were undone, or may have been, and the steps that had done them."""
     return ", ".join(f"{e.capability} (step {e.step}{'' if e.undone else ', whether it was undone is unknown'})" for e in gone)
 
 
 def attribute(actor: str, reason: str) -> str:
-    """Whose word something is, with the reason that was given."""
+    """Returns the actor, with the reason if one was given."""
     return f"{actor} ({reason})" if reason else actor
 
 
 def effect_key(tenant: str, kind: str, scope: str, key: str) -> str:
-    """The full key (§6.3); ``scope`` is the lineage root for a key of the run's own, any name for a shared one.
+    """Returns the full key (§6.3). ``scope`` is the lineage root for a key of the run's own, any name for a shared key.
 
-    It is handed to outside services, so it holds nothing that a header or a file name could not.
+    The key is passed to outside services, so it contains only characters that are allowed in headers and file names.
     """
     return ":".join(quote(part, safe="/.=~@,+-_#") for part in (tenant, kind, scope, key))
 
 
 def undo_key(key: str) -> str:
-    """The key of the effect that takes back the one under ``key``. No part of a full key holds a colon."""
+    """Returns the key of the effect that takes back the one under ``key``. No part of a full key contains a colon."""
     return f"{key}:undo"
 
 
 def successor(key: str, records: Sequence[Effect]) -> str | None:
-    """The key that stands in place of one whose effect was taken back; None while it stands itself (§6.11).
+    """Returns the key that replaces one whose effect was taken back, or None if the effect was not taken back (§6.11).
 
-    Done again it is another effect, also for a receiver that dedupes by the key.
+    Doing the effect again is a new effect, also for a receiver that deduplicates by the key.
     """
     last = next((e for e in reversed(records) if e.status is EffectStatus.RECORDED), None)
     if last is None or not last.undone:
@@ -155,22 +155,22 @@ def successor(key: str, records: Sequence[Effect]) -> str | None:
 _PARTS = 4
 BY_DECISION = "by decision"
 AGAIN = "attempted again; whether the attempt before it was carried out is unknown"
-"""The detail of a record under which an act is attempted again: what becomes of nothing now leaves it unknown, for the first attempt may have come through."""
+"""The detail of a record whose act is attempted again. If the new attempt fails, the outcome stays unknown: the first one may have been carried out."""
 ELSEWHERE = "answered in the run "
 _STRICTNESS = {ReplayPolicy.REEXECUTE: 0, ReplayPolicy.USE_RECORDED: 1, ReplayPolicy.REQUIRE_HUMAN: 2}
 
 
 def as_policy(word: ReplayPolicy | str, field: str) -> ReplayPolicy:
-    """The policy of a word.
+    """Returns the policy that a word names.
 
     Raises:
-        InvalidInput: it is none; says which there are.
+        InvalidInput: the word names no policy; lists the policies.
     """
     return ReplayPolicy(one_of(word, field, tuple(ReplayPolicy)))
 
 
 def strictest(*policies: ReplayPolicy | str | None) -> ReplayPolicy:
-    """The strictest of those that were said; ``use_recorded_result`` if none was (§6.6)."""
+    """Returns the strictest of the given policies, or ``use_recorded_result`` if none is given (§6.6)."""
     said = [ReplayPolicy(p) for p in policies if p]
     return max(said, key=_STRICTNESS.__getitem__) if said else ReplayPolicy.USE_RECORDED
 
@@ -195,7 +195,7 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 def read_answer(answer: object, hook: str) -> Happened | Absent | Unknown:
-    """What a verify hook said; anything else than one of the three answers nothing, and whoever is asked then reads so (X-05)."""
+    """Returns the answer of a verify hook. Any other value counts as ``Unknown``, with a text for the person who is asked then (X-05)."""
     if isinstance(answer, Unknown):
         return Unknown(str(answer.why))
     if isinstance(answer, Happened | Absent):
@@ -208,7 +208,7 @@ def read_answer(answer: object, hook: str) -> Happened | Absent | Unknown:
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of an effect: who asks, for what, and what its author declared. ``placed``: its key is that of its place in the run."""
+    """One call of an effect: who calls, with what request, and what its author declared. ``placed``: the key was made from the call's place in the run."""
 
     request: str
     run_id: str
@@ -223,27 +223,27 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reuse(msgspec.Struct, frozen=True):
-    """Its recorded result is given; nothing is done."""
+    """Return the recorded result and do nothing."""
 
     effect: Effect
 
 
 class Act(msgspec.Struct, frozen=True):
-    """It may be done. ``over`` is the attempt that this one follows; ``same``: under the same record, for the receiver dedupes."""
+    """Do the effect. ``over`` is the attempt before this one; ``same``: use the same record, because the receiver deduplicates."""
 
     over: Effect | None = None
     same: bool = False
 
 
 class Verify(msgspec.Struct, frozen=True):
-    """Its hook is asked. ``closed``: nobody can still be doing it, as known before the hook was asked."""
+    """Ask the effect's verify hook. ``closed``: it is known, before the hook is asked, that no process can still be doing the effect."""
 
     effect: Effect
     closed: bool
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A person decides."""
+    """Let a person decide."""
 
     effect: Effect
     reason: str
@@ -252,25 +252,25 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class InProgress(msgspec.Struct, frozen=True):
-    """Somebody else does it now: wait for it (§6.8)."""
+    """Wait: another call does the effect now (§6.8)."""
 
     effect: Effect
 
 
 class Beside(msgspec.Struct, frozen=True):
-    """Another effect is on record at this place, which the code went another way from since: this one has a key of its own."""
+    """Use a key of its own: the record at this place is of another effect, and the code has taken another path since."""
 
     effect: Effect
 
 
 class Mismatch(msgspec.Struct, frozen=True):
-    """The key is on record with another request (§6.3)."""
+    """Refuse: the key is recorded with another request (§6.3)."""
 
     effect: Effect
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """It was done, and an attempt to take it back has no outcome: a person says whether it stands (§6.5)."""
+    """Let a person say whether the effect still stands: it was done, and the outcome of an attempt to take it back is unknown (§6.5)."""
 
     effect: Effect
     undo: Effect
@@ -283,15 +283,15 @@ GIVEN_UP, OTHER_ARGUMENTS = "effect_abandoned", "other_arguments"
 
 
 def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
-    """What to do about a call, from the records under its key, oldest first (§6.2, §6.5, §6.6).
+    """Returns what to do about a call, from the records under its key, oldest first (§6.2, §6.5, §6.6).
 
-    ``alive`` is about the process of the open attempt, if there is one: only a proof of its death closes it.
+    ``alive`` tells whether the process of the open attempt lives, if there is one: only proof of its death closes the attempt.
     """
     last = next((e for e in reversed(records) if e.status not in (EffectStatus.REUSED, EffectStatus.BLOCKED)), None)
     if last is None:
         return Act()
     own = (last.run_id, last.step, last.task, last.path) == (asked.run_id, *asked.place)
-    if last.request_hash not in ("", asked.request):  # a record that was made again from the log may not say what was asked
+    if last.request_hash not in ("", asked.request):  # a record that was rebuilt from the log may lack its request
         return _judge_other(last, asked, own)
     match last.status:
         case EffectStatus.RECORDED if last.undone:
@@ -302,26 +302,26 @@ def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
             return _in_the_gap(last, asked, alive)
         case EffectStatus.ABANDONED if last.detail == BY_DECISION and last.lineage_root == asked.lineage_root:
             return Ask(last, GIVEN_UP)
-    return Act(last)  # failed, or left behind: known not to have happened
+    return Act(last)  # failed, or abandoned: known not to have happened
 
 
 def _judge_other(last: Effect, asked: Asked, own: bool) -> Verdict:
-    """Another request is on record. At a place of the run itself that was of a handler, whose failure is tried again, or came of what was taken back: the
-    code goes another way now."""
+    """Judges a call whose key is recorded with another request. If the key was made from this run's own place, the code has taken another path: the record is
+    of an error handler whose failure is tried again, or depends on an effect that was taken back."""
     if not asked.placed or not own or last.open or last.detail == BY_DECISION:
         return Mismatch(last)
-    done = last.status is EffectStatus.RECORDED  # else it is known not to have happened
+    done = last.status is EffectStatus.RECORDED  # otherwise it is known not to have happened
     return Ask(last, OTHER_ARGUMENTS) if done and last.capability == asked.name else Beside(last)
 
 
 def find_undo(records: Sequence[Effect], effect: Effect) -> Effect | None:
-    """The newest attempt to take an effect back, from the records under the key of its undo."""
+    """Returns the newest attempt to take an effect back, from the records under the key of its undo."""
     return next((u for u in reversed(records) if u.source_effect_id == effect.effect_id), None)
 
 
 def judge_undo(effect: Effect, undo: Effect, alive: Alive) -> Verdict | None:
-    """What to do about a call whose effect somebody has attempted to take back; None where that came to nothing, so that it stands.
-    ``alive`` is about the process of that attempt."""
+    """Returns what to do about a call after an attempt to take its effect back; None if the attempt failed, so that the effect stands.
+    ``alive`` tells whether the process of that attempt lives."""
     match undo.status:
         case EffectStatus.RECORDED:
             return Act(effect)
@@ -339,7 +339,7 @@ def _on_record(last: Effect, asked: Asked, own: bool) -> Verdict:
 
 
 def _in_the_gap(last: Effect, asked: Asked, alive: Alive) -> Verdict:
-    """Attempted, and no result: never a result, never repeated blindly (§6.5)."""
+    """Judges an attempt without a known outcome: it never counts as done, and is never repeated blindly (§6.5)."""
     elsewhere = last.run_id != asked.run_id or last.fence == asked.fence
     if last.status is EffectStatus.ATTEMPTED and elsewhere and alive is Alive.YES:
         return InProgress(last)
@@ -352,7 +352,7 @@ def _in_the_gap(last: Effect, asked: Asked, alive: Alive) -> Verdict:
 
 
 def verify(effect: Effect, answer: object, closed: bool) -> Verdict:
-    """What follows from a hook's answer; ``Happened`` is settled by the caller. Absent is believed only of a closed attempt."""
+    """Returns what to do after a hook's answer. The caller handles ``Happened``. ``Absent`` is believed only if the attempt is closed."""
     match answer:
         case Absent() if closed:
             return Act(effect)

@@ -1,9 +1,9 @@
-"""Sealed payloads: the bytes that stand in the place of a payload that is encrypted at rest (§14.5). No cipher is here, only the form.
+"""Sealed payloads: the bytes that replace a payload that is encrypted at rest (§14.5). This module has the format only, no cipher.
 
-An envelope is a MessagePack extension of its own kind, so that whoever decodes it unawares gets a typed error and never a wrong value.
-It says in clear under which key it was sealed, and where it belongs: tenant, run, place and version, all of which the cipher's tag
-covers. ``check`` are a few bytes made from the key, by which another key of the same name is told from damage. In the place of a text
-stands a text: the mark, and the same bytes in base64.
+An envelope is a MessagePack extension of its own kind, so that code that does not expect it gets a typed error and never a wrong value.
+It contains, unencrypted, the key's name, and where the payload belongs: tenant, run, place and version. The cipher's tag
+covers all of these. ``check`` are a few bytes derived from the key; they distinguish another key of the same name from damage. If the
+payload is a text, the replacement is a text too: the mark, and the same bytes in base64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """What an envelope says in clear. ``check``: by which a key is known again; ``place``: which payload of the run this is."""
+    """The unencrypted part of an envelope. ``check`` identifies the key; ``place``: which payload of the run this is."""
 
     version: int
     key_id: str
@@ -37,7 +37,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def associated(self) -> bytes:
-        """What the cipher's tag covers beside the payload."""
+        """The bytes that the cipher's tag covers in addition to the payload."""
         return MARK + _encoder.encode(self)
 
 
@@ -52,12 +52,12 @@ _envelope = msgspec.msgpack.Decoder(Envelope)
 
 
 def wrap(envelope: Envelope) -> bytes:
-    """The bytes that are kept."""
+    """Returns the bytes to store."""
     return _encoder.encode(msgspec.msgpack.Ext(CODE, MARK + _encoder.encode(envelope)))
 
 
 def is_sealed(value: bytes | str | None) -> bool:
-    """Whether this stands in the place of a payload."""
+    """Whether a value is an envelope in place of a payload."""
     if isinstance(value, str):
         return value.startswith(TEXT)
     if not value:
@@ -67,10 +67,10 @@ def is_sealed(value: bytes | str | None) -> bool:
 
 
 def unwrap(value: bytes | str) -> Envelope:
-    """The envelope of such bytes, or of such a text.
+    """Returns the envelope in such bytes, or in such a text.
 
     Raises:
-        EventUnreadable: it is damaged.
+        EventUnreadable: the envelope is damaged.
     """
     try:
         data = base64.b64decode(value[len(TEXT) :], validate=True) if isinstance(value, str) else value
@@ -83,7 +83,7 @@ def unwrap(value: bytes | str) -> Envelope:
 
 
 def header_of(value: bytes | str) -> Header | None:
-    """What a sealed payload says in clear; None where it is damaged, or somebody's words that only look so."""
+    """Returns the header of a sealed payload, or None if it is damaged, or is an ordinary text that only looks like one."""
     try:
         return unwrap(value).header
     except EventUnreadable:
@@ -91,10 +91,10 @@ def header_of(value: bytes | str) -> Header | None:
 
 
 def open_envelope(content: bytes) -> Envelope:
-    """The envelope of an extension's content.
+    """Returns the envelope in an extension's content.
 
     Raises:
-        EventUnreadable: it is damaged, or of a version that this release does not know.
+        EventUnreadable: the envelope is damaged, or has a version that this release does not know.
     """
     try:
         envelope = _envelope.decode(content[len(MARK) :])
@@ -110,12 +110,12 @@ def as_text(envelope: bytes) -> str:
 
 
 def unavailable(header: Header) -> KeyUnavailable:
-    """What reading this ends in where its key is not at hand."""
+    """Returns the error for a payload whose key is not available."""
     return KeyUnavailable(header.key_id, header.run_id, header.place)
 
 
 def legible(text: Text) -> Text:
-    """A text as it may be shown: in the place of an encrypted one the key that it is encrypted under."""
+    """Returns a text that may be shown; for an encrypted text, a note that names its key."""
     if text is None or not text.startswith(TEXT):
         return text
     header = header_of(text)
@@ -123,15 +123,15 @@ def legible(text: Text) -> Text:
 
 
 def place_of(shelf: str, key: str) -> str:
-    """The place of a shelf's row."""
+    """Returns the place of a shelf's row."""
     return f"shelf:{shelf}:{key}"
 
 
 def in_clear(row: bytes, shelf: str, key: str) -> bytes:
-    """A shelf's row as it may be handed out. Where a store has no keys at all it gives what is kept, which for an encrypted row is no data.
+    """Returns a shelf's row if it is not encrypted. A store without keys returns rows as they are stored, and an encrypted row is not the caller's data.
 
     Raises:
-        KeyUnavailable: it is the envelope that was written in this place.
+        KeyUnavailable: the row is the envelope that was written at this place.
     """
     header = header_of(row) if is_sealed(row) else None
     if header is not None and header.place == place_of(shelf, key):
@@ -140,7 +140,7 @@ def in_clear(row: bytes, shelf: str, key: str) -> bytes:
 
 
 def show(header: Header) -> dict[str, str]:
-    """What a view has in the place of the payload."""
+    """Returns what a view shows in place of the payload."""
     return {"sealed": header.key_id}
 
 

@@ -1,7 +1,7 @@
-"""Environments: what a place lets people do with runs that have acted already (§8.3).
+"""Environments: what people may do, in one deployment, with runs that have carried out effects already (§8.3).
 
-An environment may only make a replay policy stricter. A fork option it does not list is refused by name; options that
-raise what a run may do are refused unless it lists them.
+An environment may only make a replay policy stricter. A fork option that it does not list is refused by name; options that
+extend what a run may do are refused unless it lists them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.core.bounds import ID_BYTES, Declared, flag, limits, refuse_unknow
 from holdfast.core.effects import ReplayPolicy, as_policy
 from holdfast.core.errors import RestrictedOption
 
-# What a replay or fork may be given besides its source. Everything else is no option.
+# The options that a replay or fork may be given besides its source. There are no others.
 OPTIONS = frozenset(
     {"set", "inputs", "reason", "effects", "upgrade", "tags", "priority", "queue", "lane", "job_id", "trace_id", "key", "at", "delay",
      "environment", "policy_snapshot_id", "capabilities", "inherit_approvals", "unattended", "tenant_id", "recovery"}
@@ -24,7 +24,7 @@ INHERIT = "inherit_approvals"
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
-    """``replay``: the laxest policy it allows; ``options``: what a fork may be given, None for all that raise nothing;
+    """``replay``: the laxest policy it allows; ``options``: what a fork may be given, None for all that are not privileged;
     ``inherit_approvals``: whether a replay or fork is answered by what people approved in its source (§5.8); ``allow_force``:
     whether a policy may be waived and an effect done again that may happen twice; ``budgets``: the most that any run may be
     given (§8.5)."""
@@ -47,11 +47,11 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared)
         limits(self.budgets, "budgets")
 
     def check_options(self, names: Iterable[str]) -> None:
-        """Refuses what may not be given here, by name (§7.7).
+        """Refuses options that this environment does not allow, by name (§7.7).
 
         Raises:
-            RestrictedOption: the environment does not allow it.
-            UnknownOption: it is no option at all.
+            RestrictedOption: the environment does not allow an option.
+            UnknownOption: an option does not exist.
         """
         for name in names:
             if name not in OPTIONS:
@@ -61,7 +61,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared)
                 raise RestrictedOption(f"{self.name} does not allow the option {name!r} in a fork", hint="allow it in the Environment, or leave it out")
 
     def check_force(self, what: str) -> None:
-        """Refuses what only force allows, where there is none.
+        """Refuses an act that needs force if this environment does not allow force.
 
         Raises:
             RestrictedOption: the environment does not allow it.
@@ -82,7 +82,7 @@ KNOWN = {e.name: e for e in (DEVELOPMENT, STAGING, PRODUCTION)}
 
 
 def environment(value: Environment | str) -> Environment:
-    """An environment by value or by name; a name of one's own is as lax as development."""
+    """Returns an environment, given itself or its name; an unknown name gives one as lax as development."""
     if isinstance(value, Environment):
         return value
     return KNOWN.get(text(value, "environment")) or Environment(name=text(value, "environment"))

@@ -7,10 +7,10 @@
 Every error has a stable ``code``, which commands and the HTTP API print, and an exit code. It may carry a ``hint``, which says what to do.
 ``rejected`` is the code of both ``Rejected`` and ``StepRejected``; their exit codes differ.
 
-Three errors are also errors of Python, because nobody could mean anything else by them: ``StepTimeout`` is a ``TimeoutError``, ``UnknownOption`` a
-``TypeError``, ``ChannelEmpty`` an ``AttributeError``. No other is: ``except KeyError`` or ``except ValueError`` around a call is meant for the program's own values,
-``InvalidInput`` speaks of wrong types and of wrong values, and ``except OSError``, written for a file, would catch a ``Denied`` that was a ``PermissionError`` or a ``StoreUnavailable``
-that was a ``ConnectionError``.
+Three errors are also errors of Python, because their meaning is unambiguous: ``StepTimeout`` is a ``TimeoutError``, ``UnknownOption`` a
+``TypeError``, ``ChannelEmpty`` an ``AttributeError``. No other is. ``except KeyError`` or ``except ValueError`` around a call is meant for the program's own values;
+``InvalidInput`` covers both wrong types and wrong values; and ``except OSError``, written for a file, would catch a ``Denied`` that was a ``PermissionError`` or a
+``StoreUnavailable`` that was a ``ConnectionError``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HoldfastError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        """What happened and, at the end, the way out."""
+        """What happened and, at the end, what to do."""
         if not self.hint:
             return self.message
         return f"{self.message}{chr(10) if chr(10) in self.message else '; '}{self.hint}"
@@ -48,11 +48,11 @@ class HoldfastError(Exception):
 
 
 def make_own(error: E) -> E:
-    """The same error for one more caller: of one object that several raise, the traceback would be that of all of them."""
-    given = error.__reduce__()[1] if isinstance(error, OSError) else error.args  # those of a file's error lack its name
+    """Returns a copy of an error for one more caller: if several callers raised one object, its traceback would mix all their calls."""
+    given = error.__reduce__()[1] if isinstance(error, OSError) else error.args  # the args of an OSError lack its file name
     built_in: Any = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
     own = type(error).__new__(type(error), *given)
-    built_in.__init__(own, *given)  # one of Python's own keeps what it is given beside its fields
+    built_in.__init__(own, *given)  # built-in errors keep some arguments outside __dict__
     own.__dict__.update(error.__dict__)
     own.__cause__, own.__suppress_context__, own.__traceback__ = error.__cause__, error.__suppress_context__, error.__traceback__
     return own
@@ -607,12 +607,12 @@ class PermanentError(StepFailure):
 
 
 LATEST_SECONDS = 100 * 366 * 86_400.0
-"""A receiver may name any number; beyond this no time could be told."""
+"""The longest delay: a receiver may name any number, and a later time could not be represented."""
 
 
 class RetryAfter(StepFailure):
-    """Raise this error from a transport if the message must be sent again later, after at least ``seconds`` seconds (§10.9). What is no
-    length of time, or a longer one than a hundred years, counts as the nearest that is."""
+    """Raise this error from a transport if the message must be sent again later, after at least ``seconds`` seconds (§10.9). A negative
+    number, or NaN, counts as 0, and more than a hundred years count as a hundred years."""
 
     code = "retry_after"
 
@@ -821,7 +821,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 def from_code(code: str, message: str) -> HoldfastError:
-    """A refusal on record as the error it was: the class of that code, plain ``Rejected`` where none has it."""
+    """Returns the error of a recorded refusal: of the class with this code, or plain ``Rejected`` if no class has it."""
     todo: list[type[HoldfastError]] = [HoldfastError]
     while todo:
         cls = todo.pop()
@@ -832,9 +832,9 @@ def from_code(code: str, message: str) -> HoldfastError:
 
 
 class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
-    """A failure as data: what is kept in a run, a step or an effect (§2.8).
+    """A failure as data, as it is stored in a run, a step or an effect (§2.8).
 
-    ``type`` is the exception's qualified name, ``code`` the stable code if it has one, ``hint`` the way out. ``frames`` are the
+    ``type`` is the exception's qualified name, ``code`` the stable code if it has one, ``hint`` says what to do. ``frames`` are the
     calls of the user's own code that led to it, the outermost first.
     """
 
@@ -846,13 +846,13 @@ class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
     frames: tuple[Frame, ...] = ()
 
     def __str__(self) -> str:
-        """As Python prints an exception: its class and what it said; and, at the end, the way out."""
+        """The text of the failure as Python prints an exception: its class and its message; and, at the end, what to do."""
         said = f"{self.type.rpartition('.')[2]}: {self.message}" if self.message else self.type.rpartition(".")[2]
         return f"{said}{chr(10) if chr(10) in said else '; '}{self.hint}" if self.hint else said
 
     @classmethod
     def of(cls, error: BaseException, where: str = "", frames: tuple[Frame, ...] = ()) -> ErrorValue:
-        """The failure that an exception stands for. An exception whose text cannot be made is kept by its type."""
+        """Returns an exception as data. If its text cannot be made, its type is stored."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         if isinstance(error, HoldfastError):
@@ -861,18 +861,18 @@ class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
 
 
 def code_of(error: BaseException) -> str:
-    """The stable code of a failure; a class of the user's may say anything of itself."""
+    """Returns the stable code of a failure; a class of the user's may have any value as its ``code``."""
     if not isinstance(error, HoldfastError):
         return "step_failed"
     return storable(error.code)[:200] if isinstance(error.code, str) else HoldfastError.code
 
 
 REFUSED = (ClaimTaken, EffectInProgress, InboxUnread, StatementFailed)
-"""By these a store refuses a commit of a run that stands as its owner knows it: nothing is lost, and whoever decided decides again."""
+"""The errors with which a store refuses a commit although the run is as its owner knows it: nothing is lost, and the owner decides again."""
 
 
 def storable(text: str) -> str:
-    """A text without what no store could keep: the failure must be stored all the same."""
+    """Returns a text with the characters escaped that no store can keep, because the failure must be stored anyway."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -880,13 +880,13 @@ MOST_OF_A_GROUP = 3
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """The exceptions of a group and of the groups in it."""
+    """Returns the exceptions of a group and of the groups in it."""
     return [leaf for e in group.exceptions for leaf in (_leaves(e) if isinstance(e, BaseExceptionGroup) else [e])]
 
 
 def _text(error: BaseException) -> str:
     try:
-        text = str.__str__(str(error))  # plain text, whatever it was made of
+        text = str.__str__(str(error))  # a plain str, even if __str__ returned a subclass
         if not isinstance(error, BaseExceptionGroup):
             return text
         leaves = _leaves(error)  # the group's own text only counts them

@@ -1,8 +1,8 @@
-"""Facts: one frozen value per kind, past tense; and the registry of kinds (§13.2).
+"""Facts: one frozen class per kind, in the past tense; and the registry of kinds (§13.2).
 
 A ``Fact`` is what happened; an ``Event`` is a fact in its place: numbered, dated, under a fence, by an actor.
-Facts of one commit share a row, so what follows from the row or the run (ids, times, tenant, trace) is derived
-on read and never stored with each. The number in ``tag`` and the name in ``wire`` are API: a golden file lists them.
+The facts of one commit share a row. Values that follow from the row or the run (ids, times, tenant, trace) are derived
+on read and never stored with each fact. The number in ``tag`` and the name in ``wire`` are API: a golden file lists them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SYSTEM = "system"
 
 
 class Fact(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of all kinds. ``hot`` facts touch nothing of a run but its version, step and head."""
+    """Base of all kinds. ``hot`` facts change only a run's version, step and head."""
 
     wire: ClassVar[str] = ""
     hot: ClassVar[bool] = False
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A fact of a kind this release does not know: kept, shown, folded into nothing."""
+    """A fact of a kind that this release does not know: it is kept and shown, and changes nothing in the fold."""
 
     tag: int
     fields: Any
@@ -53,7 +53,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunSubmitted(Fact, frozen=True, tag=1):
-    """The first event of every run: all that is known before anything ran. ``input`` is encoded (``canon``)."""
+    """The first event of every run: all that is known before anything runs. ``input`` is encoded (``canon``)."""
 
     wire: ClassVar[str] = "run.submitted"
     run_id: str
@@ -154,8 +154,8 @@ class RunFailed(Fact, frozen=True, tag=11):
 
 
 class RunCanceled(Fact, frozen=True, tag=12):
-    """``settled``: by a halt, a denial or a policy. ``at_rest``: no node was running (§2.4). ``rearms``: questions nobody was
-    there to answer; the first resume asks them again and runs nothing (§5.17)."""
+    """``settled``: by a halt, a denial or a policy. ``at_rest``: no node was running (§2.4). ``rearms``: questions of an unattended
+    run; the first resume asks them again and runs nothing (§5.17)."""
 
     wire: ClassVar[str] = "run.canceled"
     stop_reason: str
@@ -175,7 +175,7 @@ class RunInterrupted(Fact, frozen=True, tag=14):
 
 
 class RunForked(Fact, frozen=True, tag=15):
-    """``approvals``: what people approved in the source answers the same questions here (§5.8)."""
+    """``approvals``: whether the approvals in the source answer the same questions here (§5.8)."""
 
     wire: ClassVar[str] = "run.forked"
     source_run_id: str
@@ -202,7 +202,7 @@ class RunPatched(Fact, frozen=True, tag=17):
 
 
 class RunHandedBack(Fact, frozen=True, tag=18):
-    """``cut``: its driving was cancelled soon after it had begun, and nobody had asked the worker to end: its step may have done that."""
+    """``cut``: its driving was cancelled soon after it had begun, without a request to stop the worker: its step may have caused that."""
 
     wire: ClassVar[str] = "run.handed_back"
     owner: str
@@ -221,7 +221,7 @@ class StepStarted(Fact, frozen=True, tag=20):
 
 
 class StepEnded(Fact, frozen=True):
-    """Common shape of a completed step. ``hash``: of the checkpoint saved with it, empty if none was (§1.8); ``call``: None of a node."""
+    """Base of the facts of completed steps. ``hash``: of the checkpoint saved with it, else empty (§1.8); ``call``: None for a node."""
 
     hot: ClassVar[bool] = True
     step: int
@@ -280,7 +280,7 @@ class AttemptStarted(Fact, frozen=True, tag=26):
 
 
 class AttemptLeaseExpired(Fact, frozen=True, tag=27):
-    """``cause``: expired, or owner_dead when the liveness file proved it (§10.6)."""
+    """``cause``: expired, or owner_dead if the liveness file proved that (§10.6)."""
 
     wire: ClassVar[str] = "attempt.lease_expired"
     owner: str
@@ -288,8 +288,8 @@ class AttemptLeaseExpired(Fact, frozen=True, tag=27):
 
 
 class AttemptTakenOver(Fact, frozen=True, tag=28):
-    """``takeovers``: how many owners have died without any progress in between; ``late``: how many lived, and were late with their lease.
-    ``begun``: whether the last one had begun with it, or had only claimed it, when it died of another run."""
+    """``takeovers``: how many owners died without any progress in between; ``late``: how many lived, and were late to renew their lease.
+    ``begun``: whether the last owner had begun to drive the run; if not, it had only claimed it and died because of another run."""
 
     wire: ClassVar[str] = "attempt.taken_over"
     owner: str
@@ -299,7 +299,7 @@ class AttemptTakenOver(Fact, frozen=True, tag=28):
 
 
 class CheckpointSaved(Fact, frozen=True, tag=29):
-    """Only where no step event carries the checkpoint's hash."""
+    """Written only if no step event contains the checkpoint's hash."""
 
     wire: ClassVar[str] = "checkpoint.saved"
     hash: bytes
@@ -313,7 +313,7 @@ WAIVED = "waived"
 
 
 class PolicyEvaluated(Fact, frozen=True, tag=30):
-    """``verdict``: a policy's, or ``waived`` where a forced resume, or the step by it, went past a refusal (§7.4)."""
+    """``verdict``: a policy's, or ``waived`` if a forced resume, or a step after it, went on in spite of a refusal (§7.4)."""
 
     wire: ClassVar[str] = "policy.evaluated"
     subject: str
@@ -333,7 +333,7 @@ class WaitDecided(Fact, frozen=True, tag=32):
 
 
 class WaitDenied(Fact, frozen=True, tag=33):
-    """An attempt to decide that authority refused (§5.7): audit only, nothing entered the run."""
+    """An attempt to decide that the authority refused (§5.7): for the audit only, the run did not change."""
 
     wire: ClassVar[str] = "wait.denied"
     wait_id: str
@@ -349,7 +349,7 @@ class WaitTimedOut(Fact, frozen=True, tag=34):
 
 
 class WaitClosed(Fact, frozen=True, tag=35):
-    """``returned``: the signal that had answered it and that nobody made use of. It answers whoever asks for one next."""
+    """``returned``: the signal that had answered this wait and was not used. It answers the next wait for such a signal."""
 
     wire: ClassVar[str] = "wait.closed"
     wait_id: str
@@ -418,7 +418,7 @@ class IntentEnqueued(IntentFact, frozen=True, tag=50):
     wire: ClassVar[str] = "intent.enqueued"
 
 
-# Tags 51 to 53 stood for deliveries, which no release ever wrote: those are told beside the log (§9.3).
+# Tags 51 to 53 were for deliveries, which no release ever wrote: deliveries are recorded beside the log (§9.3).
 
 
 class LedgerAppended(Fact, frozen=True, tag=54):
@@ -469,7 +469,7 @@ class StateRepaired(Fact, frozen=True, tag=60):
 
 
 class StatePatched(Fact, frozen=True, tag=61):
-    """State edited by a named person; the writes are in the checkpoint's delta (§7.7)."""
+    """A named person edited the state; the writes are in the checkpoint's delta (§7.7)."""
 
     wire: ClassVar[str] = "state.patched"
     channels: tuple[str, ...]
@@ -487,7 +487,7 @@ class NoteAdded(Fact, frozen=True, tag=62):
 
 
 class BudgetSpent(Fact, frozen=True, tag=63):
-    """What a step says it has used of the run's budgets (§8.5)."""
+    """The amounts of the run's budgets that a step reported as used (§8.5)."""
 
     wire: ClassVar[str] = "budget.spent"
     step: int
@@ -503,7 +503,7 @@ def _kinds(base: type[Fact]) -> list[type[Fact]]:
 
 
 fact_of = attrgetter("fact")
-"""The fact of an event: many are asked for theirs at once."""
+"""Returns the fact of an event; it is mapped over many events at once."""
 KINDS: dict[str, type[Fact]] = {k.wire: k for k in _kinds(Fact)}
 HOT = frozenset([Unknown, *[k for k in KINDS.values() if k.hot]])
 VOUCHING = frozenset([k for k in KINDS.values() if "hash" in k.__struct_fields__])
@@ -513,7 +513,7 @@ STEP_ENDS: dict[str, type[StepEnded]] = {"degraded": StepDegraded, "skipped": St
 
 
 def step_ended(outcome: str) -> type[StepEnded]:
-    """The kind that tells of a completed step with this outcome."""
+    """Returns the kind of fact for a completed step with this outcome."""
     if outcome == "ok":
         return StepCompleted
     word = outcome.strip().lower()

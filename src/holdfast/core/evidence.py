@@ -1,7 +1,7 @@
-"""Evidence of what a tool did (§11.4): postconditions, what was seen of each, and the one function that judges.
+"""Evidence of what a tool did (§11.4): postconditions, what was observed of each, and the one function that judges.
 
-Three answers: it holds, it does not, or nothing was seen that would tell. The first lets the attempt be, the second fails it, the
-third asks a person; none of them is a new status.
+There are three results: the postcondition holds, it does not hold, or it could not be checked. The first accepts the attempt, the second
+fails it, and the third asks a person; none of them is a new status.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ canon.register(Artifact)
 
 
 class Unseen(msgspec.Struct, frozen=True):
-    """Nothing was seen, and why."""
+    """Nothing could be observed; ``why`` is the reason."""
 
     why: str
 
@@ -121,7 +121,7 @@ def kind_of(condition: Postcondition) -> str:
 
 
 def judge(condition: Postcondition, seen: Any) -> Report:
-    """The report of a postcondition, from what was seen: an exit code, a digest, a value, a status; or that nothing was."""
+    """Returns the report of a postcondition, from what was observed: an exit code, a digest, a value, a status, or ``Unseen``."""
     kind = kind_of(condition)
     if isinstance(seen, Unseen):
         return Report(kind, None, seen.why[:500])
@@ -143,7 +143,7 @@ def judge(condition: Postcondition, seen: Any) -> Report:
 
 
 def _alike(seen: Any, wanted: Any) -> bool:
-    """Equal as JSON: True is not 1."""
+    """Whether two values are equal as JSON: True is not 1."""
     if isinstance(seen, bool) != isinstance(wanted, bool):
         return False
     if isinstance(seen, dict) and isinstance(wanted, dict):
@@ -154,7 +154,7 @@ def _alike(seen: Any, wanted: Any) -> bool:
 
 
 def at(document: Any, pointer: str) -> Any:
-    """What a JSON document has at a pointer (RFC 6901), or ``Nowhere``."""
+    """Returns the value at a pointer in a JSON document (RFC 6901), or ``Nowhere``."""
     if pointer and not pointer.startswith("/"):
         return Nowhere()
     for part in pointer.split("/")[1:]:
@@ -169,7 +169,7 @@ def at(document: Any, pointer: str) -> Any:
 
 
 def missing(conditions: tuple[Postcondition, ...], reports: tuple[Report, ...]) -> tuple[Report, ...]:
-    """The reports, and one without evidence for each postcondition that a runner has said nothing about."""
+    """Returns the reports, and one without evidence for each postcondition on which the runner did not report."""
     if len(reports) >= len(conditions):
         return reports
     return (*reports, *(Report(kind_of(c), None, "the runner did not report on it") for c in conditions[len(reports) :]))

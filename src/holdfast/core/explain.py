@@ -1,7 +1,7 @@
-"""What happened to a run, why it stands where it stands, and what would move it: a few sentences made from its record.
+"""Explains in a few sentences what happened to a run, why it is in its present state, and what would make it continue.
 
-Pure: ``explain`` reads the folded run, its condition and its events. It decides nothing and shows no value of the program's but
-what a wait shows, which the caller masks.
+Pure: ``explain`` reads the folded run, its condition and its events. It decides nothing, and the only values of the program that
+it shows are those that a wait shows, which the caller masks.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """One thing that somebody can do, and the command that does it; the command is empty where there is nothing to type."""
+    """One thing that a person can do, and the command for it; the command is empty if there is none."""
 
     text: str
     command: str = ""
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """``happened`` are sentences in order of time, ``why`` says why the run stands where it stands, ``next`` what would move it."""
+    """``happened`` are sentences in order of time, ``why`` says why the run is in its present state, ``next`` what would make it continue."""
 
     run_id: str
     happened: tuple[str, ...]
@@ -44,14 +44,14 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class Blocked(msgspec.Struct, frozen=True):
-    """What the caller knows of a run besides its record: what keeps it from being driven.
+    """What the caller knows about a run besides its record: what keeps it from being driven.
 
-    ``no_worker`` says that no living worker can take it, ``shape`` is the shape it began in where workers serve its skill in another; ``lane`` says which run
-    is before it and how that one stands, ``before`` is its id; ``dead`` says that the process which holds its lease is proven dead. ``effects`` are the records
-    of its effects, ``now`` is the store's time in microseconds. ``limit`` is the limit or the pause that holds it back; ``nobody`` says that
-    no worker of its queue is up; ``due`` is since when, or from when, it may be executed; ``requests`` says how the
-    requests stand that tool runners have of it; ``idle`` says that the process which holds its lease does not execute it.
-    ``gone`` is what its completed steps did and was undone, or may have been, so that a resume is refused.
+    ``no_worker`` says that no living worker can take it; ``shape`` is the shape in which it began, if workers serve its skill in another; ``lane`` says which run
+    is before it and in what state, ``before`` is that run's id; ``dead``: the process that holds its lease is proven dead. ``effects`` are the records
+    of its effects, ``now`` is the store's time in microseconds. ``limit`` is the limit or the pause that holds it back; ``nobody``: no
+    worker of its queue is running; ``due`` is since when, or from when, it may be executed; ``requests`` are the states of its
+    requests to tool runners; ``idle``: the process that holds its lease does not execute it.
+    ``gone`` are effects of its completed steps that were undone, or may have been, so that a resume is refused.
     """
 
     no_worker: str = ""
@@ -81,9 +81,9 @@ def explain(run: Run, condition: Condition, events: Sequence[ev.Event], blocked:
     """Explains a run.
 
     Args:
-        run: as folded.
-        condition: where it stands (§2.9).
-        events: its events, oldest first; a part of them gives a part of the story.
+        run: the folded run.
+        condition: its condition (§2.9).
+        events: its events, oldest first; from a part of them only that part is explained.
         blocked: what keeps it from being driven, if it is due.
     """
     why, advice = _REASONS[condition](run, events, blocked)
@@ -97,7 +97,7 @@ def explain(run: Run, condition: Condition, events: Sequence[ev.Event], blocked:
 
 
 def _tell_held(events: Sequence[ev.Event]) -> str:
-    """Why no worker continues a run."""
+    """Says why no worker continues a run."""
     cause = next((f" ({legible(e.fact.cause)})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
     return f"It was interrupted{cause}. No worker continues it until a person resumes it."
 
@@ -124,7 +124,7 @@ def _tell_happened(run: Run, condition: Condition, events: Sequence[ev.Event], b
                 continue
             case ev.StepFailed(path=path, error=error, call=call) if path:
                 caught[path] = f"{call or 'call ' + path}: {_tell_failure(error)}"
-                continue  # the step fails with it, or its code has handled it
+                continue  # either the step fails with this error too, or its code has handled it
             case ev.StepStarted(task=task):
                 under_way = task
                 continue
@@ -155,13 +155,13 @@ def _tell_happened(run: Run, condition: Condition, events: Sequence[ev.Event], b
 
 
 def _tell_caught(task: str, failures: dict[str, str]) -> str:
-    """The calls that failed in a step which completed: of a call that only holds others, those within it."""
+    """Describes the calls that failed in a completed step. If a call only contains others, the calls inside it count instead."""
     found = [said for path, said in failures.items() if not any(other.startswith(f"{path}/") for other in failures)]
     return f"In the step {task} {'one call' if len(found) == 1 else f'{len(found):,} calls'} failed, and the code of the step handled that: {found[-1]}"
 
 
 def _note_doubt(fact: ev.Fact | ev.Unknown, doubts: dict[str, str]) -> None:
-    """Keeps the effects of which nobody knew the outcome, and what was done to find it: its hook was asked, a person, or the receiver by its key."""
+    """Notes the effects whose outcome was unknown, and how it was found out: by the verify hook, by a person, or by the receiver from the key."""
     match fact:
         case ev.SideEffectUnknown(effect_id=effect_id):
             doubts[effect_id] = "found"
@@ -183,7 +183,7 @@ _AGAIN = {
 
 
 def _clear_doubt(fact: ev.Fact | ev.Unknown, doubts: dict[str, str], records: Sequence[Effect]) -> str:
-    """How an effect came out of which nobody knew the outcome; nothing of any other."""
+    """Describes the outcome of an effect that was in doubt; empty for any other fact."""
     match fact:
         case ev.SideEffectRecorded(effect_id=effect_id, task=task) if effect_id in doubts:
             return _CLEARED[doubts.pop(effect_id)].format(_finder(effect_id, records), task)
@@ -195,19 +195,19 @@ def _clear_doubt(fact: ev.Fact | ev.Unknown, doubts: dict[str, str], records: Se
 
 
 def _finder(effect_id: str, records: Sequence[Effect]) -> str:
-    """Who found out how an effect came out: its hook, where it has one and no other run told it."""
+    """Returns who found out the outcome of an effect: its verify hook, if it has one and the outcome did not come from another run."""
     hooked = any(e.effect_id == effect_id and e.verifiable and not e.detail.startswith(ELSEWHERE) for e in records)
     return "Its verify= found" if hooked else "It was found"
 
 
 def _leaves(calls: Sequence[str]) -> int:
-    """How many calls a step has recorded, those that only hold others left out."""
+    """Returns how many calls a step has recorded, without those that only contain others."""
     above = {path.rpartition("/")[0] for path in calls}
     return len(set(calls) - above)
 
 
 def _open_effects(events: Sequence[ev.Event]) -> list[ev.SideEffectAttempted]:
-    """The effects that were attempted and whose outcome nobody has recorded."""
+    """Returns the effects that were attempted and whose outcome is not recorded."""
     found: dict[str, ev.SideEffectAttempted] = {}
     for event in events:
         match event.fact:
@@ -224,7 +224,7 @@ def _name(effect: ev.SideEffectAttempted) -> str:
 
 
 def _tell_resume(effect: Effect | None) -> str:
-    """What a resume does about an effect of which nobody knows the outcome."""
+    """Says what a resume does about an effect whose outcome is unknown."""
     if effect is None:
         return ""
     if effect.verifiable and effect.status is not EffectStatus.UNKNOWN:
@@ -403,7 +403,7 @@ _ENDINGS = (ev.WaitTimedOut, ev.PolicyEvaluated, ev.WaitDecided)
 
 
 def _explain_refusal(run: Run, why: str, gone: Sequence[Effect]) -> _Why:
-    """Of a run that cannot be resumed, because its completed steps would stand on what was undone."""
+    """Explains a run that cannot be resumed, because effects of its completed steps were undone."""
     undone = f"{why} Effects of its completed steps were undone: {name_gone(gone)}. A resume is refused, because it would continue as if that were still done."
     return _Why(undone, (Advice("Start a fork: it carries that out again.", f"holdfast fork {run.run_id} {target_of(run.target)}"),))
 

@@ -1,24 +1,24 @@
-"""The fused line: plain steps decided without the values that other steps are made of (targets, "Speed, second stage").
+"""The fused line: decides plain steps without the objects that other steps are made of (targets, "Speed, second stage").
 
-Theory of operation. Most steps are *plain*: one task, of an async node that is given the state alone, first attempt, which
-returned writes that replace values or go through built-in reducers, of a run that waits for nothing, whose inbox had nothing, and after which something is to be done. What
-such a step makes durable follows from few things: where the log and the run stand, the task, and its writes. A ``Line`` holds
-these, and makes of each step the bytes of its delta, its two facts, its row and its hashes at once: a ``Step``, which a store
-writes with the same two statements as any plain commit. ``Draft``, ``Commit``, ``Event``, ``Checkpoint`` and a new ``Run`` are
-not made on the way. Whoever looks at the run gets them made from what the line holds, as if each step had made its own, and that
-ends the line: the journal takes over, and the general way goes on from there (``engine/base/journal``, ``engine/drive/fused``).
+Theory of operation. Most steps are *plain*. A plain step has one task, of an async node that takes only the state. It is the task's first attempt,
+and its writes replace values or go through built-in reducers. The run waits for nothing, its inbox is empty, and another step follows. What such
+a step makes durable depends on few values: the end of the log, the run's position, the task, and its writes. A ``Line`` holds these. For each
+step it makes the bytes of the delta, the two facts, the row and the hashes in one go: a ``Step``, which a store writes with the same two
+statements as any plain commit. No ``Draft``, ``Commit``, ``Event``, ``Checkpoint`` or new ``Run`` is made. If some code asks for the run, these
+objects are made from the values of the line, equal to those that each step would have made. That ends the line: the journal takes over, and the
+run continues on the general path (``engine/base/journal``, ``engine/drive/fused``).
 
-What is not plain is never half done here. ``decide`` gives None before anything has changed, and the general way does the
-step: one before a whole checkpoint, a skip. What a step decided becomes the line's own state only
-when it is durable (``keep``), so that a commit that fails leaves the line where the log is.
+A step that is not plain is never half done here. ``decide`` returns None before it changes anything, and the general path does the step. This
+is so for a skip, and for a step that makes a whole checkpoint due. The state of the line changes only when the step is durable (``keep``), so a
+commit that fails leaves the line at the end of the log.
 
-The run's last step is decided here too, where nobody is asked about its end (``ends``): a commit like any other, for a run's
-end is looked at. That ends the line.
+The run's last step is decided here too, if no one has to be asked about the run's end (``ends``). It is an ordinary commit, because readers
+look at a run that ends. It ends the line.
 
-*Fast = general*: rows, hashes, events, checkpoints and what a reader sees after each commit are the same bytes either way
-(``tests/engine/test_fused.py``), for both call the same functions: ``superstep.plan``, ``codec.encode_delta``, ``codec.encode_row``,
-``canon.chain``. Where one node follows another and nothing else may, these are called once for the two, and what changes from step to
-step is put into the bytes they gave (``codec.Form``).
+*Fast = general*: rows, hashes, events, checkpoints and what a reader sees after each commit have the same bytes on both paths
+(``tests/engine/test_fused.py``), because both call the same functions: ``superstep.plan``, ``codec.encode_delta``, ``codec.encode_row``,
+``canon.chain``. If only one node can follow another, these functions are called once for the pair. For each step, the values that change are
+then put into the bytes that they returned (``codec.Form``).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from holdfast.core.superstep import Turns, plan
 
 NO_KINDS: dict[str, str] = {}
 MOST_WAYS = 4096
-"""So many ways of a program are kept."""
+"""The number of ways that are cached for a program."""
 
 
 class _Stand(msgspec.Struct, frozen=True, gc=False):
-    """Where a line stands after a super-step: ``task`` is the plain task that is next, None if something else is; ``straight``: what is pending is the one that follows, and
-    nothing but its turn; ``number`` is that of the next super-step, as it is encoded. The rest is of the step itself, of which a line that has just begun has none."""
+    """The state of a line after a super-step. ``task`` is the next task if that is plain, else None. ``straight``: the one pending task is the node that always follows, woken
+    only by the end of this one. ``number`` is the encoded number of the next super-step. The fields from ``by`` on describe the last step; a new line has none."""
 
     step: int
     number: bytes
@@ -66,8 +66,8 @@ class _Stand(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Way(msgspec.Struct, frozen=True, gc=False):
-    """From a node to the one that follows it, and to nothing else: what is the same of each step that goes it. ``done``: the channel of its end; ``goto``: that which sends
-    elsewhere; ``task``: that of the one that follows, if it may be plain."""
+    """The step from a node to the only node that follows it: what is the same each time it is taken. ``done`` is the channel of the first node's end; ``goto`` is the
+    channel by which a goto wakes the node that follows; ``task`` is the task of that node, if it can be plain."""
 
     done: str
     goto: str
@@ -78,7 +78,7 @@ class _Way(msgspec.Struct, frozen=True, gc=False):
 
 
 def _find_way(program: Program, node: str, kinds: dict[str, str]) -> _Way | None:
-    """That from this node, if there is only one, for writes that go through these reducers."""
+    """Returns the way from this node for writes through these reducers, or None if ``program.straight`` has no node that follows it."""
     then = program.straight.get(node)
     return None if then is None else _way(node, then, then.node in program.plain, tuple(kinds.items()))
 
@@ -92,10 +92,10 @@ def _way(node: str, then: Straight, plain: bool, kinds: tuple[tuple[str, str], .
 
 
 class Line:
-    """A run on its plain steps: where its log, its row and its checkpoint stand, as loose values.
+    """The state of a run while it does plain steps: its log, its row and its checkpoint, as loose values.
 
-    ``versions`` and ``seen`` are the head's, in copies that the line alone changes. ``sole`` says of a value that nobody else holds it: it may
-    grow where it stands. ``task``: the plain task that is next; None if something else is.
+    ``versions`` and ``seen`` are copies of the head's, which only the line changes. ``sole`` tells whether nobody else holds a value; such a value
+    may be changed in place. ``task`` is the next task if that is plain, else None.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class Line:
     def __init__(self, program: Program, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint, sole: Callable[[Mapping[str, Any], str], bool] = must_copy) -> None:
         self._program = program
         self._reduces = bool(program.reducing)
-        self._fits = not (program.reducing and find_misfits(program.reducing, checkpoint.values))  # what these reducers write themselves fits them
+        self._fits = not (program.reducing and find_misfits(program.reducing, checkpoint.values))  # checked once: what reducers write themselves always fits them
         self._ways: dict[str | tuple[str, ...], _Way | None] = program.ways
         self._sole = sole
         self._run = run
@@ -145,27 +145,27 @@ class Line:
     def decide(self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int, ends: bool) -> Step | Commit | None: ...
 
     def decide(self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int, ends: bool = False) -> Step | Commit | None:
-        """What a plain task's end makes durable; None if there is more to it. ``packed`` are its writes, encoded, if it wrote; ``ends``: where nothing
-        comes after it, nobody is asked about the run's end.
+        """Returns what the end of a plain task makes durable, or None if the general path must decide it. ``packed`` are its encoded writes, None if
+        it wrote nothing. ``ends``: if no step follows, the run may complete here, because no one has to be asked about its end.
 
-        Nothing has changed by it: that is for ``keep``, once it is durable.
+        Changes nothing: once the step is durable, ``keep`` changes the line.
         """
         node, stand, tip, fence, run_id = task.node, self._stand, self._tip, self._fence, self._run_id
         step, vouched = stand.step + 1, tip.seq + 1
         kinds = self._kinds(writes) if self._reduces else NO_KINDS
         if kinds is None:
             return None
-        # The end of the node before it, at the step before, is all that it has seen, if this is its first turn.
+        # On its first turn a straight follower has seen only the end of the node before it, one step earlier.
         upto = {task.seen[0]: stand.step} if stand.straight and node not in self.seen else self._see(task)
         after = codec.number(step + 1)
         key = (node, *kinds) if kinds else node
         way = self._ways.get(key, MISSING)
         if way is MISSING:
             if len(self._ways) >= MOST_WAYS:
-                self._ways.clear()  # one node may write any of many channels together
+                self._ways.clear()  # a node may write many different sets of channels
             way = self._ways[key] = _find_way(self._program, node, kinds)
         if way is not None and way.goto not in self.versions and self._program.heard.isdisjoint(writes):
-            # The one that follows only listens to this node's end, and to nothing that was written: that is known without a plan.
+            # No written channel wakes a node, and the node that follows listens only to this node's end: it is next, without a plan.
             done, pending, following, follows, count, straight = way.done, way.pending, way.task, way.follows, 2, True
             hash, row = way.form.fill(stand.hash, stand.number, after, packed, at, self._counted)
         else:
@@ -188,7 +188,7 @@ class Line:
         )
 
     def _kinds(self, writes: Mapping[str, Any]) -> dict[str, str] | None:
-        """The reducers that the writes go through; None if the general way is to say whether they may, or how much there may be."""
+        """Returns the reducers of the writes, or None if the general path must check whether a value fits its reducer, or whether a channel grows too large."""
         reducing = self._program.reducing
         if reducing.keys().isdisjoint(writes):
             return NO_KINDS
@@ -205,7 +205,7 @@ class Line:
     def _end(
         self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int, upto: Mapping[str, int], kinds: dict[str, str], news: list[str]
     ) -> Commit:
-        """The commit of a plain task after which nothing comes: the run has completed."""
+        """Returns the commit of a plain task that no step follows: the run completes."""
         node, stand, tip, run_id = task.node, self._stand, self._tip, self._run_id
         step = stand.step + 1
         values = dict(self.values)
@@ -234,14 +234,14 @@ class Line:
         return Commit(run=fold_all(self.run, events), events=events, after=tip, fence=self._fence, at=at, checkpoint=checkpoint, delta=data, lease=RELEASE)
 
     def keep(self, tip: Tip) -> None:
-        """What was decided last is durable, and the log ends there now."""
+        """Moves the line past the step that was decided last, now that it is durable. The log ends at ``tip``."""
         kept = self._decided
         assert kept is not None and kept.by is not None, "something was decided"
         self._before, self._stand, self._decided, self._tip = self._stand.vouched, kept, None, tip
         self.task = kept.task
         step, writes, versions = kept.step, kept.writes, self.versions
         if kept.kinds:
-            values = self.values = dict(self.values)  # those that were given out stay as they are
+            values = self.values = dict(self.values)  # callers may still hold the old dict, so it is not changed
             for name, value in writes.items():
                 if name in kept.kinds:
                     grow(values, name, kept.kinds[name], value, self._sole)
@@ -257,7 +257,7 @@ class Line:
 
     @property
     def moved(self) -> bool:
-        """Whether any step of it is durable."""
+        """Whether any step of this line is durable."""
         return self._stand.by is not None
 
     @property
@@ -274,7 +274,7 @@ class Line:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint that the last step saved, as its commit would have had it."""
+        """The checkpoint of the last step, equal to the one that its commit would contain."""
         stand, run_id = self._stand, self._run_id
         if stand.by is None:
             return self._checkpoint

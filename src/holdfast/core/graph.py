@@ -1,8 +1,8 @@
-"""Programs: what a skill is once it is declared: nodes, triggers, channels, and the fingerprint of its shape (§3.2).
+"""Programs: a declared skill as nodes, triggers, channels, and the fingerprint of its shape (§3.2).
 
-Every way in which a node can become runnable is one ``Trigger`` over channels. ``after=`` listens to the engine's
-channels ``done:<node>``, routers and ``Goto`` write ``goto:<node>``, a start node listens to ``@start``, ``on=``
-to the state channels themselves. ``plan`` (superstep) then needs one rule for all of them.
+Every way in which a node can become runnable is a ``Trigger`` over channels. ``after=`` listens to the engine's
+channels ``done:<node>``, routers and ``Goto`` write ``goto:<node>``, a start node listens to ``@start``, and ``on=``
+to the state channels themselves. So ``plan`` (superstep) needs only one rule.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def any_of(*nodes: str) -> AnyOf:
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """``all``: every channel is newer than the node has seen; ``any``: one is."""
+    """A condition on channels under which a node runs. ``all``: every channel is newer than the node has seen; ``any``: one is."""
 
     mode: Literal["all", "any"]
     channels: tuple[str, ...]
@@ -71,11 +71,11 @@ class Trigger(msgspec.Struct, frozen=True):
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A declared node. ``call`` takes (state), (state, ctx) or, for a flow, (ctx, **inputs): ``shape`` says which.
 
-    ``gate`` is asked before the step and ``check`` after it, ``on_fail`` says what follows if one does not pass (§8.2).
-    ``child`` is a sub-graph's Program; ``routes`` is False where the code plainly never returns Goto or Send;
-    ``sends`` are the nodes that run for its ``Send``s alone: for an empty list of them they are done at once.
-    ``gated``: it is asked about, for it declares capabilities, effects or a gate of its own (§8.1), which is found out here once.
-    ``limit`` names what it uses while it runs (§10.11). ``timed``: its timeout is its own and counts from its start, else from its last progress (§10.10).
+    ``gate`` is asked before the step and ``check`` after it; ``on_fail`` says what happens if one does not pass (§8.2).
+    ``child`` is a sub-graph's Program; ``routes`` is False if the code clearly never returns Goto or Send;
+    ``sends`` are the nodes that run only for its ``Send``s: if it sends an empty list, they are done at once.
+    ``gated``: a policy decides about it, because it declares capabilities, effects or a gate of its own (§8.1); this is determined once, here.
+    ``limit`` names the limit that it uses while it runs (§10.11). ``timed``: its timeout is its own and counts from its start, else from its last progress (§10.10).
     """
 
     name: str
@@ -113,19 +113,19 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def light(self) -> bool:
-        """Whether it is one function of the author's, called once in this loop, and nobody decides or looks before or after it."""
+        """Whether the node is one async function that is called once in this event loop, without a gate, check, condition, router or limit."""
         asked = self.when is not None or self.gated or self.check is not None or bool(self.routers)
         return self.shape in ("state", "state_ctx") and self.limit is None and self.asynchronous and not asked
 
     @property
     def plain(self) -> bool:
-        """Whether it is light, and given the state alone."""
+        """Whether the node is light and takes only the state."""
         return self.shape == "state" and self.light
 
 
 class Straight(msgspec.Struct, frozen=True):
-    """The one node that follows another and listens to nothing but its end: its name, and the channels ``done:`` and ``goto:``
-    by which it may be woken."""
+    """The only node that follows another, if it listens only to that node's end: its name, and the channels ``done:`` and ``goto:``
+    that may wake it."""
 
     node: str
     done: str
@@ -133,16 +133,16 @@ class Straight(msgspec.Struct, frozen=True):
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
-    ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these and of ``reducing``, the channels with a built-in reducer of another kind, by its tag (``core/fused``);
-    ``light``: what each light node may write, whatever the reducer;
-    ``quick``: of what a light node may write the shape that values fit as they are, and ``lists`` that of the items of a list;
-    ``given``: the same two of what an input may have;
-    ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to;
-    ``carried``: the channels that a thread carries from one run to the next, ``secrets`` those that are encrypted, ``required`` those that an input must have;
-    ``capabilities``: those of its nodes, by a name that changes with them; ``writes`` and ``values``: what may be written to a channel, and what
-    its value may be (§3.7); ``ways``: what the fused line has worked out about the ways from its nodes, once a run has gone them;
-    ``starts``: what ``core/starts`` has worked out about its runs' first checkpoints."""
+    """A skill as the engine runs it. ``listeners``: by channel, the nodes that it may wake, in declaration order;
+    ``lasting``: the channels whose writes replace their values; ``reducing``: by channel, the tag of another built-in reducer; ``plain``: the channels of these two that each plain node may write (``core/fused``);
+    ``light``: the channels that each light node may write, with any reducer;
+    ``quick``: for each light node, by channel, the shape of values that fit without conversion, and ``lists`` that of the items of a list;
+    ``given``: the same two mappings for the channels of an input;
+    ``straight``: by node, the only node that follows it; ``heard``: the channels of the state that nodes listen to;
+    ``carried``: the channels that a thread carries from one run to the next, ``secrets`` those whose values are hidden (§13.5), ``required`` those that an input must have;
+    ``capabilities``: a fingerprint of its nodes' capabilities; ``writes`` and ``values``: what may be written to a channel, and what
+    its value may be (§3.7); ``ways``: the ways between nodes that the fused line has cached (``core/fused``);
+    ``starts``: the first checkpoints of its runs that ``core/starts`` has cached."""
 
     id: str
     version: str
@@ -189,10 +189,10 @@ def compile(
     redo: str | None = None,
     **options: Any,
 ) -> Program:
-    """Checks the declaration and gives the program. ``known`` are faults that the caller has found already.
+    """Checks the declaration and returns the program. ``known`` are faults that the caller has found already.
 
     Raises:
-        InvalidGraph: with every fault found, one a line, in words a newcomer understands.
+        InvalidGraph: lists every fault, one per line, in words that a newcomer understands.
     """
     faults = [*known, *_faults(channels, nodes)] if not flow else []
     if redo is not None and redo not in nodes:
@@ -222,7 +222,7 @@ def compile(
     light = {} if flow else {n.name: frozenset(channels if n.writes is None else n.writes).intersection(channels) for n in nodes.values() if n.light}
     plain = {name: known_of & may for name, may in light.items() if nodes[name].plain}
     writes = {c.name: k for c in channels.values() if (k := kinds.of_write(c.type, c.reducer.tag, c.default, _takes(c.reducer.function))) is not None}
-    fits = {name: _fits(writes.get(name), reducing.get(name, LAST)) for name in known_of if name.isidentifier()}  # which may be keys as they are
+    fits = {name: _fits(writes.get(name), reducing.get(name, LAST)) for name in known_of if name.isidentifier()}  # these names may be keys without a check
     quick, lists = {name: one for name, (one, _) in fits.items()}, {name: each for name, (_, each) in fits.items()}
     return Program(
         id=id,
@@ -266,7 +266,7 @@ def _within(may: frozenset[str], found: Mapping[str, canon.Shape]) -> Mapping[st
 
 
 def _fits(kind: Kind | None, tag: str) -> tuple[canon.Shape, canon.Shape]:
-    """The shapes of which a value that is no list, and each item of a list, fits a channel as it is."""
+    """Returns the shape of values, other than lists, that fit a channel without conversion, and the shape of list items that do."""
     if tag == "merge":
         shape = canon.DictOf(object) if kind is None else kind.shape
         return shape if isinstance(shape, canon.DictOf) else None, None
@@ -274,7 +274,7 @@ def _fits(kind: Kind | None, tag: str) -> tuple[canon.Shape, canon.Shape]:
 
 
 def _takes(reducer: Callable[[Any, Any], Any] | None) -> Any:
-    """What a reducer of the author's says that it takes as a write; anything, if it says nothing."""
+    """Returns the annotation of the written value in a custom reducer, or ``Any`` if it has none."""
     try:
         hints = typing.get_type_hints(reducer) if reducer is not None else {}
         names = list(inspect.signature(reducer).parameters) if hints and reducer is not None else []
@@ -284,7 +284,7 @@ def _takes(reducer: Callable[[Any, Any], Any] | None) -> Any:
 
 
 def _shape(node: Node) -> list[Any]:
-    """What of a node counts as its shape; the child's own shape does, its code does not."""
+    """Returns the parts of a node that belong to the program's shape; a child's shape does, its code does not."""
     shape: list[Any] = [[t.mode, list(t.channels)] for t in node.triggers] + [bool(node.routers), node.shape]
     if isinstance(node.child, Program):
         shape += [node.child.fingerprint, list(node.pass_in or ()), list(node.pass_out or ())]
@@ -295,7 +295,7 @@ def _shape(node: Node) -> list[Any]:
 
 
 def refuse(id: str, faults: list[str]) -> InvalidGraph:
-    """The error that tells all faults, one a line."""
+    """Returns the error that lists all faults, one per line."""
     return InvalidGraph(f"the graph {id!r} cannot run:\n" + "\n".join(f"  - {f}" for f in faults), hint="graph.validate() repeats this check")
 
 
@@ -352,7 +352,7 @@ def _of_child(node: Node, child: Program, channels: Mapping[str, Channel]) -> li
 
 
 def _find_unreached(nodes: Mapping[str, Node]) -> list[str]:
-    """Nodes nothing leads to. Where a node or a router may name any other as the next, nothing can be said."""
+    """Returns a fault for each node that nothing leads to. If a node or a router may choose any node as the next, returns none."""
     if any(n.routers or n.routes for n in nodes.values()):
         return []
     reached: set[str] = set()
@@ -376,7 +376,7 @@ def _fires(trigger: Trigger, reached: set[str]) -> bool:
 
 
 def find_unwritten(program: Program) -> list[str]:
-    """Channels that contracts read and nothing writes: neither a node, as far as all declare ``writes=``, nor a required input (§4.2)."""
+    """Returns the channels that contracts read and that neither a node nor a required input writes (§4.2); none unless all nodes declare ``writes=``."""
     nodes = program.nodes.values()
     if any(n.writes is None and n.shape != "subgraph" for n in nodes):
         return []

@@ -1,8 +1,8 @@
-"""Intents: acts decided, not yet done (§9), and the one function that says what becomes of each.
+"""Intents: acts that were decided and are not done yet (§9), and the one function that determines an intent's state after each attempt.
 
-An intent is sent by whoever comes, under its key, at least once; whether a second sending is a second act is for the receiver
-to say. So what is kept is every attempt, and whether anybody can still be at it: an attempt that nobody has ended is in
-*doubt*, and no other is begun until its transport dedupes, or looks the key up, or a person has said what happened (§9.4).
+Any process may send an intent, under its key, at least once; whether a second sending is a second act depends on the
+receiver. So every attempt is recorded, and whether its sender can still be sending. An attempt without a known end is in *doubt*.
+After it no other attempt is begun, unless the transport deduplicates or can look the key up, or a person has said what happened (§9.4).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WAIT_LINK = "{wait_link}"
 
 
 class IntentState(StrEnum):
-    """Queued and sending are on their way; unknown asks a person; the others are settled."""
+    """The state of an intent. Queued and sending: it is not sent yet; unknown: a person is asked; the others are settled."""
 
     QUEUED = "queued"
     SENDING = "sending"
@@ -42,8 +42,8 @@ OPEN = frozenset({IntentState.QUEUED, IntentState.SENDING, IntentState.UNKNOWN})
 
 
 class Ended(StrEnum):
-    """How an attempt at sending ended. ``late``: it was never begun; ``lost``: its sender was, and nobody knows; ``absent``: that
-    was looked up, and it had not happened."""
+    """How an attempt at sending ended. ``late``: it was never begun; ``lost``: its sender was lost, and the outcome is not known; ``absent``: the
+    transport looked it up, and it had not happened."""
 
     SENT = "sent"
     REFUSED = "refused"
@@ -58,7 +58,7 @@ DOUBTFUL = frozenset({Ended.LOST, Ended.UNKNOWN})
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True):
-    """One attempt at sending an intent. ``answer`` is the digest of what the receiver said; ``closed``: nobody can still be at it."""
+    """One attempt at sending an intent. ``answer`` is the digest of the receiver's answer; ``closed``: no process can still be sending it."""
 
     number: int
     owner: str
@@ -82,11 +82,11 @@ class Ruling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Intent(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """An act decided, not yet done: sent only after its commit, under its key (§9). Times are microseconds since 1970.
+    """An act that was decided and is not done yet: it is sent only after its commit, under its key (§9). Times are microseconds since 1970.
 
-    ``attempts`` is the number of the latest attempt, by which a settlement is compared; ``tries`` are the attempts themselves.
-    ``digest`` stands for type and payload, also once the payload is dropped; ``target`` is whom it goes to, as far as that can be
-    told from outside; ``wait_id`` is the wait that its link answers.
+    ``attempts`` is the number of the latest attempt, which a settlement compares; ``tries`` are the attempts themselves.
+    ``digest`` identifies type and payload, even after the payload is dropped; ``target`` is the receiver, as far as the payload
+    shows it; ``wait_id`` is the wait that its link answers.
     """
 
     intent_id: str
@@ -113,39 +113,39 @@ class Intent(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def due_at(self) -> int:
-        """When it is sent, or since when it has been due."""
+        """When it will be sent, or since when it has been due."""
         return due_time(self.due)
 
     @property
     def open(self) -> bool:
-        """Whether it keeps its lineage, and holds its order key."""
+        """Whether it is not settled, so that it keeps its lineage from being pruned, and holds its order key."""
         return self.state in OPEN
 
     @property
     def order(self) -> tuple[str, str, str]:
-        """What its order is kept among; meaningless without an order key."""
+        """The group of intents among which order is kept; meaningless without an order key."""
         return (self.tenant_id, self.type, self.order_key)
 
     @property
     def lane(self) -> tuple[str, str, str]:
-        """What it shares a receiver with, as far as that can be told."""
+        """The group of intents with the same receiver, as far as that is known."""
         return (self.type, self.tenant_id, self.target)
 
     @property
     def current(self) -> tuple[Delivery, ...]:
-        """The attempts since a person last had it sent again."""
+        """The attempts since a person last asked to send it again."""
         since = max((r.after for r in self.rulings if r.action == REDRIVE), default=0)
         return tuple(t for t in self.tries if t.number > since)
 
     @property
     def not_configured(self) -> ErrorValue | None:
-        """What whoever last had it lacks for sending it; None where it waits for something else."""
+        """What its last sender lacked to send it; None if it waits for something else."""
         last = self.tries[-1] if self.tries and self.state is IntentState.QUEUED else None
         return last.error if last is not None and last.outcome is Ended.LATE else None
 
     @property
     def doubts(self) -> tuple[Delivery, ...]:
-        """Attempts of which nobody knows whether they happened."""
+        """The attempts whose outcome is not known."""
         return tuple(t for t in self.current if t.outcome in DOUBTFUL)
 
 
@@ -154,19 +154,19 @@ RULINGS = (MARK_SENT, ABANDON)
 
 
 def digest(type: str, payload: bytes) -> str:
-    """What tells one act from another under the same key."""
+    """Returns the digest that distinguishes acts under the same key."""
     return canon.chain(type.encode("utf-8", "surrogatepass"), payload).hex()
 
 
 def same(intent: Intent, type: str, payload: bytes) -> bool:
-    """Whether an intent is this very act, also once its payload is dropped."""
+    """Whether an intent is the act of this type and payload; works after its payload is dropped, too."""
     if not intent.digest:  # of the first release
         return (intent.type, intent.payload) == (type, payload)
     return intent.digest == digest(type, payload)
 
 
 def target(payload: Any) -> str:
-    """Whom a payload goes to: the host of its ``url``, if it has one. A receiver that is slow then hinders its own intents only."""
+    """Returns the receiver of a payload: the host of its ``url``, if it has one. With this, a slow receiver delays only its own intents."""
     url = payload.get("url") if isinstance(payload, Mapping) else None
     if not isinstance(url, str):
         return ""
@@ -176,13 +176,13 @@ def target(payload: Any) -> str:
         return ""
 
 
-# -- what a transport says of itself ----------------------------------------------------------------
+# -- what a transport declares about itself ---------------------------------------------------------
 
 
 class Sending(msgspec.Struct, frozen=True):
-    """What a transport says of itself. ``dedupes``: the receiver drops a repeated key; ``verifies``: it can be asked about one.
+    """What a transport declares about itself. ``dedupes``: the receiver drops a repeated key; ``verifies``: it can be asked about a key.
 
-    ``max_attempts`` counts failures, ``max_losses`` senders that were lost one after the other.
+    ``max_attempts`` limits failures, ``max_losses`` the senders that were lost one after the other.
     """
 
     dedupes: bool = False
@@ -196,7 +196,7 @@ class Sending(msgspec.Struct, frozen=True):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """The receiver has it. ``answer`` is what it said, encoded."""
+    """The receiver has it. ``answer`` is the receiver's encoded answer."""
 
     answer: bytes = b""
     detail: str = ""
@@ -209,21 +209,21 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """It was not sent, this time. ``after_us``: not before so much time has passed, as the receiver said."""
+    """This attempt failed. ``after_us``: the receiver asked for no other attempt before this much time has passed."""
 
     error: ErrorValue
     after_us: int = 0
 
 
 class Doubtful(msgspec.Struct, frozen=True):
-    """It may have been sent, and nobody knows."""
+    """It is not known whether it was sent."""
 
     error: ErrorValue
 
 
 class Late(msgspec.Struct, frozen=True):
-    """The gate was shut when it was to be sent: nothing has happened. ``after_us``: when it is looked at again; ``error``: what its
-    sender lacks."""
+    """It could not be sent at its time, and nothing has happened. ``after_us``: when it is tried again; ``error``: what its sender
+    lacks."""
 
     why: str
     after_us: int = 0
@@ -232,24 +232,24 @@ class Late(msgspec.Struct, frozen=True):
 
 Outcome = Sent | Refused | Failed | Doubtful | Late
 
-CLOCKS_US = 60_000_000  # by so much clocks may differ, or be set
+CLOCKS_US = 60_000_000  # the most by which clocks may differ, or be adjusted
 
 
 def is_held_too_long(given: Intent, left: int) -> bool:
-    """Whether a sender's lease has more time left than it was ever given: it was altered. ``given``: the intent as its sender took it."""
+    """Whether a sender's lease has more time left than it was ever given, so it was altered. ``given``: the intent as its sender took it."""
     if given.state is not IntentState.SENDING or given.lease_until is None or not given.tries:
         return False
     return left > given.lease_until - given.tries[-1].began_at + CLOCKS_US
 
 
 def answer_lost(intent: Intent, owner: str, held: Collection[str], *, doubt: bool) -> bool:
-    """Whether an intent is in this owner's hands by a claim whose answer it never had, so that nothing of it was begun."""
+    """Whether this owner holds an intent by a claim whose answer never reached it, so that it has not begun to send it."""
     return doubt and intent.state is IntentState.SENDING and intent.owner == owner and intent.intent_id not in held
 
 
 def start_sending(intent: Intent, owner: str, now: int, until: int, *, lost: bool = False, dead: bool = False, answer_lost: bool = False) -> Intent:
-    """The intent as its sender holds it. ``lost``: it is taken from a sender that is gone; ``dead``: of which there is proof; ``answer_lost``: it is
-    its own, by a claim whose answer was lost."""
+    """Returns the intent as its new sender holds it. ``lost``: it is taken from a sender that was lost; ``dead``: that sender is proven dead;
+    ``answer_lost``: the sender holds it already, by a claim whose answer was lost."""
     tries = intent.tries
     if answer_lost:
         before = [t for t in tries[:-1] if t.outcome is not Ended.LATE]
@@ -264,8 +264,8 @@ def start_sending(intent: Intent, owner: str, now: int, until: int, *, lost: boo
 
 
 def find_lost(intent: Intent, now: int, alive: Alive) -> Intent:
-    """The intent as a person may say something about it: an attempt is lost whose sender is proven dead, or has let its lease expire, and nobody
-    knows what became of it."""
+    """Returns the intent in the state in which a person may rule on it: if its sender is proven dead, or has let its lease expire, its attempt is lost,
+    and the outcome is unknown."""
     if intent.state is not IntentState.SENDING or (alive is not Alive.NO and (intent.lease_until or 0) > now):
         return intent
     tries = _note_lost(intent, now, alive is Alive.NO)
@@ -273,30 +273,30 @@ def find_lost(intent: Intent, now: int, alive: Alive) -> Intent:
 
 
 def _note_lost(intent: Intent, now: int, dead: bool) -> tuple[Delivery, ...]:
-    """Its attempts, once the sender of the last one is gone. ``dead``: of which there is proof."""
-    if not intent.tries and intent.attempts:  # begun under the first release, which kept no attempts
+    """Returns its attempts with the last one marked as lost. ``dead``: its sender is proven dead."""
+    if not intent.tries and intent.attempts:  # begun under the first release, which recorded no attempts
         return (Delivery(intent.attempts, intent.owner or "", intent.created_at, now, Ended.LOST, closed=dead),)
     return tuple(replace(t, ended_at=now, outcome=Ended.LOST, closed=dead) if t.outcome is None else t for t in intent.tries)
 
 
 class Send(msgspec.Struct, frozen=True):
-    """It may be sent now."""
+    """Send it now."""
 
 
 class LookUp(msgspec.Struct, frozen=True):
-    """Its transport is asked whether it happened. ``closed``: nobody can still be at it."""
+    """Ask its transport whether it happened. ``closed``: no process can still be sending it."""
 
     closed: bool
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A person is asked."""
+    """Ask a person."""
 
     why: str
 
 
 def next_move(intent: Intent, how: Sending) -> Send | LookUp | Ask:
-    """What to do about an intent that was just claimed (§9.4)."""
+    """Returns what to do with an intent that was just claimed (§9.4)."""
     doubts = intent.doubts
     if not doubts:
         return Send()
@@ -315,7 +315,7 @@ def next_move(intent: Intent, how: Sending) -> Send | LookUp | Ask:
 
 
 def after(intent: Intent, outcome: Outcome, how: Sending, now: int) -> Intent:
-    """What becomes of an intent whose attempt ended so. The one place where that is decided (§9.3, §9.4)."""
+    """Returns an intent after an attempt ended with this outcome. This is the only place where that is decided (§9.3, §9.4)."""
     now = _no_earlier(intent, now)
     if isinstance(outcome, Doubtful) and how.dedupes:
         outcome = Failed(outcome.error)
@@ -338,18 +338,18 @@ def after(intent: Intent, outcome: Outcome, how: Sending, now: int) -> Intent:
 
 
 def ask(intent: Intent, why: str, now: int) -> Intent:
-    """An intent that a person has to say something about: nothing was sent by this attempt."""
+    """Returns an intent on which a person has to rule; this attempt sent nothing."""
     return _rest(intent, IntentState.UNKNOWN, Ended.LATE, _no_earlier(intent, now), detail=why)
 
 
 def _no_earlier(intent: Intent, now: int) -> int:
-    """An attempt ends no earlier than it began: a server said when it did, and what this process takes for the server's time is behind by the way of
-    an answer."""
+    """Returns a time of an attempt's end that is not before its beginning. The server gave the time of the beginning; this process's estimate of the
+    server's time may be behind by the time that an answer travels."""
     return max(now, intent.tries[-1].began_at)
 
 
 def note_absent(intent: Intent) -> Intent:
-    """The intent, still claimed, once its transport has said that no earlier attempt has happened."""
+    """Returns the intent, still claimed, after its transport has said that no earlier attempt happened."""
     return replace(intent, tries=tuple(replace(t, outcome=Ended.ABSENT) if t.outcome in DOUBTFUL else t for t in intent.tries))
 
 
@@ -357,7 +357,7 @@ def _rest(
     intent: Intent, state: IntentState, outcome: Ended, now: int, *, detail: str, error: ErrorValue | None = None, answer: bytes = b"", said: str = ""
 ) -> Intent:
     *before, last = intent.tries
-    if outcome is Ended.LATE:  # nothing happened, however often: the latest of them will do
+    if outcome is Ended.LATE:  # nothing happened in any of these attempts, so only the latest is kept
         before = [t for t in before if t.outcome is not Ended.LATE]
     done = replace(last, ended_at=now, outcome=outcome, error=error, answer=said, closed=True)
     settled = None if state in OPEN else now
@@ -366,16 +366,16 @@ def _rest(
     )
 
 
-# -- what people say --------------------------------------------------------------------------------
+# -- rulings of people ------------------------------------------------------------------------------
 
 
 def may_live(intent: Intent, alive: Mapping[str, Alive]) -> Delivery | None:
-    """An attempt that somebody may still be at: its end is in doubt, and its sender is not proven dead (§6.5)."""
+    """Returns an attempt whose sender may still be sending: its end is in doubt, and its sender is not proven dead (§6.5)."""
     return next((t for t in intent.doubts if not t.closed and alive.get(t.owner, Alive.UNKNOWN) is not Alive.NO), None)
 
 
 def redrive(intent: Intent, *, actor: str, reason: str, forced: bool, now: int) -> Intent:
-    """The intent, to be sent again because a person says so.
+    """Returns the intent, queued to be sent again because a person asks for it.
 
     Raises:
         IntentSettled: it was sent, or given up.
@@ -393,10 +393,10 @@ def redrive(intent: Intent, *, actor: str, reason: str, forced: bool, now: int) 
 
 
 def rule(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) -> Intent:
-    """The intent, settled because a person says how it stands; the same again changes nothing.
+    """Returns the intent, settled as a person says; the same ruling again changes nothing.
 
     Raises:
-        IntentSettled: it is settled otherwise.
+        IntentSettled: it is settled with another outcome.
         IntentInFlight: it is being sent.
         InvalidInput: there is no such outcome.
     """
@@ -413,7 +413,7 @@ def rule(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) -> 
 
 
 def drop_payload(intent: Intent) -> Intent:
-    """The intent without what it carried and what was answered (§9.7)."""
+    """Returns the intent without its payload and its answer (§9.7)."""
     return replace(intent, payload=b"", answer=b"")
 
 
@@ -423,7 +423,7 @@ def is_spent(intent: Intent, before: int) -> bool:
 
 
 def stands(there: Intent, before: Intent) -> bool:
-    """Whether an intent is still as somebody saw it: the comparison of every settlement."""
+    """Whether an intent has not changed since ``before`` was read: every settlement makes this comparison."""
     return (there.state, there.owner, there.attempts) == (before.state, before.owner, before.attempts)
 
 

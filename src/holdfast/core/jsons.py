@@ -1,4 +1,4 @@
-"""JSON from outside, read as strictly as JSON can be (§3.6)."""
+"""Reads JSON from outside strictly (§3.6)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 
 def json_of(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Returns the value of a JSON text.
 
     Raises:
-        ValueError: it is none, or a name stands twice in one of its objects, or it holds a number that JSON has not.
+        ValueError: the text is not JSON, an object has a name twice, or a number is not one that JSON allows.
     """
     return json.loads(text, parse_constant=_constant, object_pairs_hook=_once)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names differ: of two values under one name, nobody knows which was meant."""
+    """Returns an object; refuses it if a name occurs twice, because it would be unclear which value was meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,9 +1,9 @@
-"""Kinds: values held against their annotations (§3.7).
+"""Kinds: check values against their annotations (§3.7).
 
-Theory of operation. An annotation is compiled once into a function that takes a value and gives it back, converted at most as JSON
-makes necessary: an int may stand for a float, texts for dates, UUIDs, decimals and paths, plain values for enumerations, mappings
-and lists for the classes and containers they spell. Nothing else changes its type. What does not fit is a ``Misfit``, which knows
-the path of the value, what was wanted and what was given. An annotation that nothing is known of accepts everything.
+Theory of operation. An annotation is compiled once into a function that takes a value and returns it, converted only as far as JSON
+makes necessary: an int may stand for a float, a text for a date, UUID, decimal or path, a plain value for an enumeration, a mapping
+or a list for a class or another container. Nothing else changes its type. A value that does not fit raises a ``Misfit``, with
+the path of the value, what was wanted and what was given. An unknown annotation accepts everything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FAST = (str, int, bool, bytes, float)
 
 
 class Misfit(Exception):
-    """A value that is not what its annotation says."""
+    """A value does not fit its annotation."""
 
     def __init__(self, path: str, wanted: str, given: str, said: str = "") -> None:
         super().__init__(said or f"{path} must be {wanted}, and it is {given}")
@@ -49,7 +49,8 @@ def _refuse_unknown(cls: Any, what: str, path: str, given: str) -> Misfit:
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """What values of a channel may be; those of the class ``exact`` fit as they are, so do those of ``shape``, and lists whose items all are of the shape ``each``."""
+    """What values of a channel may be. Values exactly of the class ``exact``, values of ``shape``, and lists whose items all have the shape ``each``
+    fit without conversion."""
 
     fit: Fit
     exact: type | None = None
@@ -58,7 +59,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def compile_kind(annotation: Any) -> Kind | None:
-    """The kind of an annotation; None if it accepts everything."""
+    """Returns the kind of an annotation, or None if it accepts everything."""
     fit = _fit(annotation)
     if fit is None:
         return None
@@ -69,7 +70,7 @@ def compile_kind(annotation: Any) -> Kind | None:
 
 
 def _find_shape(annotation: Any) -> canon.Shape:
-    """The shape whose values an annotation takes as they are; None if each is to be looked at."""
+    """Returns the shape whose values fit an annotation without conversion, or None if each value has to be checked."""
     if annotation is Any or isinstance(annotation, typing.TypeVar):
         return object
     if annotation in FAST and isinstance(annotation, type):
@@ -85,7 +86,7 @@ def _find_shape(annotation: Any) -> canon.Shape:
 
 
 def _fit(kind: Any) -> Fit | None:
-    """The function of an annotation; None if it accepts everything."""
+    """Returns the function of an annotation, or None if it accepts everything."""
     if kind is Any or isinstance(kind, str | typing.TypeVar | typing.ForwardRef):
         return None
     if kind is None or kind is type(None):
@@ -255,7 +256,7 @@ def _union(kind: Any, fits: list[Fit | None]) -> Fit | None:
             except Misfit:
                 continue
             if type(made) is type(value):
-                return made  # it fits as it is, which goes before whatever it could be taken for
+                return made  # a value that fits without conversion goes before all conversions
             found.append(made)
         if not found:
             raise Misfit(path, wanted, show(value))
@@ -285,14 +286,14 @@ def _fit_annotated(kind: Any, metas: list[msgspec.Meta]) -> Fit | None:
 
 
 _EXACT: dict[Fit, type] = {_text: str, _int: int, _bool: bool, _bytes: bytes, _float: float}
-"""The class of which each value fits as it is."""
+"""The class whose values all fit a function without conversion."""
 
 
 # -- containers ---------------------------------------------------------------------------------------
 
 
 def _items(value: Any, each: Fit | None, path: str) -> list[Any] | None:
-    """The items, converted; None if none was changed."""
+    """Returns the converted items, or None if no item changed."""
     if each is None or (each in _EXACT and {_EXACT[each]}.issuperset(map(type, value))):
         return None
     made = [each(item, f"{path}[{n}]") for n, item in enumerate(value)]
@@ -364,7 +365,7 @@ def _dict(inner: tuple[Any, ...]) -> Fit:
 def _fit_typed_dict(cls: Any) -> Fit:
     hints = typing.get_type_hints(cls, include_extras=True)
     kinds = {n: _fit(k) for n, k in hints.items()}
-    # Where annotations are texts, the class itself has not seen which of them say NotRequired.
+    # If annotations are strings, the class itself does not know which of them are NotRequired.
     required = {n for n in hints if get_origin(hints[n]) is typing.Required or (n in cls.__required_keys__ and get_origin(hints[n]) is not typing.NotRequired)}
 
     def fit(value: Any, path: str) -> Any:
@@ -385,11 +386,11 @@ def _fit_typed_dict(cls: Any) -> Fit:
 
 
 def _fields(cls: Any, named: list[tuple[str, bool]], make: Callable[[dict[str, Any]], Any], replace: Callable[..., Any]) -> Fit:
-    """A dataclass or a Struct: an instance whose fields fit, or a mapping that spells one."""
+    """Fits a dataclass or a Struct: an instance whose fields fit, or a mapping of its fields."""
     compiled_fields: dict[str, Fit | None] = {}
 
     def kinds() -> dict[str, Fit | None]:
-        if not compiled_fields:  # when first asked for: a class may name itself, or one that is declared later
+        if not compiled_fields:  # on first use, because a class may name itself, or a class that is declared later
             try:
                 hints = typing.get_type_hints(cls, include_extras=True)
             except (NameError, TypeError):
@@ -437,7 +438,7 @@ def _fit_named_tuple(cls: Any) -> Fit:
 
 
 def _model(cls: Any) -> Fit:
-    """A pydantic model, by its own rules."""
+    """Fits a pydantic model, by its own rules."""
 
     def fit(value: Any, path: str) -> Any:
         if isinstance(value, cls):
@@ -456,13 +457,13 @@ def _model(cls: Any) -> Fit:
 
 
 def of_value(annotation: Any, default: Any) -> Kind | None:
-    """What the value of a channel may be. One whose default is None may be None, whatever it says."""
+    """Returns what the value of a channel may be. If its default is None, the value may be None, whatever the annotation says."""
     return compile_kind(annotation | None if default is None and isinstance(annotation, type) else annotation)
 
 
 def of_write(annotation: Any, tag: str, default: Any, takes: Any = Any) -> Kind | None:
-    """What may be written to a channel with this reducer: an item or a list of items to one that grows, the value itself to one that
-    is replaced, whatever a function of the author's says that it ``takes``."""
+    """Returns what may be written to a channel with this reducer: an item or a list of items if the channel grows, the value itself if it
+    is replaced, and for a custom reducer the type that it ``takes``."""
     match tag.partition(":")[0]:
         case "append" | "window" | "topic":
             item = _item(annotation)
@@ -474,7 +475,7 @@ def of_write(annotation: Any, tag: str, default: Any, takes: Any = Any) -> Kind 
 
 
 def _item(annotation: Any) -> Any:
-    """What an annotation that speaks of a list says of its items; Any if that is nothing."""
+    """Returns the annotation of the items of a list annotation, or Any if there is none."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _item(inner[0])

@@ -1,6 +1,7 @@
-"""What may be done about the run at the head of a lane by whoever stands behind it (§4.16, §10.8): pure, and one table.
+"""Decides what the process of a run that waits in a lane may do about the run at the lane's head (§4.16, §10.8): pure, one table.
 
-The head is whoever holds the lane, or is due in it first. Whatever nobody alive drives is driven; what cannot be is said, in words.
+The head is the run that holds the lane, or is the first due in it. If no live process drives the head, this process
+does; if it cannot, it says why.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import msgspec
 
 
 class Blocked(msgspec.Struct, frozen=True):
-    """The run that stands in the way, and why it is not simply driven."""
+    """The run that blocks the lane, and why it is not simply driven."""
 
     run_id: str
     why: str
 
 
 class May(StrEnum):
-    """What this process may do about a head: drive it; await its own driving of it; or only say why not."""
+    """What this process may do about a head: drive it; wait, because it is driving it already; or only say why it cannot."""
 
     DRIVE = "driven"
     AWAIT = "awaited"
@@ -30,9 +31,9 @@ class May(StrEnum):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The head of a lane, as far as it matters here. ``live``: somebody alive holds it; ``here``: this process drives it; ``held``: it is
-    interrupted until a named actor resumes it; ``waits``: it rests in a wait that nobody has answered and that is not due; ``known``: this
-    process has its code, in a shape that may go on with it; ``crowded``: it rests until a limit that its step uses has room."""
+    """The head of a lane, as far as it matters here. ``live``: a live process holds it; ``here``: this process drives it; ``held``: it is
+    interrupted until a named actor resumes it; ``waits``: it rests in a wait that is neither answered nor due; ``known``: this
+    process has its code, in a shape that may continue it; ``crowded``: it rests until a limit that its step uses has room."""
 
     live: bool = False
     here: bool = False
@@ -43,7 +44,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def may(head: Head) -> May:
-    """What may be done about it."""
+    """Returns what this process may do about the head."""
     if head.live:
         return May.AWAIT if head.here else May.LIVE
     if head.held:

@@ -1,7 +1,7 @@
-"""Limits: how many runs and calls may be under way at once, and how many may begin a second (§10.11). Pure: who may go, and when is the next token.
+"""Limits: how many runs and calls may be in flight at once, and how many may begin per second (§10.11). Pure: decides what may begin, and when.
 
-What is in use is counted from who holds what, by whoever asks; nothing here is a counter that a crash could leave behind. The one thing that is
-kept is the bucket of a rate: the time at which it would be full again. Left alone it fills by itself.
+The number in use is counted from the current holders at each check, so there is no counter that a crash could leave wrong. The only stored
+value is the bucket of a rate: the time at which it will be full again. The bucket refills as time passes, without a write.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MOST = 1_000_000
 WORKER = "worker"
 QUEUE, TENANT, ANY = "queue:", "tenant:", "*"
 KEPT_CHANGES = 100
-SOON_US = SECOND  # what waits longer for its turn rests instead
-HEARD_US = 50_000  # so far a server's time as it was heard may be from what it is: a way of an answer
+SOON_US = SECOND  # a call that waits longer for its turn rests instead
+HEARD_US = 50_000  # the most by which the known server time may be wrong: the travel time of an answer
 LONGEST_WAIT_US = 30 * SECOND
 
 
@@ -69,7 +69,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What somebody changed about a limit, or a queue: ``action`` is set, unset, paused or unpaused."""
+    """A change of a limit or a queue: ``action`` is set, unset, paused or unpaused."""
 
     at: int
     actor: str
@@ -79,7 +79,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What a store knows of a name: the limit that was set there, whether the queue of this name is paused, and who changed it, newest last."""
+    """What is stored under a name: the limit that was set, whether the queue of this name is paused, and the changes, newest last."""
 
     name: str
     limit: Limit | None = None
@@ -87,7 +87,7 @@ class Rule(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...] = ()
 
     def change(self, change: Change) -> Rule:
-        """The rule after a change."""
+        """Returns the rule after a change."""
         changes = (*self.changes, change)[-KEPT_CHANGES:]
         match change.action:
             case "set" | "unset":
@@ -97,14 +97,14 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Bounded(NamedTuple):
-    """A limit as it holds in one place. ``name`` is that of the bucket: of a limit with a star, each has its own."""
+    """A limit as it applies to one queue, tenant or worker. ``name`` is the name of the bucket: under a limit with a star, each has a bucket of its own."""
 
     name: str
     limit: Limit
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The limits in force: what is declared by the process that asks, and what is stored, which wins."""
+    """The limits in force: those that the asking process declares, and those that are stored, which win."""
 
     limits: Mapping[str, Limit] = {}
     paused: frozenset[str] = frozenset()
@@ -131,26 +131,26 @@ class Rules(msgspec.Struct, frozen=True):
 
     @property
     def counts_runs(self) -> bool:
-        """Whether any of them bounds how many runs are in flight."""
+        """Whether a limit bounds how many runs are in flight."""
         return any(limit.in_flight is not None and (name == WORKER or name.startswith((QUEUE, TENANT))) for name, limit in self.limits.items())
 
     def touches(self, queue: str, tenant: str) -> bool:
-        """Whether a run of this queue and tenant is bound by anything."""
+        """Whether a limit or a pause applies to runs of this queue and tenant."""
         return queue in self.paused or WORKER in self.limits or self.queue(queue) is not None or self.tenant(tenant) is not None
 
 
 def in_force(declared: Mapping[str, Limit], stored: Iterable[Rule]) -> Rules:
-    """What is stored wins over what is declared."""
+    """Returns the limits in force: a stored limit wins over a declared one."""
     kept = list(stored)
     limits = {**declared, **{r.name: r.limit for r in kept if r.limit is not None}}
     return Rules(limits, frozenset(r.name.removeprefix(QUEUE) for r in kept if r.paused))
 
 
 def admit(given: Mapping[Any, Any]) -> dict[str, Limit]:
-    """Limits as somebody declared them.
+    """Returns declared limits, after a check.
 
     Raises:
-        InvalidInput: a name that is none, or something that is no limit.
+        InvalidInput: a name is not that of a limit, or a value is not a limit.
     """
     found: dict[str, Limit] = {}
     for key, limit in given.items():
@@ -161,7 +161,7 @@ def admit(given: Mapping[Any, Any]) -> dict[str, Limit]:
 
 
 def name(given: object) -> str:
-    """The name of a limit: ``worker``, ``queue:Q``, ``tenant:T``, ``queue:*``, ``tenant:*``, or one that nodes, tools and transports use."""
+    """Checks and returns the name of a limit: ``worker``, ``queue:Q``, ``tenant:T``, ``queue:*``, ``tenant:*``, or one that nodes, tools and transports use."""
     plain = bounds.text(given, "the name of a limit")
     kind, colon, rest = plain.partition(":")
     if colon and (f"{kind}:" not in (QUEUE, TENANT) or not rest):
@@ -170,10 +170,10 @@ def name(given: object) -> str:
 
 
 def check_name(given: object, field: str = "limit") -> str:
-    """The name of a limit that a node, a tool or a transport uses.
+    """Checks and returns the name of a limit that a node, a tool or a transport uses.
 
     Raises:
-        InvalidInput: it is none, or is one of those that hold for runs.
+        InvalidInput: it is not a valid name, or it names a limit on runs.
     """
     plain = bounds.text(given, field)
     if plain == WORKER or ":" in plain:
@@ -185,15 +185,15 @@ def check_name(given: object, field: str = "limit") -> str:
 
 
 def next_token(limit: Limit, full_at: int, now: int) -> int:
-    """When a token is there: now, or later. ``full_at``: when the bucket would be full again."""
+    """Returns when a token is available: now, or later. ``full_at``: when the bucket will be full again."""
     if not limit.every:
         return now
-    full_at = min(full_at, now + limit.held * limit.every)  # emptier than empty it cannot be, whatever became of the clock
+    full_at = min(full_at, now + limit.held * limit.every)  # at most an empty bucket, even if the clock was changed
     return max(now, full_at - (limit.held - 1) * limit.every)
 
 
 def take_token(limit: Limit, full_at: int, now: int) -> int:
-    """When the bucket is full again once a token has been taken from it."""
+    """Returns when the bucket will be full again after a token has been taken from it."""
     return max(now, min(full_at, now + limit.held * limit.every)) + limit.every
 
 
@@ -212,7 +212,7 @@ class Due(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Who holds how many runs: by owner, queue and tenant. Owners that are lost hold nothing."""
+    """How many runs an owner holds, by queue and tenant. Lost owners hold none."""
 
     owner: str
     queue: str
@@ -221,7 +221,7 @@ class Held(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Which runs are claimed, by their keys in order, the buckets after that, and when a rate lets another one go that it holds back now."""
+    """The runs to claim, by their keys in order, the buckets after that, and when a rate will allow another run that it holds back now."""
 
     keys: tuple[Any, ...]
     buckets: dict[str, int]
@@ -229,8 +229,8 @@ class Chosen(NamedTuple):
 
 
 class Use:
-    """What is in use, and what a claim may still add to it: all of a run's limits, or none (T-85). ``again``: when a rate lets a run go that was
-    found to be held back by nothing else."""
+    """What is in use, and what a claim may still add: it takes all limits of a run, or none (T-85). ``again``: when a rate will allow a run that is
+    held back by nothing else."""
 
     def __init__(self, rules: Rules, owner: str, held: Iterable[Held], buckets: Mapping[str, int], now: int) -> None:
         self._rules, self._owner, self._now = rules, owner, now
@@ -255,7 +255,7 @@ class Use:
         return self.buckets.get(name, self._before.get(name, 0))
 
     def in_the_way(self, queue: str, tenant: str) -> tuple[str, int | None] | None:
-        """What holds a run of this queue and tenant back, and when that ends by itself; None if it may go."""
+        """Returns what holds back a run of this queue and tenant, and when that ends by itself; None if the run may go."""
         if queue in self._rules.paused:
             return f"the queue {queue} is paused", None
         for (name, limit), count in self._ask(queue, tenant):
@@ -269,7 +269,7 @@ class Use:
         return None
 
     def take(self, queue: str, tenant: str) -> None:
-        """One more run of this queue and tenant."""
+        """Counts one more run of this queue and tenant."""
         for (name, limit), _ in self._ask(queue, tenant):
             if limit.every:
                 self.buckets[name] = take_token(limit, self._full_at(name), self._now)
@@ -280,7 +280,7 @@ class Use:
 
 
 def choose(waiting: Iterable[Due], use: Use, room: int) -> Chosen:
-    """The most urgent first; among the equally urgent the run of the tenant that holds least in its queue; then by age (§10.11)."""
+    """Chooses runs to claim: the most urgent first; among equally urgent ones that of the tenant with the fewest runs in its queue; then the oldest (§10.11)."""
     lines: dict[tuple[int, str, str], deque[Due]] = {}
     for run in sorted(waiting, key=lambda r: (-r.priority, r.due, r.turn)):
         lines.setdefault((-run.priority, run.queue, run.tenant), deque()).append(run)
@@ -294,12 +294,12 @@ def choose(waiting: Iterable[Due], use: Use, room: int) -> Chosen:
     keys: list[Any] = []
     while heap and len(keys) < room:
         rank, line = heapq.heappop(heap)
-        if rank != (now := place(line)):  # its tenant has been given one meanwhile
+        if rank != (now := place(line)):  # its tenant has been given a run since it was ranked
             heapq.heappush(heap, (now, line))
             continue
         _, queue, tenant = line
         if use.in_the_way(queue, tenant) is not None:
-            continue  # what is full stays full for as long as this claim goes on
+            continue  # a full limit stays full during this claim
         use.take(queue, tenant)
         keys.append(lines[line].popleft().key)
         if lines[line]:
@@ -311,7 +311,7 @@ def choose(waiting: Iterable[Due], use: Use, room: int) -> Chosen:
 
 
 class Later(msgspec.Struct, frozen=True):
-    """A call may not begin yet: why, and when to come back."""
+    """A call may not begin yet: why, and when to ask again."""
 
     why: str
     at: int
@@ -319,13 +319,13 @@ class Later(msgspec.Struct, frozen=True):
 
 
 def may_enter(needs: Sequence[tuple[str, Limit | None, int]], buckets: Mapping[str, int], now: int, since: int | None = None) -> dict[str, int] | Later:
-    """Whether a call that uses these limits may begin: the buckets after it; else when to come back. All of them, or none (T-85).
+    """Returns the buckets after a call that uses these limits begins, or, if it may not begin, when to ask again. A call takes all its limits, or none (T-85).
 
     Args:
-        needs: name, limit (None: nobody has set any) and how many hold it, for each.
-        buckets: when each would be full again.
+        needs: for each limit its name, the limit (None: none is set) and how many calls hold it.
+        buckets: when each bucket will be full again.
         now: the store's time.
-        since: from when on the call has waited; who has waited long asks less often.
+        since: since when the call has waited; a call that has waited long asks less often.
     """
     later: Later | None = None
     for name, limit, count in needs:
@@ -343,29 +343,29 @@ def may_enter(needs: Sequence[tuple[str, Limit | None, int]], buckets: Mapping[s
 
 
 def soon(later: Later, waited: float, now: int) -> bool:
-    """Whether a call waits for its turn where it is: it comes within a second, and has not done so for a second.
+    """Whether a call waits in place for its turn: the turn comes within a second, and the call has not waited for a second yet.
 
     Args:
-        waited: seconds since it first asked, by the worker's clock, which measures spans only (§1.9).
+        waited: seconds since it first asked, by the worker's clock, which is used only to measure spans (§1.9).
         now: the store's time.
     """
     return waited * SECOND < SOON_US and later.at - now <= SOON_US + HEARD_US
 
 
-# -- the way in ---------------------------------------------------------------------------------------
+# -- submitting ---------------------------------------------------------------------------------------
 
 
 def tell_when_to_come_back(rules: Rules, queue: str, tenant: str) -> float:
-    """In how many seconds a submit that was refused because its queue is full may be tried again: when a run has begun, if a rate tells."""
+    """Returns after how many seconds a submit to a full queue may be tried again: one, or more if a rate lets less than one run begin per second."""
     rates = [b.limit.per_second for b in (rules.queue(queue), rules.tenant(tenant)) if b is not None and b.limit.per_second is not None]
     return max([1.0, *(1 / r for r in rates)])
 
 
-# -- queues as they stand -----------------------------------------------------------------------------
+# -- the state of queues ------------------------------------------------------------------------------
 
 
 class Backlog(NamedTuple):
-    """Due runs that nobody has taken, of one queue, tenant and shape; ``laned``: how many of them stand behind another run of their lane."""
+    """Due runs of one queue, tenant and shape that are not claimed; ``laned``: how many of them wait behind another run of their lane."""
 
     queue: str
     tenant: str
@@ -377,7 +377,7 @@ class Backlog(NamedTuple):
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue: how many due runs nobody has taken, since when the oldest is due, how many are driven, and what stands in the way of how many."""
+    """A queue: how many due runs are not claimed, since when the oldest is due, how many runs are driven, and how many are blocked by what."""
 
     queue: str
     depth: int
@@ -388,7 +388,7 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def queues(backlog: Sequence[Backlog], held: Sequence[Held], rules: Rules, buckets: Mapping[str, int], now: int, takers: Callable[[Backlog], bool]) -> list[QueueState]:
-    """Every queue in which something is due or driven, or that somebody paused. ``takers``: whether some living worker takes such a run."""
+    """Returns every queue that has due or driven runs, or is paused. ``takers``: whether a living worker takes such a run."""
     use = Use(rules, "", held, buckets, now)
     names = {b.queue for b in backlog} | set(use.queues) | rules.paused
     out = []

@@ -1,7 +1,7 @@
-"""Hiding what is marked secret from those who look (§13.5). What nodes see, and what a resume needs, is never masked.
+"""Hides values that are marked secret when a run is shown (§13.5). The values that nodes see, and those that a resume needs, are never masked.
 
-A run says which of its channels are secret. Where a value of the program's is shown, entries of those names are hidden; and
-wherever a text that stands in such a channel appears (a prompt, an error, a payload), it is hidden there too.
+A run records which of its channels are secret. If a value of the program is shown, entries with these names are hidden. If
+a text from such a channel appears anywhere else (in a prompt, an error, a payload), it is hidden there too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import msgspec
 
 HIDDEN = "•••"
 SHORTEST = 4
-"""A shorter text is hidden by its name only: in the midst of others it would be found everywhere."""
+"""A shorter text is hidden only by its channel's name: searched for as a text, it would be found everywhere."""
 
 LONGEST = 4096
-"""A longer text is looked for in the forms that are known alone."""
+"""A longer text is searched for only in its known forms, not with a pattern."""
 CUT = 200
-"""Texts of this length and more may be cut ones."""
+"""A shown text of this length or more may have been cut."""
 
 _UUID = re.compile(r"[0-9a-fA-F]{32}")
 _HEX = re.compile(r"[0-9a-f]{8,}")
@@ -35,12 +35,12 @@ _NAMED = {
 }
 
 VALUES = frozenset({"input", "payload", "result", "value", "values", "show", "default", "writes", "pending_writes"})
-"""Fields of what is shown that hold values of the program's, not our own."""
+"""The fields of shown records that contain values of the program."""
 
 
 class Mask(msgspec.Struct, frozen=True):
-    """``names`` are secret channels, ``texts`` what stands in them, the longest first; ``quoted`` are expressions that find those whose
-    signs are quoted when they are printed, however often, each with a part that no quoting changes."""
+    """The secrets of a run. ``names`` are its secret channels, ``texts`` the texts in them, the longest first; ``quoted`` are patterns for texts
+    whose characters are escaped when they are printed, even several times, each with a part of the text that no escaping changes."""
 
     names: frozenset[str] = frozenset()
     texts: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Mask(msgspec.Struct, frozen=True):
         return shown if len(shown) < CUT else self._whole(shown)
 
     def _whole(self, shown: str) -> str:
-        """A long text may have been cut in the midst of what is secret: then its end is the beginning of that."""
+        """Hides the end of a text if it is the beginning of a secret: a long text may have been cut inside a secret."""
         for text in self.texts:
             first, at = text[:SHORTEST], len(shown)
             while (at := shown.rfind(first, max(0, len(shown) - len(text)), at)) >= 0:
@@ -64,11 +64,11 @@ class Mask(msgspec.Struct, frozen=True):
         return shown
 
     def value(self, shown: Any) -> Any:
-        """A value of the program's: by name and by text."""
+        """Masks a value of the program, by name and by text."""
         return self._walk(shown, True) if self.names else shown
 
     def record(self, shown: Any) -> Any:
-        """A record of ours: by text, and by name where it holds values of the program's."""
+        """Masks a record of the runtime: by text, and by name where it contains values of the program."""
         return self._walk(shown, False) if self.names else shown
 
     def _walk(self, shown: Any, named: bool) -> Any:
@@ -99,7 +99,7 @@ NOTHING = Mask()
 
 
 def mask(names: Iterable[str], states: Iterable[Mapping[str, Any]]) -> Mask:
-    """The mask of a run: its secret channels, and every text that ever stood in them, in every form that it may be printed in."""
+    """Returns the mask of a run: its secret channels, and every text that these contain in ``states``, in every form in which it may be printed."""
     secret = frozenset(names)
     found = {text for state in states for name in secret if name in state for text in _texts(state[name])}
     found |= {form for text in found if _HEX.fullmatch(text) and len(text) % 2 == 0 for form in _of_bytes(bytes.fromhex(text))}
@@ -109,7 +109,7 @@ def mask(names: Iterable[str], states: Iterable[Mapping[str, Any]]) -> Mask:
 
 
 def _pattern(text: str) -> str:
-    """What finds a text however its signs are quoted, as Python, JSON, URLs or HTML do it, once or many times over."""
+    """Returns a pattern that finds a text however its characters are escaped, as in Python, JSON, URLs or HTML, once or several times."""
     return "".join([c if c.isascii() and c.isalnum() else _sign(c) for c in text])
 
 
@@ -135,7 +135,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts of a value: what a print of it, or of a part of it, would show."""
+    """Yields the texts of a value that appear if the value, or a part of it, is printed."""
     match value:
         case str():
             yield value
@@ -167,7 +167,7 @@ def _of_bytes(value: bytes) -> Iterator[str]:
 
 
 def _forms(text: str) -> Iterator[str]:
-    """A text as programs print it: as it is, line by line, as Python or JSON quotes it, once or twice, and as bytes."""
+    """Yields the forms in which programs print a text: unchanged, line by line, quoted as in Python or JSON, once or twice, and as bytes."""
     once = {text, repr(text)[1:-1], ascii(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
     once |= {text.replace("\\", "\\\\").replace("'", "\\'"), text.strip()}
     yield from once

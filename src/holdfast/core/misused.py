@@ -1,6 +1,6 @@
-"""What is written by mistake in a first hour, and would end in an error of Python that names no way out (§3.6).
+"""Common mistakes of new users that would otherwise raise a Python error without a hint (§3.6).
 
-For a type checker the methods are not there, so it refuses the same mistakes.
+A type checker does not see these methods, so it reports the same mistakes.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ def _refuse_with(value: Any) -> None:
 
 
 def _leave(value: Any, *_: Any) -> None:
-    """Python looks for it before it enters."""
+    """Does nothing; it must exist because Python looks for ``__exit__`` before it calls ``__enter__``."""
 
 
 class NotCalled:
-    """A skill: the runtime executes it, and nobody calls it."""
+    """Base of skills: the runtime executes a skill, and a direct call is refused."""
 
     id: str
     __call__: None = _refuse_call  # type: ignore[assignment]
 
 
 class EnteredAsync:
-    """What is entered with ``async with`` alone."""
+    """Base of classes that can be entered only with ``async with``."""
 
     __enter__: None = _refuse_with  # type: ignore[assignment]
     __exit__: None = _leave  # type: ignore[assignment]
 
 
 def is_function(value: object) -> TypeGuard[Callable[..., Any]]:
-    """Whether it can be called, and is meant to be."""
+    """Whether a value can be called and is not a skill."""
     return callable(value) and not isinstance(value, NotCalled)
 
 

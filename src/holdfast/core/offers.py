@@ -1,4 +1,4 @@
-"""What workers offer, and whether a due run finds none that can take it (§10.11). Pure."""
+"""What workers offer to do, and whether no worker can take a due run (§10.11). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.core.wording import target_of
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
-    """A shape in which a worker has a skill, or which it can go on with by a declared migration."""
+    """A shape in which a worker has a skill, or which it can continue by a declared migration."""
 
     skill_id: str
     version: str
@@ -23,9 +23,9 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What a process works on. No ``queues``: all of them. ``upgrade``: it takes any shape of the skills it has;
-    ``limits``: those that it declares; ``sends``: the types of intents that it sends, None where it is of a release that does not
-    tell; without ``works`` it claims no runs."""
+    """What a process works on. No ``queues``: all queues. ``upgrade``: it takes any shape of its skills;
+    ``limits``: those that it declares; ``sends``: the types of intents that it sends, None if its release does not
+    record that; without ``works`` it claims no runs."""
 
     queues: tuple[str, ...]
     shapes: tuple[Shape, ...]
@@ -38,13 +38,13 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
         return self.has(run.skill_id, run.shape)
 
     def has(self, skill_id: str, shape: str) -> bool:
-        """Whether it takes runs of this skill and shape, which names the folder where a run is bound to one."""
+        """Whether it takes runs of this skill and shape; the shape includes the folder if a run is bound to one."""
         fingerprint, _, workspace = shape.partition("@")
         return any(s.skill_id == skill_id and (self.upgrade or s.fingerprint == fingerprint) and workspace in ("", s.workspace) for s in self.shapes)
 
 
 class NoWorker(msgspec.Struct, frozen=True):
-    """A due run that no living worker of its queue can take: the shape it wants, and those that are offered of its skill."""
+    """A due run that no living worker of its queue can take: the shape that it needs, and the shapes of its skill that are offered."""
 
     skill_id: str
     version: str
@@ -70,7 +70,7 @@ class NoWorker(msgspec.Struct, frozen=True):
 
 
 def lacking(run: Run, lease: Lease, living: Iterable[Offer], now: int) -> NoWorker | None:
-    """Why nobody takes a run that is due; None where somebody can, where none is up at all, and where it is not due."""
+    """Returns why no worker takes a due run; None if a worker can take it, if no worker of its queue is running, or if it is not due."""
     if run.status in TERMINAL or lease.due is None or lease.due > now or (lease.owner is not None and lease.live(now)):
         return None
     mine = [o for o in living if o.works and (not o.queues or run.queue in o.queues)]
@@ -81,7 +81,7 @@ def lacking(run: Run, lease: Lease, living: Iterable[Offer], now: int) -> NoWork
 
 
 def find_sent(here: Iterable[str], living: Iterable[Offer]) -> frozenset[str] | None:
-    """The types of intents that this process or one that is up sends; None where one of them does not tell."""
+    """Returns the types of intents that this process or a living one sends; None if one of them does not record that."""
     every = [o.sends for o in living]
     return None if None in every else frozenset(here).union(*(types for types in every if types is not None))
 

@@ -1,4 +1,4 @@
-"""How a step ended and whether it completed (§4.11), and how a run ends that has nothing left to do (§5.16)."""
+"""The outcomes of steps and whether a step completed (§4.11), and how a run ends when nothing is left to do (§5.16)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FAILED = "failed"
 
 
 def completes(outcome: object) -> bool:
-    """Whether a step with this outcome is a completed checkpoint.
+    """Whether a step with this outcome is completed.
 
-    ``ok``, ``degraded`` or anything that begins with ``skipped``, trimmed and lower-cased; every other word,
-    ``""`` and ``None`` is not. The fold, the checkpoint writer, the resume and the summaries all call this.
+    It is for ``ok``, ``degraded`` and anything that begins with ``skipped``, trimmed and lower-cased; it is not for any
+    other word, ``""`` or ``None``. The fold, the checkpoint writer, the resume and the summaries all call this.
     """
     if outcome == OK:
         return True
@@ -37,9 +37,9 @@ UNCHANGED = f"{SKIPPED}: {NO_CHANGE}"
 
 
 def of_delivery(word: str) -> str:
-    """The step's outcome where a delivering node reports what came of its product.
+    """Returns the outcome of a delivering node's step, from the word with which it reports its delivery.
 
-    With no change nothing was delivered: the step is skipped and fires no edge. A rejection is no completion.
+    With no change nothing was delivered: the step counts as skipped and fires no edge. A rejected step is not completed.
     """
     return {DELIVERED: OK, NO_CHANGE: UNCHANGED, REJECTED: REJECTED}.get(word.strip().lower(), word)
 
@@ -48,7 +48,7 @@ def of_delivery(word: str) -> str:
 
 
 class Terminal(StrEnum):
-    """What becomes of a run in which nothing is runnable any more (§5.16)."""
+    """How a run ends in which nothing is runnable any more (§5.16)."""
 
     DONE = "done"
     AWAITING_HUMAN_REVIEW = "awaiting_human_review"
@@ -58,22 +58,22 @@ class Terminal(StrEnum):
 def resolve_terminal_outcome(
     status: Status, *, reviewed: bool = False, handoff: bool = False, decision: str | None = None, delivery: str | None = None
 ) -> Terminal:
-    """Decides how a run with nothing left to do ends; those who ask only apply the answer (§5.16).
+    """Decides how a run with nothing left to do ends; the callers only apply the answer (§5.16).
 
     Args:
-        reviewed: its kind of work is one that the policy has people review.
-        handoff: a person has still to decide about a machine's verdict; no end erases that (§5.14).
-        decision: the action that a person took in its review, None if there was none yet.
-        delivery: what came of the product, if a node has just published it. A change that is none needs no review.
+        reviewed: whether people review this kind of work, according to the policy.
+        handoff: whether a person still has to decide about a machine's verdict; no end erases that (§5.14).
+        decision: the action that a person chose in its review, None if there was none yet.
+        delivery: the result of the delivery, if a node has just published the product. Without a change no review is needed.
 
     Raises:
-        IllegalTransition: a run with this status cannot end here; a failed one is resumed first.
+        IllegalTransition: a run with this status cannot end here; a failed run is resumed first.
     """
     match status:
         case Status.COMPLETED:
             return Terminal.DONE
         case Status.CANCELED:
-            return Terminal.HALTED  # what comes late revives nothing (T-08)
+            return Terminal.HALTED  # a late answer does not revive the run (T-08)
     path(status, Status.COMPLETED)
     if decision in HALTING:
         return Terminal.HALTED

@@ -1,8 +1,8 @@
-"""Records that may have been made of what is no more (§6.11).
+"""Finds the records that may depend on an effect that was taken back (§6.11).
 
-Where an effect was taken back and is done again, it gives something else, and what the code made of it is something else too. Whatever its step
-recorded after it is outdated. A record that says what was asked for answers the very same call, and no other: a step and an effect by the digest of their
-arguments, a question by what was shown, a child by its input. One that does not say it is gone: what a scope came to, a step under a key, a failure.
+If an effect was taken back and is done again, it returns another result, and the code may compute other values from it. All that its step
+recorded after it is outdated. A record that contains its request still answers exactly the same call: a step and an effect by the digest of their
+arguments, a question by what was shown, a child by its input. Other records are removed: the result of a scope, a step under a key, a failure.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from holdfast.core.called import Call
 from holdfast.core.checkpoint import CHECK, StepRecord, find_scopes
 
 _SUMS = frozenset({"scope", "first_of", "task"})
-"""Kinds of what several calls came to: they say nothing about what these were asked for."""
+"""Kinds of records that hold the combined result of several calls, and not the requests of these calls."""
 _ANSWERS = frozenset({"step", "effect", "value", "wait"})
 
 
 class Outdated(NamedTuple):
-    """By their paths: what is ``gone``, and what answers only the ``same`` call."""
+    """Paths of outdated records: those to be removed (``gone``), and those that answer only exactly the ``same`` call."""
 
     gone: list[str]
     same: list[str]
 
 
 def find_outdated(records: Sequence[StepRecord], path: str) -> Outdated:
-    """What becomes of a task's records, the oldest first, where the effect at ``path`` in it was taken back.
+    """Returns which of a task's records, oldest first, are outdated after the effect at ``path`` in the task was taken back.
 
-    What came later in time counts as made of it, for the branches of a scope may tell one another. If the effect has no record of its own, the first that
-    holds it counts for it, and if there is none, nothing is known to be older.
+    Every later record counts as depending on the effect, because the branches of a scope may exchange values. If the effect has no record of its own, the
+    first record of a scope or step around it is used instead; if there is none, all records count as later.
     """
     counts = {path, *list_around(path)}
     first = next((n for n, r in enumerate(records) if r.path in counts), 0)
@@ -50,23 +50,23 @@ def find_outdated(records: Sequence[StepRecord], path: str) -> Outdated:
 
 
 def list_around(path: str) -> list[str]:
-    """The places of the records that are around ``path``: those of the scopes and steps that it is in, and of results that hold all that was done so far."""
+    """Returns the places of the records around ``path``: of the scopes and steps that contain it, and of step results that are being reviewed."""
     places = path.split("/")
     scopes = ["/".join(places[:n]) for n in range(1, len(places))]
     return [*scopes, CHECK, *(f"{scope}/{CHECK}" for scope in scopes), f"{path}/{CHECK}"]
 
 
 def is_beside(record: StepRecord) -> bool:
-    """Whether a record is no call of the code at its place in order: feedback, or an answer about a call or a retry, which says itself what it is about."""
+    """Whether a record is not an ordinary call of the code: it is feedback, or an answer about a call or a retry, whose path names what it is about."""
     if record.kind != "wait":
         return record.kind == "feedback"
-    places = record.path.split("/")  # a key that the code gave to a call may hold any of these signs, behind a =
+    places = record.path.split("/")  # a key that the code gave to a call may contain these characters too, after a =
     return "?" in places[-1] or any(place.startswith("@") for place in places)
 
 
 def goes_on(record: StepRecord, path: str, at: Collection[str]) -> bool:
-    """Whether this later record shows that the code went on after what happened at ``path``: it is of the same line of control or of one around it, or beneath
-    a call of such a line, and not itself the failure of a scope that the other was in. ``at``: the places with a record, which tell calls from the branches of a scope."""
+    """Whether this later record shows that the code continued after what happened at ``path``. It does if it belongs to the same flow of control, to one around
+    it, or to a call of one of these, and is not itself the failure of a scope around ``path``. ``at``: the places with a record: these are calls, not branches."""
     if path.startswith(record.path + "/"):
         return record.error is None
     there, here = path.split("/"), record.path.split("/")
@@ -80,18 +80,18 @@ def goes_on(record: StepRecord, path: str, at: Collection[str]) -> bool:
 
 
 def _round(place: str) -> int:
-    """The super-step of a sub-flow that a place is of; 0 if it is of none."""
+    """Returns the super-step of a sub-flow to which a place belongs, or 0 if it belongs to none."""
     step, dot, _ = place.partition(".")
     return int(step) if dot and step.isdecimal() else 0
 
 
 def is_same(record: StepRecord, call: Call) -> bool:
-    """Whether a record is surely that of this very call."""
+    """Whether a record certainly belongs to this call."""
     return (record.name, record.kind, record.digest) == (call.name, call.kind, call.digest) and (call.fn is None or _tells_all(call.fn))
 
 
 def _tells_all(fn: Callable[..., Any]) -> bool:
-    """Whether all that a function is given is among its arguments, as far as one can see: nothing that was made where it was made."""
+    """Whether a function gets all its inputs as arguments, as far as can be seen: it is not a partial, and has no closure or defaults from inside another function."""
     if isinstance(fn, functools.partial):
         return False
     inner = isinstance(fn, FunctionType) and "<locals>" in fn.__qualname__

@@ -1,10 +1,10 @@
-"""What of a record is payload (§14.5): the one table of the fields that hold what programs and people say, and the walk over them.
+"""The payloads in records (§14.5): the one table of the fields that contain values of programs and words of people, and the walk over them.
 
-Whatever is not in the table is written as it is: ids, names, keys, tags, actors, times, statuses, counts, sizes and digests. A test
-holds every field of every stored record to be in one of the two.
+Fields that are not in the table are written unencrypted: ids, names, keys, tags, actors, times, statuses, counts, sizes and digests. A test
+checks that every field of every stored record is in one of the two groups.
 
-Each payload has a place, in words that are the same wherever a fold carries it: what an event says of a run's end is at ``end`` in the
-event and in the run's row alike.
+Each payload has a place, a text that stays the same when a fold copies the payload: for example, the payload of a run's end has the place
+``end`` both in the event and in the run's row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.waits import Decision, Wait, WaitKind
 
 Change = Callable[[Any, str], Any]
-"""What becomes of one payload: its bytes or text, and its place."""
+"""A function that returns the new value of a payload, from its bytes or text and its place."""
 
 PAYLOAD: dict[type, tuple[str, ...]] = {
     ErrorValue: ("message", "hint"),
@@ -37,14 +37,14 @@ PAYLOAD: dict[type, tuple[str, ...]] = {
     Decision: ("feedback", "note", "payload", "asked"),
     Buffered: ("payload",),
     Run: ("result",),
-    # what waits in an inbox
+    # commands in an inbox
     commands.Decide: ("feedback", "note", "payload"),
     commands.Signal: ("payload",),
     commands.Cancel: ("reason",),
     commands.ChildEnded: ("result",),
     commands.LateResult: ("summary",),
     commands.Refused: ("reason",),
-    # what the log tells
+    # facts in the log
     ev.RunSubmitted: ("input",),
     ev.RunCompleted: ("result",),
     ev.RunCancelRequested: ("reason",),
@@ -76,7 +76,7 @@ PAYLOAD: dict[type, tuple[str, ...]] = {
     IntentWrite: ("payload",),
     LedgerWrite: ("data",),
     StepRecord: ("value", "name"),
-    # beside the log
+    # records beside the log
     Effect: ("result", "args", "detail"),
     Intent: ("payload", "detail", "answer"),
     Delivery: (),
@@ -87,7 +87,7 @@ PAYLOAD: dict[type, tuple[str, ...]] = {
 
 
 def change_each(value: Any, place: str, change: Change) -> Any:
-    """The record with each of its payloads changed; the same object where none is."""
+    """Returns the record with each of its payloads changed, or the same object if none changes."""
     if isinstance(value, tuple):
         items = tuple([change_each(v, f"{place}/{n}", change) if isinstance(v, msgspec.Struct) else v for n, v in enumerate(value)])
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
@@ -112,7 +112,7 @@ def change_each(value: Any, place: str, change: Change) -> Any:
 
 
 def _anchor(value: Any) -> str:
-    """Where a record's payloads are, whatever carries it; empty where that is a matter of its place."""
+    """Returns the place of a record's payloads if it does not depend on what contains the record; otherwise an empty text."""
     match value:
         case Wait():
             return f"wait:{value.wait_id}"
@@ -136,7 +136,7 @@ def _anchor(value: Any) -> str:
 
 
 def _is_covered(value: Any, name: str) -> bool:
-    """Whether a field is payload here: what a fold or a store must read is not, nor is a reference to what is kept elsewhere."""
+    """Whether a field is a payload in this record. A value that a fold or a store must read is not, and neither is a reference to a blob."""
     match value:
         case Wait():
             return name != "default" or value.kind is not WaitKind.BUDGET
@@ -150,7 +150,7 @@ def _is_covered(value: Any, name: str) -> bool:
 
 
 def may_be_plain(value: bytes | str, place: str) -> bool:
-    """What stands unencrypted also under strict encryption: the words of a store's own, and the amounts by which budgets are extended."""
+    """Whether a payload may be unencrypted even under strict encryption: a text written by a store, or the amount of a budget's extension."""
     if isinstance(value, str):
         return value == SENDER_LOST and place.startswith("intent:")
     if not (place.startswith("decision:") and place.endswith(".payload")):
@@ -163,12 +163,12 @@ def may_be_plain(value: bytes | str, place: str) -> bool:
 
 
 def has_sealed(value: Any) -> bool:
-    """Whether a record holds a payload that is still sealed."""
+    """Whether a record contains a payload that is still sealed."""
     return bool(keys_of(value))
 
 
 def keys_of(value: Any) -> Collection[str]:
-    """The keys under which payloads of a record are sealed."""
+    """Returns the keys under which payloads of a record are sealed."""
     return {h.key_id for h in _headers(value)}
 
 
@@ -176,7 +176,7 @@ def hold_open(value: Any) -> None:
     """Refuses a record with a payload that could not be opened.
 
     Raises:
-        KeyUnavailable: for the first of them.
+        KeyUnavailable: for the first such payload.
     """
     for header in _headers(value):
         raise envelopes.unavailable(header)
@@ -195,7 +195,7 @@ def _headers(value: Any) -> list[envelopes.Header]:
 
 
 def blank(value: Any) -> Any:
-    """The record with all sealed payloads alike, so that the rest can be compared without their keys."""
+    """Returns the record with all sealed payloads emptied, so that the rest can be compared without their keys."""
     return change_each(value, "", lambda data, place: (b"" if isinstance(data, bytes) else "") if envelopes.is_sealed(data) else data)
 
 

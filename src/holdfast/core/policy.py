@@ -1,7 +1,7 @@
-"""Policy: what may run, who must be asked, under which snapshot (§8).
+"""Policy: what may run, who must be asked, and under which snapshot (§8).
 
-A policy is a pure function from a request to a verdict, and a version. Its snapshot id is on every run, wait and
-decision made under it, so that an approval given under one policy is not taken for an approval under another (§5.8).
+A policy is a pure function from a request to a verdict, and a version. Its snapshot id is recorded with every run, wait and
+decision made under it, so that an approval under one policy does not count as an approval under another (§5.8).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 class OnFail(StrEnum):
-    """What a node's own gate that does not pass leads to (§8.2)."""
+    """What happens if a node's own gate does not pass (§8.2)."""
 
     BLOCK = "block"
     WARN = "warn"
@@ -137,7 +137,7 @@ class Policy(msgspec.Struct, frozen=True, metaclass=Declared):
 
 
 def coerce(value: Any) -> Policy | None:
-    """A policy from what a caller gives: one, a gate function, or nothing."""
+    """Returns a policy, given a policy, a gate function, or None."""
     if value is None or isinstance(value, Policy):
         return value
     if is_function(value):
@@ -146,10 +146,10 @@ def coerce(value: Any) -> Policy | None:
 
 
 def verdict(answer: Any, on_fail: str = OnFail.BLOCK) -> Verdict:
-    """A gate's answer as a verdict: True and None allow, False and a text do not pass, which denies unless ``on_fail`` says else.
+    """Returns a gate's answer as a verdict. True and None allow; False or a text denies, unless ``on_fail`` says otherwise.
 
     Raises:
-        InvalidInput: for anything else; an unknown answer never allows.
+        InvalidInput: for any other answer; an unknown answer never allows.
     """
     match answer:
         case Verdict():
@@ -169,15 +169,15 @@ def _fail(reason: str, on_fail: str) -> Verdict:
 
 
 def asks(policy: Policy | None, node: Node) -> bool:
-    """Whether anybody is there to be asked about a gated step."""
+    """Whether a gate has to be asked about this node's step."""
     return node.gate is not None or (policy is not None and policy.gate is not None and node.gated)
 
 
 def judge(policy: Policy | None, node: Node, request: Request) -> Verdict:
-    """The stricter of the policy's verdict and the node's own.
+    """Returns the stricter of the policy's verdict and that of the node's own gate.
 
     Raises:
-        InvalidInput: one of them offers an action that has no meaning before a step (§5.5).
+        InvalidInput: a verdict offers an action that has no meaning before a step (§5.5).
     """
     found = [verdict(node.gate(request), node.on_fail)] if node.gate is not None else []
     if policy is not None:
@@ -188,10 +188,10 @@ def judge(policy: Policy | None, node: Node, request: Request) -> Verdict:
 
 
 def check_result(node: Node, request: Request) -> Verdict:
-    """What the node's own gate says of its result, after it ran (§8.2).
+    """Returns the verdict of the node's own check on its result, after it ran (§8.2).
 
     Raises:
-        InvalidInput: it offers an action that has no meaning there (§5.5).
+        InvalidInput: the verdict offers an action that has no meaning after a step (§5.5).
     """
     found = verdict(node.check(request), node.on_fail)
     check_offer(found, AFTER_STEP)
@@ -199,7 +199,7 @@ def check_result(node: Node, request: Request) -> Verdict:
 
 
 def check_offer(found: Verdict, gate: Mapping[str, Passage]) -> None:
-    """Refuses a verdict that offers what this gate cannot do, whoever made it."""
+    """Refuses a verdict that offers an action that this gate cannot carry out."""
     if found.actions:
         at_gate(found.actions, gate)
 

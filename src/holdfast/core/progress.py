@@ -1,7 +1,7 @@
-"""Where a run stands: the head checkpoint and what has happened since, folded from its log (§4.5, §4.6).
+"""The progress of a run: the head checkpoint and what has happened since, folded from its log (§4.5, §4.6).
 
-``step`` applies one record; loading, time travel (``state --at``) and the checker all walk a log with it. What
-is finished or recorded since the last barrier stays pending here and is cleared when a barrier carries it across.
+``step`` applies one record; loading, time travel (``state --at``) and the checker all walk a log with it. Results and
+records since the last barrier are pending here, and are cleared when a barrier takes them.
 """
 
 from __future__ import annotations
@@ -37,42 +37,42 @@ from holdfast.core.waits import ABANDON, Decision, Wait, tell_child, times_out_f
 CHILD_FAILED = ErrorValue.of(ChildFailed("")).type
 _TAKEN_BACK = frozenset({"effect", compensation.GONE})
 HEARD = frozenset({ev.WaitRequested, ev.WaitClosed, ev.SignalReceived})
-"""The facts of which ``hear`` takes note."""
+"""The kinds of facts that ``hear`` notes."""
 
 
 def _tell_error(record: StepRecord) -> tuple[str, str] | None:
-    """The type and the message of the error that a record holds."""
+    """Returns the type and the message of a record's error, or None if it has none."""
     return None if record.error is None else (record.error.type, record.error.message)
 
 
 def _read_answer(record: StepRecord) -> Decision | None:
-    """The decision that a record holds, if it is that of a wait and can be read."""
+    """Returns the decision in a record, or None if it is not the record of a wait, or cannot be read."""
     if record.kind != "wait" or envelopes.is_sealed(record.value):
         return None
     return decisions.read_answer(record)
 
 
 LEFT, LEFT_AT_ONCE = "left", "left:now"
-"""Kinds of the record that tells, by its name, the place of a call that a task made on its way out of an error (``engine/calls/left``)."""
+"""Kinds of a record whose name is the place of a call that a task made while it left an error (``engine/calls/left``)."""
 _QUIET = frozenset({ev.StepStarted, ev.CheckpointSaved, ev.RunStarted, ev.RunClaimed, ev.BudgetSpent, ev.SideEffectAttempted})
-"""Kinds that tell nothing that later steps of a super-step must know: most facts of a log are of these, or of a step that completed."""
+"""Kinds of facts that change nothing here. Most facts of a log are of these kinds, or report that a step completed."""
 
 
 class Progress:
-    """Mutable while a log is walked; one instance belongs to one driver or reader.
+    """The state of a run, as it is folded from the log. It is mutable; each instance belongs to one driver or reader.
 
     ``results``: finished tasks by key. ``records``: recorded calls by (task, path). ``attempts``: the number of
-    failed attempts by (task, path), with when the next may begin. ``takeovers``: how many owners have died since the run last got on,
-    ``late`` how many were late with their lease though they lived (§10.6), and ``cuts`` how often its
-    driving was cancelled as soon as it had begun. ``asked``: how often each place has opened a wait,
-    and ``questions`` the newest one there; ``outdated`` are places where what is on record, or asked, answers only the very same call;
-    ``news``: signals not yet written to channels of their names; ``older``: where in the log more of them are, from which event to which,
-    for a whole checkpoint does not hold signals. ``hash`` is the chain hash of the last row, ``fence`` the one it
-    was written under, 0 where it was not read.
+    failed attempts by (task, path), and when the next may begin. Since the run last made progress: ``takeovers`` is how many owners died,
+    ``late`` how many were late to renew their lease although they lived (§10.6), ``cuts`` how often its
+    driving was cancelled as soon as it had begun. ``asked``: how often each place has opened a wait;
+    ``questions``: the newest wait of each place; ``outdated``: places whose record or question answers only exactly the same call;
+    ``news``: signals not yet written to the channels of their names; ``older``: the first and last event between which the log contains more
+    such signals, because a whole checkpoint does not contain signals. ``hash`` is the chain hash of the last row, ``fence`` the fence under
+    which it was written, 0 if that row was not read.
 
-    ``sends``: whether the run may have enqueued intents, which a whole checkpoint does not tell; ``borrows``: whether it may go by what another run did.
+    ``sends``: whether the run may have enqueued intents, which a whole checkpoint does not tell; ``borrows``: whether it may use effects of another run.
 
-    ``whole`` is where to begin: a whole checkpoint, or one numbered 0 with what the run carries from its thread (§4.15).
+    ``whole`` is where to begin: a whole checkpoint, or one numbered 0 with the values that the run carries from its thread (§4.15).
     """
 
     __slots__ = (
@@ -111,7 +111,7 @@ class Progress:
                 self.older = (kept.heard, kept.upto) if kept.heard else None
 
     def _recall(self, kept: Unfinished) -> None:
-        """Takes over what a whole checkpoint holds of the tasks that wait while the run goes on."""
+        """Takes over the records of unfinished tasks, for example from a whole checkpoint."""
         for result in kept.results:
             self.record(result)
         self.attempts = {(t.task, t.path): (t.count, t.due) for t in kept.attempts}
@@ -121,7 +121,7 @@ class Progress:
         self.outdated = set(kept.outdated)
 
     def whole(self) -> Checkpoint:
-        """The head with all that is on record since: what to save whole where the log stands now, so that loading can begin here."""
+        """Returns the head with all records since. If this is saved as a whole checkpoint, loading can begin at the current end of the log."""
         kept = Unfinished(
             results=(*self.results.values(), *self.records.values()),
             attempts=tuple([Tried(t, path, count, due) for (t, path), (count, due) in self.attempts.items()]),
@@ -139,7 +139,7 @@ class Progress:
         return msgspec.structs.replace(self.checkpoint, waits=self.waits, unfinished=kept)
 
     def find_unfinished(self, of: Checkpoint) -> Unfinished:
-        """What is on record of the tasks that a checkpoint carries on."""
+        """Returns the records of the tasks that a checkpoint carries on."""
         keys = {t.key for t in of.waiting}
         return Unfinished(
             results=(*(r for r in self.results.values() if r.task in keys), *(r for r in self.records.values() if r.task in keys)),
@@ -151,11 +151,11 @@ class Progress:
         )
 
     def leaves_out(self, names: Iterable[str]) -> bool:
-        """Whether signals of such names may be among those that are in the log alone."""
+        """Whether signals with one of these names may be among the older ones, which only the log contains."""
         return self.older is not None and not self._names.keys().isdisjoint(names)
 
     def catch_up(self, older: list[ev.SignalReceived]) -> None:
-        """Takes the older signals in, read from the log."""
+        """Adds the older signals, which the caller has read from the log."""
         self.news[:0] = older
         self.older = None
 
@@ -168,18 +168,18 @@ class Progress:
             return
         place = result.task, result.path
         if place in self.records:
-            del self.records[place]  # their order is that in which they came
-        if result.kind != "wait":  # an answer is about what was asked before it came
+            del self.records[place]  # records are kept in the order of their arrival
+        if result.kind != "wait":  # an answer belongs to the question before it, so the place stays outdated
             self.outdated.discard(place)
         self.records[place] = result
 
     @property
     def busy(self) -> bool:
-        """Whether anything is on record since the last barrier."""
+        """Whether anything is recorded since the last barrier."""
         return bool(self.results or self.records or self.attempts or self.failed or self.asked or self.questions or self.news or self.older)
 
     def barrier(self, *, first: bool = False) -> None:
-        """Forgets what the barrier took, all but what is on record of the tasks that it carried on. The first checkpoint carries no signals."""
+        """Clears what the barrier took and keeps the records of the tasks that it carried on. The first checkpoint takes no signals, so these stay."""
         kept = self.find_unfinished(self.checkpoint) if self.checkpoint.held else None
         self.results.clear()
         self.records.clear()
@@ -196,7 +196,7 @@ class Progress:
             self._names.clear()
 
     def hear(self, events: Iterable[ev.Event]) -> None:
-        """Notes what later steps of this super-step must know; live code and loading call it alike."""
+        """Notes what later steps of this super-step must know. Both live code and loading call it."""
         for event in events:
             match event.fact:
                 case ev.WaitRequested(wait=wait):
@@ -211,7 +211,7 @@ class Progress:
                     pass
 
     def _renew(self, wait: Wait) -> None:
-        """Something else is asked where an outdated answer is on record, which goes."""
+        """Removes an outdated answer at the place of a new question, if it answers another question."""
         place = wait.task, wait.path
         if place not in self.outdated:
             return
@@ -220,7 +220,8 @@ class Progress:
             del self.records[place]
 
     def _give_back(self, task: str, path: str) -> None:
-        """Forgets an answer that is another's now, and what was made of it within the scope that gave it back: the outermost one that is on record."""
+        """Forgets an answer that was returned because it now belongs to another wait, and what was made of it inside the scope that returned it: the
+        outermost scope around the place that has a record."""
         self.records.pop((task, path), None)
         around = []
         while path := path.rpartition("/")[0]:
@@ -230,19 +231,19 @@ class Progress:
             del self.records[task, made]
 
     def _drop_left(self, left: StepRecord) -> None:
-        """Forgets what a task did on its way out of an error: it is entered again, and goes another way."""
+        """Forgets the calls that a task made while it left an error: the task is entered again and may take another path."""
         for place in [p for p in self.records if p[0] == left.task and f"{p[1]}/".startswith(f"{left.name}/")]:
             del self.records[place]
 
     def _drop_all_left(self, tasks: Collection[str], beneath: str = "") -> None:
-        """Forgets that of tasks whose failure no longer counts."""
+        """Forgets the calls that these tasks made while they left an error, at places beginning with ``beneath``: their failure no longer counts."""
         for place, record in list(self.records.items()):
             if record.kind == LEFT and record.task in tasks and record.path.startswith(beneath):
                 self._drop_left(record)
                 del self.records[place]
 
     def again(self, task: str, path: str, attempt: int, due: int, error: ErrorValue | None = None) -> None:
-        """Another attempt at a task or a call begins: the failure that ended the last one counts no longer, finished work does."""
+        """Begins another attempt at a task or a call: the failure that ended the last attempt no longer counts, finished work does."""
         beneath = f"{path}/" if path else ""
         self._drop_all_left((task,), beneath)
         self._forget(task, beneath, error, _tell_error)
@@ -251,9 +252,9 @@ class Progress:
         self.attempts[task, path] = (attempt, due)
 
     def forgive(self) -> None:
-        """An operator goes on with a failed run: its failures no longer count, its finished work does, but for what was taken back.
+        """An operator resumes a failed run: its failures no longer count, its finished work does, except for effects that were taken back.
 
-        That nobody has answered in time is a failure where it has failed the run, and so is the end of a child: both are asked for anew.
+        A wait that timed out and failed the run counts as a failure, and so does a child that failed or was canceled: both are asked for again.
         """
         self.attempts.clear()
         self.takeovers = self.late = self.cuts = 0
@@ -267,23 +268,23 @@ class Progress:
             self._forget(task, "", self.failed.get(task), self._tell_failure)
         for (task, path), record in before.items():
             if (given := _read_answer(record)) is not None and given.action == ABANDON and (call := (task, path.rpartition("?")[0])) in before and call not in self.records:
-                self.records.pop((task, path), None)  # it has failed its step: whether the effect is carried out after all is another question
+                self.records.pop((task, path), None)  # it failed its step; whether to carry out the effect after all is asked as a new question
         self.failed.clear()
 
     def _question(self, place: tuple[str, str], given: Decision) -> Wait | None:
-        """What a decision at a place was given to, as far as it is at hand."""
+        """Returns the wait at a place that the decision answered, or None if it is not known."""
         asked = self.questions.get(place)
         return asked if asked is not None and asked.wait_id == given.wait_id else None
 
     def _tell_failure(self, record: StepRecord) -> tuple[str, str] | None:
-        """As which error a record failed, by type and message; None if it did not. That of a child is raised for its parent."""
+        """Returns the type and the message of the error with which a record failed, or None. A failed child counts as the error that its parent gets."""
         if record.error is not None or (given := _read_answer(record)) is None:
             return _tell_error(record)
         told = tell_child(given)
         return None if told is None else (CHILD_FAILED, told)
 
     def _take_back(self) -> None:
-        """Forgets the results of effects that were taken back: these are done again (§6.11). What may have been made of them is outdated."""
+        """Forgets the results of effects that were taken back, so that they are done again (§6.11). Records that may depend on them become outdated."""
         for place in [p for p in self.records if p[0] == compensation.TASK]:
             record = self.records.pop(place)
             if record.kind not in _TAKEN_BACK or record.error is not None:
@@ -298,10 +299,10 @@ class Progress:
                 self.outdated.update([(task, p) for p in found.same], [(task, w.path) for w in self.waits if w.task == task])
 
     def _forget(self, task: str, beneath: str, ended: ErrorValue | None, failure_of: Callable[[StepRecord], tuple[str, str] | None]) -> None:
-        """Forgets recorded failures, but for those that the code caught and went on from: it must find these again. ``failure_of`` tells which records are.
+        """Forgets recorded failures, except those that the code caught before it went on: it must find these again. ``failure_of`` tells which records failed.
 
-        A failure that ended the attempt after all (``ended``) was let out in the end; what its handlers recorded on the
-        way goes with it: where the failure does not come again, the code makes other calls at the same places. An effect among them is in the ledger, and is not repeated.
+        If a caught failure ended the attempt after all (``ended``), its handlers raised it again. The records of the handlers are then forgotten too: if the
+        failure does not come again, the code makes other calls at the same places. An effect among them is in the effect records, and is not repeated.
         """
         mine = [r for (t, path), r in self.records.items() if t == task and path.startswith(beneath)]
         at = {r.path for r in mine}
@@ -319,8 +320,8 @@ class Progress:
         """Applies one record of the log.
 
         Raises:
-            ChainBroken: the checkpoint's hash is not the one its event vouches for (§1.8).
-            KeyUnavailable: what it says is encrypted under a key that is not at hand (§14.5).
+            ChainBroken: no event vouches for the checkpoint's hash (§1.8).
+            KeyUnavailable: its payload is encrypted under a key that is not available (§14.5).
         """
         for result in record.results:
             self.record(result)
@@ -349,7 +350,7 @@ class Progress:
         self.seq, self.hash, self.fence = record.seq, record.hash, record.fence
 
     def tell(self, events: Sequence[ev.Event], hash: bytes = b"") -> None:
-        """Applies what a commit without a checkpoint tells, its results apart, before it is in the log."""
+        """Applies the events of a commit without a checkpoint, before it is in the log. The caller applies its results."""
         self._note(events)
         self.seq, self.hash = events[-1].seq, hash
 
@@ -406,7 +407,7 @@ class Progress:
             self.hear(events)
 
     def walk(self, rows: Sequence[Row]) -> Progress:
-        """Applies rows, held against the chain. Plain steps that follow one another are read at once."""
+        """Checks rows against the hash chain and applies them. Consecutive plain steps are read in one go."""
         hashes = canon.chain_each(self.hash, [row.data for row in rows])
         at = 0
         while at < len(rows):
@@ -425,11 +426,11 @@ class Progress:
 
 
 _APART = frozenset({CUSTOM, TOPIC})
-"""Reducers that do more than to add what was written to what was there."""
+"""Reducers that do more than add the written value to the old one."""
 
 
 class Plain(NamedTuple):
-    """Plain steps that were read at once: how many rows, the checkpoint that the last of them saved, and the fence under which it was written."""
+    """Plain steps that were read in one go: the number of rows, the checkpoint of the last one, and the fence under which it was written."""
 
     rows: int
     checkpoint: Checkpoint
@@ -437,19 +438,19 @@ class Plain(NamedTuple):
 
 
 def read_plain(parent: Checkpoint, rows: Sequence[Row], hashes: Sequence[bytes], start: int, waits: tuple[Wait, ...]) -> Plain | None:
-    """Reads the plain steps from ``rows[start]`` on at once; None if that is none. ``hashes`` are those that the chain gives the rows.
+    """Reads the plain steps from ``rows[start]`` on in one go, or returns None if that row is not a plain step. ``hashes`` are the rows' hashes as
+    computed along the chain.
 
-    Most rows of most logs are those of plain steps (``core/fused``): one task came to its end and wrote, and one task is next. What such a row
-    changes of ``parent``, the checkpoint before it, follows from few things. These are kept as loose values from row to row, and one checkpoint
-    is made at the end: no events, records and checkpoints in between, as ``Progress.step`` makes them. ``waits`` are open all the while, for no
-    plain step opens or closes one.
+    Most rows of most logs are plain steps (``core/fused``): one task has ended, and one task is next. What such a row changes in ``parent``, the
+    checkpoint before it, depends on few values. These are kept as loose values from row to row, and one checkpoint is made at the end, without the
+    events, records and checkpoints that ``Progress.step`` makes for each row. ``waits`` stay open throughout, because no plain step opens or closes a wait.
 
-    It ends before the first row that is not of this kind, or not as it should be: ``Progress.step`` takes that one, or says what is wrong with it.
-    What comes out is the same either way (a property of the tests). Rows are held against the chain, and checkpoints against the hash that vouches
-    for them, here too.
+    It stops before the first row that is not a plain step, or that is damaged: ``Progress.step`` applies that row, or reports what is wrong with it.
+    The result is the same either way (a property of the tests). Here too, rows are checked against the chain, and checkpoints against the hash that
+    vouches for them.
 
     Raises:
-        EventUnreadable: what a step wrote cannot be decoded.
+        EventUnreadable: the writes of a step cannot be decoded.
     """
     if parent.step < 0 or parent.topics or parent.skipped or parent.held or (task := _find_plain(parent.pending)) is None:
         return None
@@ -460,7 +461,7 @@ def read_plain(parent: Checkpoint, rows: Sequence[Row], hashes: Sequence[bytes],
     writes: Mapping[str, Any] = {}
 
     def sole(_: Mapping[str, Any], name: str) -> bool:
-        return name in made  # here, so that nobody else holds it
+        return name in made  # a value made here is held by nobody else
 
     at, count, fence, node, pending = 0, 0, 0, "", parent.pending
     for row in rows[start:] if start else rows:
@@ -527,7 +528,7 @@ def read_plain(parent: Checkpoint, rows: Sequence[Row], hashes: Sequence[bytes],
 
 
 def _find_plain(pending: tuple[Task, ...]) -> Task | None:
-    """The task that is pending, if it is one alone, and of a node's only turn in its super-step."""
+    """Returns the pending task if it is the only one, and its node's only turn in the super-step; else None."""
     if len(pending) != 1:
         return None
     task = pending[0]

@@ -1,4 +1,4 @@
-"""What is left of a run that was pruned, and what is said of a run that is not here (§6.10)."""
+"""The tombstone of a pruned run, and the error for a run that does not exist (§6.10)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.core.errors import RunNotFound, RunPruned
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """What is left of a run that was pruned: when (microseconds since 1970), and who did it."""
+    """What remains of a pruned run: when it was pruned (microseconds since 1970), and by whom."""
 
     run_id: str
     at: int
@@ -17,7 +17,7 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 def missing(run_id: str, left: Tombstone | None, hint: str = "list the runs: holdfast runs") -> RunNotFound:
-    """What is said of a run that is not here. ``left``: what is left of it, if it was pruned."""
+    """Returns the error for a run that does not exist. ``left``: its tombstone, if it was pruned."""
     return RunNotFound(f"there is no run {run_id!r}", hint=hint) if left is None else RunPruned(run_id, left.at, left.by, views.iso(left.at) or "")
 
 

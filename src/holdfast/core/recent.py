@@ -1,4 +1,4 @@
-"""What was read a moment ago, kept up to a size: whoever reads it again is spared the store."""
+"""A cache of recently read values, limited by size, so that they are not read from the store again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Values by key. Beyond ``most``, in the unit of the sizes that are given, the value that was used longest ago is forgotten."""
+    """A cache by key, which drops the least recently used values when the given sizes add up to more than ``most``."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""The events of one commit, with what is asked of many of them again and again."""
+"""The events of one commit, with values that are needed again and again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from holdfast.core.events import Event, Fact, Unknown
 
 
 class Recorded(tuple[Event, ...]):
-    """Events as ``run.record`` makes them: numbered one after the other, with one time, actor and fence. ``facts`` are theirs, in their order, and
-    ``kinds`` the kinds of these. Whoever puts other events in their place makes a plain tuple, and no one is told of the old facts."""
+    """Events as ``run.record`` makes them: numbered in sequence, with one time, actor and fence. ``facts`` are their facts, in the same order, and
+    ``kinds`` the types of these facts. Code that replaces events makes a plain tuple, so ``facts`` never differs from the events."""
 
     facts: Sequence[Fact | Unknown]
     kinds: frozenset[type]

@@ -28,7 +28,7 @@ SECOND = 1_000_000
 CEILING = 300 * SECOND
 MOST_ATTEMPTS = 10_000
 
-# What another attempt cannot mend: decided by type, never by an error's text.
+# The errors that another attempt cannot fix, recognized by type and never by their text.
 PERMANENT: tuple[type[BaseException], ...] = (
     Denied,
     EffectAbandoned,
@@ -69,10 +69,10 @@ ONCE = Retry()
 
 
 def coerce(value: Retry | int | None, field: str = "retry") -> Retry:
-    """``retry=3`` is short for three attempts.
+    """Returns a ``Retry``; ``retry=3`` is short for three attempts.
 
     Raises:
-        InvalidInput: it is no number of attempts.
+        InvalidInput: the value is not a number of attempts.
     """
     if value is None:
         return ONCE
@@ -82,10 +82,10 @@ def coerce(value: Retry | int | None, field: str = "retry") -> Retry:
 
 
 def backoff(attempt_id: str, attempt: int, base_us: int = SECOND, retry_after_us: int | None = None) -> int:
-    """Microseconds until the next attempt: min(5 min, base x 2^(n-1)) x (0.5 + u).
+    """Returns the microseconds until the next attempt: min(5 min, base x 2^(n-1)) x (0.5 + u).
 
-    ``u`` in [0, 1) comes from the attempt's id, so that the pause is bounded and repeatable. An outside
-    ``Retry-After`` is honoured when it is longer.
+    ``u`` in [0, 1) comes from the attempt's id, so that the pause is bounded and repeatable. A receiver's
+    ``Retry-After`` is used if it is longer.
     """
     word = int.from_bytes(hashlib.sha256(attempt_id.encode()).digest()[:8], "big")
     u = word / 2**64
@@ -93,8 +93,8 @@ def backoff(attempt_id: str, attempt: int, base_us: int = SECOND, retry_after_us
 
 
 def time_left(due: int, now: int, attempt: int, base_us: int = SECOND) -> int:
-    """Microseconds that are left of the pause after failure number ``attempt``: never more than such a pause may last, whatever the
-    wall clock was set to since it began (§10.3)."""
+    """Returns the microseconds left of the pause after failure number ``attempt``: never more than such a pause may last, even if the
+    wall clock was changed since it began (§10.3)."""
     return max(0, min(due - now, int(_middle(attempt, base_us) * 1.5)))
 
 

@@ -1,4 +1,4 @@
-"""The review that ends some kinds of work: what is asked, and who does what again (§5.16)."""
+"""The review at the end of some kinds of work: the question, and the nodes that are done again (§5.16)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast.core.waits import ACTIONS, DEFAULT_DEADLINE_US, Wait, WaitKind
 
 PLACE = "0"
 AT = (REVIEW_TASK, PLACE)
-"""Where the answer to a review is on record: its task and path."""
+"""The place where the answer to a review is recorded: its task and path."""
 
 
 def wait(program: Program, run: Run, checkpoint: Checkpoint, *, round: int, now: int, snapshot: str | None, verdict: str = "") -> Wait:
-    """The question to a person whether the work may count as done. Its digest covers the checkpoint that is reviewed."""
+    """Returns the question to a person whether the work may count as done. Its digest covers the checkpoint that is reviewed."""
     prompt = f"Is the {program.kind} of {program.id} good?" if program.kind else f"Is {program.id} done?"
     step = checkpoint.step + 1
     return Wait(
@@ -37,9 +37,9 @@ def wait(program: Program, run: Run, checkpoint: Checkpoint, *, round: int, now:
 
 
 def redone(program: Program, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The nodes that ``retry_feedback`` does again: the one the graph names, else those whose work is reviewed.
+    """Returns the nodes that ``retry_feedback`` does again: the one that the graph names, or else those whose work is reviewed.
 
-    These are the nodes that ran last; in place of one that delivers, those it came after, which made the product.
+    These are the nodes that ran last. A delivering node is replaced by the nodes that it comes after, which made the product.
     """
     if program.redo is not None:
         return (program.redo,)
@@ -51,14 +51,14 @@ def redone(program: Program, checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _ran_last(node: Node, cp: Checkpoint) -> bool:
-    """Whether a node ran in the super-step of this checkpoint: it says so itself, or it took what was news to the one before."""
+    """Whether a node ran in the super-step of this checkpoint: its ``done`` channel has this step, or it saw a write of the step before."""
     if node.name in cp.skipped:
         return False
     return cp.versions.get(f"done:{node.name}", -1) == cp.step or max(cp.seen.get(node.name, NONE_SEEN).values(), default=-2) == cp.step - 1
 
 
 def _makers(node: Node, program: Program) -> tuple[str, ...]:
-    """The nodes a delivering one comes after; itself, if none is declared."""
+    """Returns the nodes that a delivering node comes after; the node itself, if none is declared."""
     names = [c[5:] for t in node.triggers for c in t.channels if c.startswith("done:")]
     return tuple(n for n in names if not program.nodes[n].delivers) or (node.name,)
 

@@ -1,7 +1,7 @@
-"""The run record and its fold (§1.4, §3.1): the only place a run changes.
+"""The run record and its fold (§1.4, §3.1): the only place where a run changes.
 
-``fold`` is used live, in recovery, by the checker and by repair alike. It is a table from kind to a small function, so that what an event does to a
-run can be read in one place. A kind it does not know changes nothing, not even the version.
+``fold`` is used by live code, recovery, the checker and repair. It is a table from a kind of fact to a small function, so that the effect of an event
+on a run can be read in one place. An unknown kind changes nothing, not even the version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.core.status import LIVE, TERMINAL, Status, move, path
 from holdfast.core.waits import APPROVE, Decision, Wait, WaitKind, wake_at
 
 UNATTENDED = "unattended_handoff"
-"""Why a run stopped that asked where nobody attends; its first resume asks again (§5.17)."""
+"""The stop reason of an unattended run that asked a person; its first resume asks again (§5.17)."""
 
 
 class Versions(msgspec.Struct, frozen=True, array_like=True):
@@ -31,7 +31,7 @@ class Versions(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Buffered(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A signal that has come and that nobody has asked for yet (§5.11). ``payload`` is encoded."""
+    """A signal that has arrived and that no wait has asked for yet (§5.11). ``payload`` is encoded."""
 
     name: str
     key: str
@@ -40,21 +40,21 @@ class Buffered(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def shape_in(fingerprint: str, workspace: str | None) -> str:
-    """A program's shape, in one folder if a run is bound to it."""
+    """Returns a program's shape, with the folder if a run is bound to one."""
     return fingerprint if workspace is None else f"{fingerprint}@{workspace}"
 
 
 ANY = "*"
-"""Stands for every program's shape, in one folder or in none, where a claimer says what it takes."""
+"""In the list of shapes that a claimer takes: every program's shape, with a folder or without."""
 
 
 def of_any(shape: str) -> str:
-    """What a claimer of any program's shape names for a run of this shape."""
+    """Returns the shape that a claimer of any program lists if it takes runs of this shape."""
     return shape_in(ANY, shape.partition("@")[2] or None)
 
 
 class Later(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How many signals of a name have come after those that the run's record holds. They are in the log alone, after event ``after``."""
+    """How many signals of a name arrived after those in the run's record. Only the log contains them, after event ``after``."""
 
     name: str
     count: int
@@ -62,14 +62,14 @@ class Later(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 AT_HAND = 32
-"""So many signals of a name that nobody has asked for are in the run's record; it is written with each signal and must not grow with them."""
+"""The most unasked signals of one name that the run's record holds. The record is written with each signal, so it must not grow with them."""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The folded record of a run. Times are microseconds since 1970, UTC; ``result`` is encoded.
 
     ``version`` is the number of events folded. ``waits`` are the open ones; ``decisions`` those that the run has
-    not yet consumed; ``seen_handoffs`` is never cleared (§5.14).
+    not consumed yet; ``seen_handoffs`` is never cleared (§5.14).
     """
 
     run_id: str
@@ -141,11 +141,11 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
 
     @property
     def unasked(self) -> int:
-        """How many signals have come that nobody has asked for yet."""
+        """How many signals have arrived that no wait has asked for yet."""
         return len(self.signals) + sum(later.count for later in self.later)
 
     def at_hand(self, name: str) -> bool:
-        """Whether the record itself takes the next signal of this name; else the log alone has it."""
+        """Whether the record takes the next signal of this name; otherwise only the log contains it."""
         return all(later.name != name for later in self.later) and sum(s.name == name for s in self.signals) < AT_HAND
 
     @property
@@ -154,12 +154,12 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
 
     @property
     def shape(self) -> str:
-        """What a worker must have to claim it: the program's shape, and the folder in which the run's tools have worked (§11.2)."""
+        """The shape that a worker must have to claim this run: the program's shape, and the folder in which the run's tools have worked (§11.2)."""
         return shape_in(self.fingerprint, self.workspace)
 
     @property
     def begins_at(self) -> int | None:
-        """The time that it was asked to begin at; None where that had come when it was submitted: then it begins at once, under any clock."""
+        """The requested time of its beginning. None if that time had passed when it was submitted: then the run begins at once, under any clock."""
         return None if self.not_before is None or self.not_before <= self.created_at else self.not_before
 
     @property
@@ -215,7 +215,7 @@ def _on_submitted(e: ev.Event, f: ev.RunSubmitted) -> Run:
 
 
 def _on_born(e: ev.Event, f: Any, started: int) -> Run:
-    """A run that is submitted, claimed and started at once, as it is after these three events."""
+    """Returns a run after the three events of being submitted, claimed and started at once."""
     return replace(_on_submitted(e, f), status=Status.RUNNING, started_at=started, active_since=started, version=3)
 
 
@@ -224,7 +224,7 @@ def _on_started(run: Run, e: ev.Event, f: ev.RunStarted) -> Run:
 
 
 def _on_resumed(run: Run, e: ev.Event, f: ev.RunResumed) -> Run:
-    # RESUMABLE is consulted by the resume operation alone; here its outcome is only written down (§2.3).
+    # Only the resume operation consults RESUMABLE; the fold records its outcome (§2.3).
     status = Status.RUNNING if run.terminal else move(run.status, Status.RUNNING)
     return replace(
         run,
@@ -235,7 +235,7 @@ def _on_resumed(run: Run, e: ev.Event, f: ev.RunResumed) -> Run:
         settled=False,
         interrupted_at=None,
         takeovers=0,
-        decisions=(),  # the same commit records them for the steps that asked
+        decisions=(),  # the same commit records them as results for the steps that asked
         cancel_requested_at=None,
         rearm=(),
         fingerprint=f.upgraded or run.fingerprint,
@@ -251,7 +251,7 @@ def _end(run: Run, e: ev.Event, status: Status, **changes: Any) -> Run:
 
 
 def _on_last(run: Run, step: ev.Event, end: ev.Event) -> Run:
-    """A running run after its last step, by which it completes."""
+    """Returns a running run after its last step, with which it completes."""
     head = ids.checkpoint_id(run.run_id, step.seq) if step.fact.hash else run.checkpoint_head  # type: ignore[union-attr]
     return replace(
         run, status=Status.COMPLETED, version=run.version + 2, checkpoint_head=head, finished_at=end.at, result=end.fact.result, waits=(), active_handoff=None,  # type: ignore[union-attr]
@@ -289,19 +289,19 @@ def _without(run: Run, wait_id: str) -> dict[str, Any]:
 
 
 def _on_decided(run: Run, e: ev.Event, f: ev.WaitDecided | ev.WaitTimedOut) -> Run:
-    """A decision closes the wait; what was decided stays until a step consumes it."""
+    """A decision closes the wait. The decision is kept until a step consumes it."""
     if run.status in (Status.COMPLETED, Status.CANCELED):
-        return run  # a late answer must not revive what has ended (T-08)
+        return run  # a late answer must not revive a run that has ended (T-08)
     waived = (*run.waivers, f.decision) if f.decision.action == "continue_with_waiver" else run.waivers
     signals, later = _use_signal(run, f.decision) if f.decision.key else (run.signals, run.later)
-    # The owner of a live run records the answer in this very commit; at rest it stays until the run is resumed.
+    # The owner of a live run records the answer in this same commit; a run at rest keeps it until it is resumed.
     kept = run.decisions if run.status in LIVE else (*run.decisions, f.decision)
     extended = {**run.budgets, **_extend_budget(run, f.decision)} if run.budgets else run.budgets
     return replace(run, decisions=kept, waivers=waived, signals=signals, later=later, budgets=extended, **_without(run, f.decision.wait_id))
 
 
 def _use_signal(run: Run, decision: Decision) -> tuple[tuple[Buffered, ...], tuple[Later, ...]]:
-    """What is left of the signals once one has answered a wait: it was in the record, or else the oldest in the log after those."""
+    """Returns the signals that remain after one answered a wait: it was in the record, or was the oldest of those that only the log contains."""
     name = decision.asked.partition(":")[2]
     left = tuple(s for s in run.signals if (s.name, s.key) != (name, decision.key))
     if len(left) < len(run.signals):
@@ -311,7 +311,7 @@ def _use_signal(run: Run, decision: Decision) -> tuple[tuple[Buffered, ...], tup
 
 
 def _extend_budget(run: Run, decision: Decision) -> dict[str, float]:
-    """The budget that an approval extends, once, by what it or else the wait states (§8.5)."""
+    """Returns the budget that an approval extends, with its new limit; the amount is the approval's, or else the wait's default (§8.5)."""
     wait = next((w for w in run.waits if w.wait_id == decision.wait_id), None)
     if wait is None or wait.kind is not WaitKind.BUDGET or decision.action != APPROVE or wait.name not in run.budgets:
         return {}
@@ -366,7 +366,7 @@ def _same(run: Run, e: ev.Event, f: ev.Fact) -> Run:
 
 
 def _count_time(function: Callable[[Run, ev.Event, Any], Run]) -> Callable[[Run, ev.Event, Any], Run]:
-    """Counts the time in which a run is driven; waits do not count (T-95)."""
+    """Wraps ``function`` so that the time in which a run is driven is counted; waits do not count (T-95)."""
 
     def apply(run: Run, e: ev.Event, f: Any) -> Run:
         changed = function(run, e, f)
@@ -418,7 +418,7 @@ for _kind in (ev.RunStarted, ev.RunResumed, ev.RunWaitingForHuman, ev.RunWaiting
 
 
 def fold(run: Run | None, event: ev.Event) -> Run | None:
-    """The run after one more event (§1.4). Total over kinds: an unknown one leaves the run as it is.
+    """Returns the run after one more event (§1.4). It accepts every kind: an unknown one leaves the run unchanged.
 
     Raises:
         IllegalTransition: the event implies an edge that is not in the table (§2.2).
@@ -436,7 +436,7 @@ def fold(run: Run | None, event: ev.Event) -> Run | None:
 
 
 def apply_steps(run: Run, started: ev.StepStarted | None, head: int, count: int) -> Run:
-    """The run after ``count`` events of steps; ``started`` is the last that began, ``head`` the number of the last that saved a checkpoint, or 0."""
+    """Returns the run after ``count`` events of steps. ``started`` is the last ``StepStarted``, ``head`` the number of the last event that saved a checkpoint, or 0."""
     return replace(
         run,
         version=run.version + count,
@@ -446,7 +446,7 @@ def apply_steps(run: Run, started: ev.StepStarted | None, head: int, count: int)
 
 
 def record(run: Run | None, facts: Sequence[ev.Fact], after: int, at: int, actor: str = ev.SYSTEM, fence: int = 0) -> tuple[tuple[ev.Event, ...], Run]:
-    """The events that these facts are, numbered from the one behind ``after`` on, and the run after them."""
+    """Makes events of these facts, numbered from ``after + 1`` on, and returns them and the run after them."""
     events = Recorded(map(ev.Event, count(after + 1), repeat(at), facts, repeat(actor), repeat(fence)))
     events.facts, events.kinds = [*facts], frozenset(map(type, facts))
     return events, fold_all(run, events)
@@ -458,10 +458,10 @@ _BORN = (ev.RunSubmitted, ev.RunClaimed, ev.RunStarted)
 
 
 def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
-    """Folds many; the run must exist afterwards.
+    """Folds many events; the run must exist afterwards.
 
-    Steps that end and begin, and checkpoints, which is nearly all that happens, touch three fields: a stretch of them makes one new
-    record instead of two for each event. What comes out is what ``fold`` gives one by one.
+    Most events begin or end a step, or save a checkpoint, and change only three fields. A sequence of such events makes one new
+    record, instead of two for each event. The result is the same as folding the events one by one.
     """
     step: ev.StepStarted | None = None
     head = hot = 0
@@ -471,7 +471,7 @@ def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
     elif run is not None and len(events) == 2 and run.status is Status.RUNNING and tuple(map(type, map(ev.fact_of, events))) == _LAST:
         return _on_last(run, *events)
     facts = events.facts if type(events) is Recorded else [*map(ev.fact_of, events)]
-    if run is not None and len(facts) > 8 and _HOT.issuperset(map(type, facts)):  # a fan-out: only the last of each kind count
+    if run is not None and len(facts) > 8 and _HOT.issuperset(map(type, facts)):  # a fan-out: only the last event of each kind counts
         step = next((f for f in reversed(facts) if type(f) is ev.StepStarted), None)
         head = next((e.seq for e in reversed(events) if type(e.fact) is ev.StepCompleted and e.fact.hash), 0)
         return apply_steps(run, step, head, len(events))

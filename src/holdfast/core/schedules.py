@@ -1,9 +1,9 @@
-"""Schedules: when a skill is to be started again and again (§10.15).
+"""Schedules: when a skill is started repeatedly (§10.15).
 
-A schedule is a value that moves from slot to slot, and a slot is an instant. Which comes next, which have been missed and what
-becomes of them is decided here, pure: zones and the reading of cron lines are given (``Times``). A cron line whose hour is ``*``
-goes on by elapsed time when the clocks change. Any other names times of the day, and each of them has one slot a day: one that the
-change skips has it at the change, one that comes twice the first time.
+A schedule is a value that moves from slot to slot; a slot is an instant. This module decides, without I/O, which slot is next, which
+slots were missed, and what happens to these; time zones and cron lines are read by the given ``Times``. If the hour of a cron line is
+``*``, slots follow elapsed time when the clocks change. Any other line names times of the day, each with one slot a day: a time that
+the change skips has its slot at the change, and a time that occurs twice has it the first time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECOND_US = 1_000_000
 GRACE_US = 60 * SECOND_US
 LONGEST_US = 100 * 366 * 86_400 * SECOND_US
 LOOK = 500
-"""So many slots are looked at in one decision: a worker that comes back after a year goes through them bit by bit."""
+"""The most slots that one decision goes through: a worker that returns after a year handles the missed slots in parts."""
 NICKNAMES = {
     "@hourly": "0 * * * *", "@daily": "0 0 * * *", "@midnight": "0 0 * * *", "@weekly": "0 0 * * 0", "@monthly": "0 0 1 * *",
     "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *",
@@ -37,7 +37,7 @@ _DAY = dt.timedelta(days=1)
 
 
 class Missed(StrEnum):
-    """What becomes of slots that passed while nobody was there to fire them."""
+    """What happens to slots that passed while no worker was running."""
 
     SKIP = "skip"
     CATCH_UP = "catch_up"
@@ -52,11 +52,11 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """When and what to start. Exactly one of ``cron`` and ``every_us`` is set; times are microseconds since 1970.
+    """What to start and when. Exactly one of ``cron`` and ``every_us`` is set; times are microseconds since 1970.
 
-    ``due`` is the next slot, None while paused or when the line has no more; ``last_run`` the run of the newest slot that fired. Without
+    ``due`` is the next slot, None while paused or if the cron line has no more; ``last_run`` is the run of the newest slot that fired. Without
     ``overlap`` a slot is skipped while that run has not ended. A slot that is more than ``grace_us`` late counts as missed, and
-    ``catch_up`` bounds how many of those are made up for. ``options`` are those of the runs' requests, ``changes`` the newest
+    ``catch_up`` limits how many missed slots are fired late. ``options`` are those of the runs' requests, ``changes`` the newest
     changes by people, and ``error`` is why the slot at ``due`` could not be fired yet.
     """
 
@@ -92,34 +92,34 @@ _RULE = frozenset({"cron", "every_us", "zone"})
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A schedule goes on from ``before``, which must be how it stands, to ``after``: in one commit with the run of its slot."""
+    """A schedule changes from ``before``, which must be its stored state, to ``after``, in one commit with the run of its slot."""
 
     before: Schedule
     after: Schedule
 
 
 class Firing(msgspec.Struct, frozen=True):
-    """What is next for a schedule that is due: the slot to fire, None if there is only something to skip, and where it stands then."""
+    """The next action of a due schedule: the slot to fire, or None if slots are only skipped, and the schedule after that."""
 
     slot: int | None
     moved: Schedule
 
 
 class Times(Protocol):
-    """What slots are computed with."""
+    """The time zones and cron lines with which slots are computed."""
 
     def zone(self, name: str) -> dt.tzinfo:
-        """The rules of an IANA time zone.
+        """Returns the rules of an IANA time zone.
 
         Raises:
-            InvalidInput: it is not known here.
+            InvalidInput: the zone is not known on this machine.
         """
 
     def cron(self, line: str, after: dt.datetime) -> Iterator[dt.datetime]:
-        """The times that a line of five fields names, strictly after one that has a zone, by elapsed time, or none, by the calendar alone.
+        """Yields the times of a cron line of five fields, strictly after ``after``: by elapsed time if that has a zone, else by the calendar alone.
 
         Raises:
-            InvalidInput: it is no such line.
+            InvalidInput: it is not such a line.
         """
 
 
@@ -127,10 +127,10 @@ class Times(Protocol):
 
 
 def fields(line: str) -> list[str]:
-    """The five fields of a cron line, or of what a nickname stands for.
+    """Returns the five fields of a cron line, or of the line that a nickname stands for.
 
     Raises:
-        InvalidInput: it has more or fewer.
+        InvalidInput: the line has more or fewer fields.
     """
     found = NICKNAMES.get(line.strip().lower(), line).split()
     if len(found) != 5:
@@ -140,7 +140,7 @@ def fields(line: str) -> list[str]:
 
 
 def next_slot(s: Schedule, after: int, times: Times) -> int | None:
-    """The first slot strictly after a time; None if the cron line has no more."""
+    """Returns the first slot strictly after a time, or None if the cron line has no more."""
     if s.every_us:
         return s.created_at + ((after - s.created_at) // s.every_us + 1) * s.every_us
     zone, line = times.zone(s.zone), fields(s.cron)
@@ -155,15 +155,15 @@ def next_slot(s: Schedule, after: int, times: Times) -> int | None:
 
 
 def _look_between(line: Sequence[str], start: dt.datetime, found: dt.datetime, times: Times) -> dt.datetime:
-    """The first slot by elapsed time. Who computes them goes from an hour to the next by sixty minutes: where the clock is set by another time
-    than whole hours meanwhile, that may pass over a slot, so every minute is looked at there."""
+    """Returns the first slot by elapsed time. ``times.cron`` goes from an hour to the next in steps of sixty minutes. If the clock changes in between
+    by other than whole hours, this may pass over a slot, so every minute is checked then."""
     if start.utcoffset() == found.utcoffset() and found - start <= _DAY:
         return found
     return next((t for t in times.cron(" ".join(["*", *line[1:]]), start) if t.minute == found.minute), found)
 
 
 def _instant(found: dt.datetime, zone: dt.tzinfo) -> int:
-    """When a time of the calendar comes: for the first time if it comes twice; if it is skipped, when the clock has jumped over it."""
+    """Returns the instant of a calendar time: the first if the time occurs twice; if it is skipped, the instant at which the clock jumps over it."""
     if found.tzinfo is None:
         while not _exists(found, zone):
             found += _MINUTE
@@ -176,7 +176,7 @@ def _exists(local: dt.datetime, zone: dt.tzinfo) -> bool:
 
 
 def preview(s: Schedule, after: int, count: int, times: Times) -> list[int]:
-    """The next slots after a time, as many as there are of them."""
+    """Returns the next slots after a time: ``count``, or fewer if there are no more."""
     found: list[int] = []
     at = next_slot(s, after, times)
     while at is not None and len(found) < count:
@@ -185,14 +185,14 @@ def preview(s: Schedule, after: int, count: int, times: Times) -> list[int]:
     return found
 
 
-# -- what people do ---------------------------------------------------------------------------------
+# -- changes by people ------------------------------------------------------------------------------
 
 
 def check(s: Schedule, times: Times) -> None:
-    """What can be wrong with a schedule.
+    """Checks a schedule.
 
     Raises:
-        InvalidInput: naming it.
+        InvalidInput: names what is wrong with it.
     """
     if not s.schedule_id or len(s.schedule_id) > 200 or not s.schedule_id.isprintable() or " " in s.schedule_id:
         raise InvalidInput(f"{s.schedule_id!r} is not a valid id for a schedule", hint="up to 200 letters, digits and signs, no spaces: nightly-report")
@@ -210,17 +210,17 @@ def check(s: Schedule, times: Times) -> None:
 
 
 def compare(old: Schedule, new: Schedule) -> tuple[str, ...]:
-    """What a schedule says otherwise than another one."""
+    """Returns the names of the declared fields in which two schedules differ."""
     return tuple(name for name in _SAID if getattr(old, name) != getattr(new, name))
 
 
 def revise(old: Schedule | None, new: Schedule, now: int, actor: str, times: Times) -> Schedule:
-    """How a schedule stands after somebody has asked for ``new``; it stays as it is if it says that already.
+    """Returns a schedule after a request for ``new``; it is unchanged if it says the same already.
 
-    What has fired is not forgotten. Another rule begins with its first slot after ``now``; else the slots that are due stay due.
+    The record of fired slots is kept. A new rule begins with its first slot after ``now``; with the same rule, due slots stay due.
 
     Raises:
-        InvalidInput: what is wrong with it.
+        InvalidInput: names what is wrong with ``new``.
     """
     check(new, times)
     if old is None:
@@ -234,12 +234,12 @@ def revise(old: Schedule | None, new: Schedule, now: int, actor: str, times: Tim
 
 
 def pause(s: Schedule, now: int, actor: str) -> Schedule:
-    """It fires nothing until it is unpaused."""
+    """Pauses a schedule: it fires nothing until it is unpaused."""
     return s if s.paused else _note(replace(s, due=None, paused=True), now, actor, "paused")
 
 
 def unpause(s: Schedule, now: int, actor: str, times: Times) -> Schedule:
-    """It goes on with its first slot after ``now``: what passed meanwhile was not missed."""
+    """Unpauses a schedule: it continues with its first slot after ``now``. Slots that passed during the pause do not count as missed."""
     return _restart(_note(replace(s, paused=False), now, actor, "unpaused"), now, times) if s.paused else s
 
 
@@ -248,23 +248,23 @@ def _note(s: Schedule, now: int, actor: str, what: str) -> Schedule:
 
 
 def _restart(s: Schedule, now: int, times: Times) -> Schedule:
-    """Due at its next slot; never before one that has fired, even if the clock was put back meanwhile (X-13)."""
+    """Makes a schedule due at its next slot, which is never before a slot that has fired, even if the clock was set back since (X-13)."""
     return replace(s, due=next_slot(s, now if s.last_slot is None else max(now, s.last_slot), times))
 
 
-# -- what workers do --------------------------------------------------------------------------------
+# -- steps of workers -------------------------------------------------------------------------------
 
 
 def firing(s: Schedule, now: int, times: Times) -> Firing:
-    """What is next for a schedule whose slot has come: one slot at a time, oldest first.
+    """Returns the next action of a schedule whose slot has come: one slot at a time, oldest first.
 
-    Of those more than ``grace_us`` late all but the newest ``catch_up`` are skipped, or all of them; the others fire.
+    Slots that are more than ``grace_us`` late are missed: all of them are skipped, or all but the newest ``catch_up``. The others fire.
     """
     bound = s.catch_up if s.missed is Missed.CATCH_UP else 0
     late: deque[int] = deque()
     at, passed, looked = s.due, 0, 0
     if s.every_us and at is not None and (many := (now - s.grace_us - at) // s.every_us) > bound:
-        passed = many - bound  # an interval of a second has as many slots in a night as nobody wants to count
+        passed = many - bound  # slots of a short interval are too many to go through one by one
         at += passed * s.every_us
     while at is not None and now - at > s.grace_us and looked < LOOK:
         late.append(at)
@@ -285,16 +285,16 @@ def firing(s: Schedule, now: int, times: Times) -> Firing:
 
 
 def fire(f: Firing, run_id: str) -> Schedule:
-    """Where a schedule stands once the slot has its run."""
+    """Returns the schedule after the slot got its run."""
     assert f.slot is not None
     return replace(f.moved, last_slot=f.slot, last_run=run_id, fired=f.moved.fired + 1, error="")
 
 
 def skip_overlap(f: Firing) -> Schedule:
-    """Where it stands if the slot is skipped because the run before has not ended."""
+    """Returns the schedule after the slot was skipped because the run before has not ended."""
     return replace(f.moved, skipped_overlap=f.moved.skipped_overlap + 1, error="")
 
 
 def scope(s: Schedule) -> str:
-    """Where the slots of a schedule are unique."""
+    """Returns the scope in which the slots of a schedule are unique."""
     return f"{s.tenant_id}\x1f{s.schedule_id}"

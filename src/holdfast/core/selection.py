@@ -1,4 +1,4 @@
-"""Selection: which open waits one decision about many is meant for."""
+"""Selection: the open waits to which one decision about many applies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.core.waits import HUMAN, Wait
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """What a wait must be, all at once; None means any.
+    """Conditions that a wait must all meet; None means any.
 
     ``skill`` is a skill's id, ``step`` the node that asked, ``kind`` the kind of the wait, ``name`` what it is about: an effect's function
     or a signal's name; ``thread`` and ``tag`` are those of its run.
@@ -29,7 +29,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
 
     def takes(self, run: Run, wait: Wait) -> bool:
-        """Whether this wait of this run is meant. What no person can answer never is."""
+        """Whether this wait of this run is selected. A wait that no person can answer never is."""
         return (
             wait.human
             and self.skill in (None, run.skill_id)
@@ -50,11 +50,11 @@ CONVERTS: Mapping[str, bounds.Convert] = {
 
 
 def where(given: Any) -> Where:
-    """A selection, from names to values.
+    """Returns a selection, from a mapping of names to values.
 
     Raises:
-        UnknownOption: a key that there is none of, with the nearest. InvalidInput, TooLarge: a value, by its key; or nothing at all is
-            asked for, which would mean every wait there is.
+        UnknownOption: a key does not exist; names the nearest. InvalidInput, TooLarge: a value is wrong, named by its key; or no condition is
+            given, which would select every wait.
     """
     found = Where(**bounds.admit(bounds.mapping(given, "where"), CONVERTS, "where"))
     if found == Where():

@@ -1,9 +1,8 @@
 """A run's first checkpoint: its input through the reducers, defaults, and what its thread carries (§4.15).
 
-Theory of operation. Most of a first checkpoint follows from which channels the input names, and which the thread carries, and not from their values:
-which reducers they go through, the defaults of the others, and what runs next. That is worked out once (``_Start``) and kept with the program; a
-run's own values are all that is left to do. Where more follows from the values, as where a function of the author's reduces them, it is worked
-out each time.
+Theory of operation. Most of a first checkpoint depends only on the names of the channels in the input and of those that the thread carries: the
+reducers, the defaults of the other channels, and what runs next. This is worked out once (``_Start``) and cached in the program; for each run
+only the values are filled in. If more depends on the values, for example with a custom reducer, the whole checkpoint is worked out each time.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from holdfast.core.graph import START, Program
 from holdfast.core.superstep import plan, reduce_write
 
 MOST = 64
-"""So many starts of a program are kept: a flow's input may have any names."""
+"""The number of starts that are cached for a program: the input of a flow may have any names."""
 
 
 class _Start(msgspec.Struct, frozen=True, gc=False):
-    """What is the same of all first checkpoints whose input names the same channels, and whose thread carries the same ones: ``carried`` are those that
-    the input leaves as they are, ``defaults`` what the others begin with. ``delta`` names no runs that it carries from."""
+    """What all first checkpoints have in common whose inputs name the same channels and whose threads carry the same channels. ``carried`` are the carried
+    channels that the input does not replace, ``defaults`` the stored values of the other channels. ``delta`` has no ``carries``: each run fills in its own."""
 
     delta: Delta
     carried: tuple[str, ...]
@@ -38,10 +37,10 @@ def first(
     program: Program, start: Checkpoint, given: TaskResult, carried: Mapping[str, Any] | None = None, *, inline: bool = False, source: Source = Source.INPUT,
     carries: tuple[Carry, ...] = (), writes: Mapping[str, Any] | None = None
 ) -> tuple[Delta, Checkpoint]:
-    """The checkpoint of a run's start.
+    """Returns the first checkpoint of a run and its delta.
 
-    ``carries`` says where the ``carried`` values are on record: they are not stored again, but for what a custom reducer makes of
-    them, and not named if the input takes their place. ``writes``: the decoded input, where that is at hand.
+    ``carries`` says where the ``carried`` values are recorded. These values are not stored again; only the result of a custom reducer over them is.
+    A carried value that the input replaces is left out. ``writes`` is the decoded input, if the caller has it.
     """
     writes = decode_writes(given) if writes is None else writes
     if carried and (misfits := find_misfits({n: tag for n, tag in program.reducing.items() if n in writes}, carried)):
@@ -50,7 +49,7 @@ def first(
         return _work_out(program, start, given, writes, carried, carries, source, inline)
     named = () if carried is None else tuple(carried)
     if named and sum(len(c.channels) for c in carries) != len(named):
-        return _work_out(program, start, given, writes, carried, carries, source, inline)  # some of it is little, and stored again
+        return _work_out(program, start, given, writes, carried, carries, source, inline)  # some carried values are small and are stored again
     key = (tuple(writes), named)
     begun = program.starts.get(key, MISSING)
     if begun is MISSING:
@@ -65,7 +64,7 @@ def first(
 
 
 def _fill(begun: _Start, start: Checkpoint, writes: Mapping[str, Any], carried: Mapping[str, Any], carries: tuple[Carry, ...]) -> tuple[Delta, Checkpoint]:
-    """The first checkpoint with these values."""
+    """Returns the first checkpoint of a known start with these values."""
     delta = begun.delta
     told: dict[str, Mapping[str, Any]] = {INPUT_TASK: writes}
     values = {n: carried[n] for n in begun.carried}
@@ -84,7 +83,7 @@ def _fill(begun: _Start, start: Checkpoint, writes: Mapping[str, Any], carried: 
 
 
 def _keep(delta: Delta, checkpoint: Checkpoint) -> _Start | None:
-    """What others with the same names have in common with this one; None if more than their values may differ."""
+    """Returns what first checkpoints with the same names have in common, or None if more than their values can differ."""
     if any(tag in (CUSTOM, TOPIC) for tag in delta.kinds.values()):
         return None
     defaults = {} if delta.values is None else canon.decode(delta.values)
@@ -93,7 +92,7 @@ def _keep(delta: Delta, checkpoint: Checkpoint) -> _Start | None:
 
 
 def _restrict(carries: tuple[Carry, ...], channels: Mapping[str, Any]) -> tuple[Carry, ...]:
-    """Those that carry any of these channels, and of each what it carries of them."""
+    """Returns ``carries`` limited to these channels, without those that carry none of them."""
     left = [msgspec.structs.replace(c, channels=tuple([n for n in c.channels if n in channels])) for c in carries]
     return tuple([c for c in left if c.channels])
 
@@ -113,9 +112,9 @@ def _work_out(
     explicit = {n: v for n, v in base.items() if n not in writes and n not in carried}
     for name, tag in kinds.items():
         old = base.get(name, MISSING)
-        # A built-in reducer over nothing is what loading does by itself; over a default or what the thread carries
-        # the value must be stored, and so must every custom reducer's. A run that ended before it began has its input
-        # in its one checkpoint already: that is not reduced upon.
+        # Loading itself applies a built-in reducer to an empty channel. Over a default or a carried value the result must be stored, and so
+        # must the result of every custom reducer. A run that ended before it began has its input in its one checkpoint already, and the
+        # input is not reduced over that.
         if tag == CUSTOM or name in start.values or (name not in carried and tag not in REPLACING and old is not MISSING and old):
             reducer = program.channels[name].reducer
             explicit[name] = reduce_write(name, reducer, old, writes[name], program.values.get(name))
@@ -123,7 +122,7 @@ def _work_out(
     values = canon.encode(canon.FrozenDict(explicit)) if explicit else None
     carried = {n: v for n, v in carried.items() if n not in explicit}
     carries = _restrict(carries, carried)
-    # Whoever does not know of ``carries``, a release before it, finds a result missing, and never takes a part for the whole.
+    # A release that does not know ``carries`` finds that a result is missing and stops, so it never takes a part of the state for the whole.
     done = (given if inline else INPUT_TASK, *([CARRY_TASK] if carries else []))
     delta = Delta(step=0, source=source, done=done, kinds=kinds, values=values, carries=carries)
     if carried:

@@ -1,7 +1,7 @@
 """Statuses, the twelve transitions, what may be resumed, and conditions (§2).
 
-The state machine is two tables. ``TRANSITIONS`` is asked before every change of status; ``RESUMABLE`` is
-consulted only by the resume operation, so that no status setter can reach a terminal run (§2.3).
+The state machine is two tables. ``TRANSITIONS`` is checked before every change of status; ``RESUMABLE`` is
+checked only by the resume operation, so that no other change of status can revive a terminal run (§2.3).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SPELLINGS = {"cancelled": Status.CANCELED, **{s.value: s for s in Status}}
 
 
 def parse(text: str) -> Status:
-    """The status of a word; both spellings of cancel(l)ed are taken (§2.11).
+    """Returns the status that a word names; both spellings of cancel(l)ed are accepted (§2.11).
 
     Raises:
         UnknownStatus: for any other word; never coerced (§2.6).
@@ -63,10 +63,10 @@ def parse(text: str) -> Status:
 
 
 def move(current: Status, wanted: Status) -> Status:
-    """``wanted``, if the table has the edge.
+    """Returns ``wanted`` if the table has the transition.
 
     Raises:
-        IllegalTransition: naming both states (§2.2).
+        IllegalTransition: names both states (§2.2).
     """
     if (current, wanted) not in TRANSITIONS:
         raise IllegalTransition(current, wanted)
@@ -74,7 +74,7 @@ def move(current: Status, wanted: Status) -> Status:
 
 
 def path(current: Status, wanted: Status) -> tuple[Status, ...]:
-    """The statuses to pass through, ``wanted`` last: at rest and replaying runs pass through running (§2.4, §2.5)."""
+    """Returns the statuses to pass through, ``wanted`` last: runs at rest and replaying runs pass through running (§2.4, §2.5)."""
     if (current, wanted) in TRANSITIONS:
         return (wanted,)
     if (current, Status.RUNNING) in TRANSITIONS and (Status.RUNNING, wanted) in TRANSITIONS:
@@ -83,7 +83,7 @@ def path(current: Status, wanted: Status) -> tuple[Status, ...]:
 
 
 class Condition(StrEnum):
-    """The finer, derived vocabulary shown beside the status (§2.9)."""
+    """Finer states, derived from the run, which are shown beside the status (§2.9)."""
 
     QUEUED = "queued"
     RUNNING = "running"

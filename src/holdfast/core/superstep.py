@@ -50,7 +50,7 @@ REVIEW_TASK = "@review"
 
 
 class Turns(msgspec.Struct, frozen=True, gc=False):
-    """What of a checkpoint says whose turn it is."""
+    """The parts of a checkpoint that determine which nodes run next."""
 
     versions: Mapping[str, int]
     seen: Mapping[str, Mapping[str, int]]
@@ -60,10 +60,10 @@ class Turns(msgspec.Struct, frozen=True, gc=False):
 def plan(
     program: Program, checkpoint: Checkpoint | Turns, news: Iterable[str], late: Iterable[str] = (), busy: frozenset[str] = frozenset()
 ) -> tuple[Task, ...]:
-    """The tasks of the next super-step: nodes with a trigger whose channels are newer than they have seen.
+    """Returns the tasks of the next super-step: a task for each node with a trigger whose channels are newer than the node has seen.
 
-    Only nodes that listen to ``news`` are looked at: any other was runnable before and has had its turn. A node has one turn at a
-    time: one that is ``busy`` waiting is passed over, and is looked at once its turn has ended, as one that is ``late``.
+    Only nodes that listen to ``news`` are checked: every other node was runnable before and has had its turn. A node has one turn at a
+    time. A ``busy`` node, whose turn waits, is passed over; when its turn has ended, the caller names it in ``late`` and it is checked.
     """
     found: dict[str, Task] = {}
     listeners, nodes = program.listeners, program.nodes
@@ -81,7 +81,7 @@ def plan(
 
 
 def _ready(node: Node, cp: Checkpoint | Turns) -> Task | None:
-    """The node's task, a skip if all that it joins was skipped, or None if it is not its turn."""
+    """Returns the node's task, a skip if all the nodes that it joins were skipped, or None if it is not its turn."""
     versions, seen = cp.versions, cp.seen.get(node.name, NONE_SEEN)
     goto = f"goto:{node.name}"
     if versions.get(goto, -1) > seen.get(goto, -1):
@@ -102,7 +102,7 @@ def _ready(node: Node, cp: Checkpoint | Turns) -> Task | None:
 
 
 def _goes_round(name: str, cp: Checkpoint | Turns) -> bool:
-    """Whether a skip has come back to a node that was skipped before, with nothing run since: a cycle ends there."""
+    """Whether a skip has come back to a node that was skipped before, and no node has run since: the cycle ends there."""
     if name not in cp.skipped:
         return False
     last = cp.versions.get(f"done:{name}", -1)
@@ -114,12 +114,12 @@ def _newer(triggers: tuple[Trigger, ...], cp: Checkpoint | Turns, seen: Mapping[
 
 
 def check_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> None:
-    """Refuses what a node may not write, before it becomes a result.
+    """Refuses writes that a node may not make, before they become a result.
 
     Raises:
         UndeclaredChannel: the state has no such channel (§4.1).
         ContractViolation: outside the node's ``writes=`` (§4.2).
-        BadReturn: a ``merge`` channel was written something else than a dict.
+        BadReturn: the value for a ``merge`` channel is not a dict.
     """
     channels = program.channels
     if node.writes is None and writes.keys() <= program.lasting:
@@ -135,10 +135,10 @@ def check_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> Non
 
 
 def fit_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A node's admitted writes as their annotations have them (§3.7); the very same where nothing had to be converted.
+    """Returns a node's admitted writes, converted to the annotations of their channels (§3.7); the same object if nothing had to be converted.
 
     Raises:
-        InvalidWrite: one is something else; its field, what is wanted and what was given.
+        InvalidWrite: a value does not fit; names its field, the wanted type and what was given.
     """
     typed, found = program.writes, writes
     for name, value in writes.items():
@@ -153,16 +153,16 @@ def fit_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> Mappi
 
 
 def _name(channel: Channel) -> str:
-    """An annotation as its author wrote it, nearly."""
+    """Returns an annotation almost as its author wrote it."""
     return channel.type.__name__ if isinstance(channel.type, type) else str(channel.type).replace("typing.", "")
 
 
 def check_values(program: Program, values: Mapping[str, Any], field: str, fits: Mapping[str, Kind]) -> dict[str, Any]:
-    """What somebody gives channels from outside, as the annotations have it (§3.7). ``fits``: ``program.writes`` for what goes through
-    the reducers, ``program.values`` for what replaces them.
+    """Returns values for channels that come from outside, converted to the annotations (§3.7). ``fits`` is ``program.writes`` for values that
+    go through the reducers, ``program.values`` for values that replace the channels'.
 
     Raises:
-        InvalidInput: one is something else; its field, what is wanted and what was given. TooLarge: one is too much.
+        InvalidInput: a value does not fit; names its field, the wanted type and what was given. TooLarge: a value is too large.
     """
     found = dict(values)
     for name, value in values.items():
@@ -175,12 +175,12 @@ def check_values(program: Program, values: Mapping[str, Any], field: str, fits: 
 
 
 def reduce_write(name: str, reducer: Reducer, old: Any, value: Any, kind: Kind | None = None) -> Any:
-    """One write through a channel's reducer; the first write to a custom one without a default stands as it is. ``kind`` is what the
-    channel's value may be, which a function of the author's is held against.
+    """Applies one write through a channel's reducer. The first write to a channel with a custom reducer and no default is kept unchanged. ``kind`` is what
+    the channel's value may be; the result of a custom reducer is checked against it.
 
     Raises:
-        StepFailure: the author's function raised.
-        Unserializable: it made a value no store could keep.
+        StepFailure: the custom reducer raised.
+        Unserializable: its result is a value that no store can keep.
     """
     if reducer.function is None:
         return canon.admit(reducer(old, value), name)
@@ -205,15 +205,15 @@ def barrier(
 ) -> tuple[Delta, Checkpoint]:
     """Applies the writes of all tasks in task order and plans what is next.
 
-    ``inline`` names the results that become durable with this very commit; the others are referred to by key. ``signals`` are writes from outside to
-    channels of their names; they come after the tasks', in the order of their arrival (§5.11). ``taken`` are the tasks of the super-step that ends,
-    None for all that are pending; the others are carried on as they stand. The checkpoint lacks what only its commit knows: seq, time and hash.
+    ``inline`` names the results that become durable with this commit; the delta refers to the others by key. ``signals`` are writes from outside to the channels of
+    their names; they are applied after those of the tasks, in the order of their arrival (§5.11). ``taken`` are the tasks of the super-step that ends, None for all
+    pending tasks; the other tasks are carried on unchanged. The checkpoint lacks seq, time and hash, which only its commit knows.
 
     Raises:
         TwoWriters: two tasks wrote one ``last`` channel (§4.1).
         StepFailure: a custom reducer raised.
-        InvalidWrite: a channel holds what its reducer adds to nothing.
-        Unserializable: a custom reducer made a value no store could keep.
+        InvalidWrite: a channel holds a value that its reducer cannot add to.
+        Unserializable: a custom reducer made a value that no store can keep.
     """
     if program.reducing and (misfits := find_misfits(program.reducing, parent.values)):
         written = {name for r in (*results.values(), *signals) for name in (decoded[r.task] if r.task in decoded else decode_writes(r))}
@@ -291,18 +291,18 @@ def barrier(
 
 
 def _carry(parent: Checkpoint, taken: tuple[Task, ...]) -> tuple[Task, ...]:
-    """The pending tasks that are not taken; each says from now on of which super-step it is."""
+    """Returns the pending tasks that are not taken. Each records from now on to which super-step it belongs."""
     keys = {t.key for t in taken}
     return tuple([t if t.began else msgspec.structs.replace(t, began=parent.step + 1) for t in parent.pending if t.key not in keys])
 
 
 def _busy(task: Task, results: Collection[str]) -> bool:
-    """Whether a task that is carried on is its node's own turn and not finished: a node has one turn at a time."""
+    """Whether a carried task is its node's own turn (not a ``Send``) and is unfinished: a node has one turn at a time."""
     return task.payload is None and task.key not in results
 
 
 def _consume(moved: Checkpoint, waiting: tuple[Task, ...]) -> Checkpoint:
-    """A checkpoint as it is planned from: what a finished turn has seen is seen, though its super-step has not come to its end."""
+    """Returns the checkpoint to plan from: it counts what the carried tasks have seen as seen, although their super-step has not ended."""
     seen = dict(moved.seen)
     for task in waiting:
         if task.payload is None and task.seen:
@@ -313,14 +313,14 @@ def _consume(moved: Checkpoint, waiting: tuple[Task, ...]) -> Checkpoint:
 
 
 def _apart(tasks: tuple[Task, ...], waiting: tuple[Task, ...]) -> tuple[Task, ...]:
-    """The planned tasks under keys of their own: a node may have finished a turn already that its super-step still waits to end with."""
+    """Returns the planned tasks with keys that no waiting task has: a waiting super-step may still contain an earlier, finished turn of a node."""
     used = {t.key for t in waiting}
     last = {n: max(t.index for t in waiting if t.node == n) for n in {t.node for t in waiting}}
     return tuple([msgspec.structs.replace(t, index=last[t.node] + 1) if t.key in used else t for t in tasks])
 
 
 def _late(program: Program, moved: Checkpoint, group: tuple[Task, ...]) -> list[str]:
-    """The nodes for which something came while their turn was carried on."""
+    """Returns the nodes whose trigger channels were written while their turn was carried on."""
     found = []
     for task in group:
         if task.began and task.payload is None and (node := program.nodes.get(task.node)) is not None:
@@ -331,7 +331,7 @@ def _late(program: Program, moved: Checkpoint, group: tuple[Task, ...]) -> list[
 
 
 def whole(checkpoint: Checkpoint, results: Collection[str]) -> tuple[Task, ...] | None:
-    """The pending tasks of the oldest super-step of which all are finished; None if there is none such."""
+    """Returns the pending tasks of the oldest super-step whose tasks are all finished, or None if there is no such super-step."""
     if not checkpoint.held:
         return (checkpoint.pending or None) if all(map(results.__contains__, keys_of(checkpoint.pending))) else None
     steps: dict[int, list[Task]] = {}
@@ -341,8 +341,8 @@ def whole(checkpoint: Checkpoint, results: Collection[str]) -> tuple[Task, ...] 
 
 
 def write_signals(program: Program, news: Iterable[tuple[str, bytes]]) -> tuple[TaskResult, ...]:
-    """Signals whose names are channels of the state, as writes to these (§5.11). What does not fit is left out: whoever sent it had not
-    this code, and ``ctx.wait`` still gives it as it came."""
+    """Returns the signals named like channels of the state, as writes to these channels (§5.11). A signal that does not fit is left out: its
+    sender did not have this code, and ``ctx.wait`` still returns it as it was sent."""
     out: list[TaskResult] = []
     for name, payload in news:
         channel = program.channels.get(name)
@@ -357,10 +357,10 @@ def write_signals(program: Program, news: Iterable[tuple[str, bytes]]) -> tuple[
 
 
 def wakes(program: Program, checkpoint: Checkpoint, signals: tuple[TaskResult, ...], results: Mapping[str, TaskResult]) -> bool:
-    """Whether some node runs because of these signals, though all that is pending waits (§5.11).
+    """Whether a node runs because of these signals, although all pending tasks wait (§5.11).
 
     Raises:
-        StepFailure, Unserializable: a custom reducer refuses one of them.
+        StepFailure, Unserializable: a custom reducer refuses a signal.
     """
     if not any(name in program.listeners for s in signals for name in decode_writes(s)):
         return False
@@ -376,7 +376,7 @@ def _expect(program: Program, result: TaskResult) -> tuple[SendTo, ...]:
 
 
 def _number(sent: Iterable[SendTo], beside: tuple[Task, ...]) -> tuple[Task, ...]:
-    """A task for each ``Send``, numbered by its node, after those that are there."""
+    """Returns a task for each ``Send``. The tasks of a node are numbered, after its tasks in ``beside``."""
     counts: dict[str, int] = {}
     for task in beside:
         counts[task.node] = max(counts.get(task.node, 0), task.index)
@@ -392,7 +392,7 @@ def _number(sent: Iterable[SendTo], beside: tuple[Task, ...]) -> tuple[Task, ...
 
 
 def delivery(program: Program, results: Iterable[TaskResult]) -> str | None:
-    """What came of the product in this super-step, None if no delivering node took part: one that delivered outweighs those without change."""
+    """Returns ``delivered`` or ``no_change`` for this super-step, or None if no delivering node took part. One node that delivered outweighs those without change."""
     mine = [r.outcome for r in results if (n := program.nodes.get(node_of(r.task))) is not None and n.delivers]
     if any(completes(o) and not o.startswith(SKIPPED) for o in mine):
         return DELIVERED
@@ -400,25 +400,25 @@ def delivery(program: Program, results: Iterable[TaskResult]) -> str | None:
 
 
 def settle(delta: Delta, moved: Checkpoint) -> tuple[Delta, Checkpoint]:
-    """The same barrier with nothing after it: all that was left to do was to skip."""
+    """Returns the same barrier with no next task, because only skips were left to do."""
     return _with_pending(delta, moved, ())
 
 
 def again(program: Program, parent: Checkpoint, targets: tuple[str, ...], feedback: str) -> tuple[Delta, Checkpoint]:
-    """One more round: a barrier without tasks, after which ``targets`` are done again with a person's words (§5.5)."""
+    """Returns the barrier of one more round: it takes no tasks, and after it ``targets`` run again with a person's feedback (§5.5)."""
     sent = TaskResult(REVIEW_TASK, goto=targets, feedback=canon.pack(feedback, "feedback")[1])
     return barrier(program, msgspec.structs.replace(parent, pending=()), {}, inline=frozenset(), decoded={}, signals=(sent,))
 
 
 def _with_pending(delta: Delta, moved: Checkpoint, pending: tuple[Task, ...]) -> tuple[Delta, Checkpoint]:
-    """Completes two values that nobody else has seen yet, which spares copying both at every step."""
+    """Sets ``pending`` in place. No other code holds these two values yet, so they need not be copied at every step."""
     msgspec.structs.force_setattr(delta, "pending", pending)
     msgspec.structs.force_setattr(moved, "pending", pending)
     return delta, moved
 
 
 def pack_input(program: Program, given: Mapping[str, Any]) -> tuple[canon.FrozenDict, bytes]:
-    """``check_input``, and the bytes of what it gives."""
+    """Returns the result of ``check_input``, and its bytes."""
     if program.given[0] and type(given) is dict and all(map(given.__contains__, program.required)) and (plain := canon.pack_plain(given, *program.given)) is not None:
         return plain
     admitted = check_input(program, given)
@@ -426,10 +426,10 @@ def pack_input(program: Program, given: Mapping[str, Any]) -> tuple[canon.Frozen
 
 
 def check_input(program: Program, given: Mapping[str, Any]) -> canon.FrozenDict:
-    """The admitted input of a run.
+    """Returns the admitted input of a run.
 
     Raises:
-        InvalidInput: a channel the state does not have, or a required one that is missing, by name.
+        InvalidInput: names a channel that the state does not have, or a required one that is missing.
         Unserializable: with the field's path (§1.10).
     """
     if not isinstance(given, Mapping):
@@ -451,17 +451,17 @@ def check_input(program: Program, given: Mapping[str, Any]) -> canon.FrozenDict:
 
 
 def list_starts(checkpoint: Checkpoint) -> list[ev.Fact]:
-    """The tasks that begin after a checkpoint."""
-    if {*map(_began, checkpoint.pending)} == {0}:  # as nearly always: nothing waits on from a super-step before
+    """Returns the facts of the tasks that begin after a checkpoint."""
+    if {*map(_began, checkpoint.pending)} == {0}:  # the usual case: no task of an earlier super-step waits
         return [*map(ev.StepStarted, repeat(checkpoint.step + 1), keys_of(checkpoint.pending))]
     return [ev.StepStarted(checkpoint.step + 1, t.key) for t in checkpoint.pending if not t.began]
 
 
 def expect(program: Program, pending: tuple[Task, ...]) -> None:
-    """A pending node that no longer exists is an error, never "done" (§3.2).
+    """Checks that the nodes of the pending tasks exist. A missing node is an error, never "done" (§3.2).
 
     Raises:
-        NodeMissing: naming it and what the program has.
+        NodeMissing: names the node and those that the program has.
     """
     for task in pending:
         if task.node not in program.nodes:

@@ -1,4 +1,4 @@
-"""Resume tokens: one answer to one wait, by whoever holds the link (§5.9). The store keeps the hash only."""
+"""Resume tokens: the holder of a link may give one answer to one wait (§5.9). The store keeps only the hash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.core.errors import TokenRefused
 
 
 class Token(msgspec.Struct, frozen=True):
-    """What a token is good for. Times are microseconds since 1970."""
+    """A token, and the wait that it may answer. Times are microseconds since 1970."""
 
     hash: bytes
     run_id: str
@@ -27,10 +27,10 @@ class Token(msgspec.Struct, frozen=True):
         return self.used_at is None and self.revoked_at is None
 
     def refuse(self, now: int) -> None:
-        """Raises what stands against its use.
+        """Raises if the token may not be used.
 
         Raises:
-            TokenRefused: used, revoked or expired.
+            TokenRefused: it was used or revoked, or has expired.
         """
         if self.used_at is not None:
             raise TokenRefused("the link has been used already", hint="a link can be used only once")

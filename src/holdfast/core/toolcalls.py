@@ -1,7 +1,7 @@
-"""A tool's call as it is asked of a runner elsewhere, and what the runner answers (§11.3).
+"""The request for a tool's call that a runner elsewhere carries out, and the runner's answer (§11.3).
 
-A request is an intent of the type ``tool@WORKSPACE``; its answer is a signal to the run that asked. Both are decoded here from what a store
-holds, and nothing of them is believed before. The request names a tool and its arguments; which command that is, only the runner says.
+A request is an intent of the type ``tool@WORKSPACE``; its answer is a signal to the run that asked. Both are decoded and checked here before
+their contents are used. The request names a tool and its arguments; only the runner determines which command that is.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from holdfast.core import canon
 from holdfast.core.errors import ErrorValue, InvalidInput
 
 TYPE = "tool@"
-INLINE = 8 * 1024  # an outcome of more bytes travels as a blob
+INLINE = 8 * 1024  # an outcome of more bytes is sent as a blob
 T = TypeVar("T")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a tool, as a run asks for it. ``effect_id`` and ``key`` are empty where the tool only reads; ``place`` is unique to this request."""
+    """A run's request for one call of a tool. ``effect_id`` and ``key`` are empty if the tool only reads; ``place`` is unique to this request."""
 
     place: str
     tool: str
@@ -36,7 +36,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Word(msgspec.Struct, frozen=True):
-    """What a person has said about a request, in the place of a runner's answer: ``action`` is the ruling about its intent."""
+    """A person's ruling on a request, in place of a runner's answer: ``action`` is the ruling on its intent."""
 
     action: str
     actor: str
@@ -44,8 +44,9 @@ class Word(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a request: the packed ``outcome``, here or as the ``blob`` of that name, or an ``error``; or it was ``lost``, for that reason, and nobody knows.
-    ``owner`` is the runner; ``closed``: nobody can still be at it. With ``word`` a person has answered, and ``owner`` is the last runner, if there was one."""
+    """The answer to a request: the packed ``outcome``, here or in the ``blob`` of that name; or an ``error``; or the reason why it was ``lost``, so that
+    its outcome is unknown. ``owner`` is the runner; ``closed``: no process can still be doing it. With ``word`` a person has answered, and ``owner`` is
+    the last runner, if any."""
 
     owner: str
     outcome: bytes = b""
@@ -57,45 +58,45 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def type_of(workspace: str) -> str:
-    """The type of the intents that ask the runners of a workspace."""
+    """Returns the type of the intents for the runners of a workspace."""
     return f"{TYPE}{workspace}"
 
 
 def owner_of(type: str, place: str) -> str:
-    """Who has an attempt until a runner has answered: the request."""
+    """Returns the owner of an attempt until a runner has answered: the request itself."""
     return f"{type}#{place}"
 
 
 def place_of(owner: str) -> str | None:
-    """The request that has an attempt; None where a process has it."""
+    """Returns the place of the request that owns an attempt, or None if a process owns it."""
     return owner.rpartition("#")[2] if owner.startswith(TYPE) else None
 
 
 def place_in(intent_id: str) -> str:
-    """The place of the request that an intent is. It is told by the intent's id, for what the intent carries may be unreadable."""
+    """Returns the place of the request in an intent. It is taken from the intent's id, because the intent's payload may be unreadable."""
     return intent_id.rpartition("!")[2].partition(".")[0]
 
 
 def plain(value: Asked | Answer) -> dict[str, Any]:
-    """As it is stored."""
+    """Returns the value in its stored form."""
     found: dict[str, Any] = msgspec.to_builtins(value, builtin_types=(bytes,))
     return found
 
 
 def read_request(payload: Any) -> Asked:
-    """The request in an intent's payload.
+    """Returns the request in an intent's payload.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: the payload is not a request.
     """
     return _read(payload, Asked, "the request of a tool's call")
 
 
 def read_answer(payload: bytes | None) -> Answer:
-    """The answer in a signal's payload.
+    """Returns the answer in a signal's payload.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: the payload is not an answer.
     """
     return _read(None if payload is None else canon.thaw(canon.decode(payload)), Answer, "the answer of a tool runner")
 

@@ -1,7 +1,7 @@
-"""Steps and attempts as people read them, from the events of a run (§10.9). Pure.
+"""Makes views of steps and attempts for people, from the events of a run (§10.9). Pure.
 
-A plain step is told by two events, its start and its end; what failed, was tried again, changed hands or acted outside is told by more.
-Here they are put together: one ``StepView`` a step, one ``AttemptView`` a try at it.
+A plain step has two events, its start and its end; a step that failed, was retried, was taken over or had effects has more.
+Here they are combined: one ``StepView`` for each step, one ``AttemptView`` for each attempt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.core.run import Run
 from holdfast.core.views import NO_NAMES, Place, iso, name_call
 
 LOST = "lost"
-"""Of a try whose owner's lease ran out before it had said how it ended."""
+"""The outcome of an attempt whose owner's lease expired before the attempt's end was recorded."""
 INCOMPLETE = "incomplete"
 
 
@@ -34,7 +34,7 @@ class _Try(msgspec.Struct, frozen=True):
 
 
 class Turns:
-    """Reads events in order; then ``steps`` and ``attempts`` say what they told."""
+    """Reads events in order; then ``steps`` and ``attempts`` return the views."""
 
     def __init__(self, run: Run, lease: Lease | None = None) -> None:
         self._run = run
@@ -84,26 +84,26 @@ class Turns:
         tries = self._turns.setdefault(place, [])
         if not tries or tries[-1].outcome is not None:
             due = tries[-1].again if tries else None
-            tries.append(_Try(at if due is None else min(due, at), owner or self._owner))  # it is told with what came of it
+            tries.append(_Try(at if due is None else min(due, at), owner or self._owner))  # it began before this event was written
 
     def _end(self, place: Place, at: int, outcome: str, failure: ErrorValue | None = None, again: int | None = None) -> None:
         tries = self._turns.setdefault(place, [])
-        if not tries or tries[-1].outcome is not None:  # a recorded call is told by its end alone
+        if not tries or tries[-1].outcome is not None:  # a recorded call has only an event for its end
             tries.append(_Try(None, self._owner))
         tries[-1] = replace(tries[-1], ended=at, outcome=outcome, error=failure, again=again)
 
     def _tell(self, last: _Try) -> tuple[str | None, int | None]:
-        """How a step ended and when: not yet, if it is tried again; cut off by the end of its run, it is ``incomplete``."""
+        """Returns how and when a step ended: not yet, if it is tried again; ``incomplete``, if its run ended before it."""
         if last.outcome is None or last.again is not None:
             return (INCOMPLETE, self._run.finished_at) if self._run.terminal else (None, None)
         return last.outcome, last.ended
 
     def _call(self, place: Place, names: Mapping[Place, str]) -> str:
-        """What tells this step from others: of a call that, with its item; of a task that was sent, with what it was sent (``names``)."""
+        """Returns a name that distinguishes this step: a call's name with its item, or a sent task's with its payload (``names``)."""
         return self._calls.get(place) or names.get(place) or place[2].rpartition("/")[2] or place[1]
 
     def steps(self, names: Mapping[Place, str]) -> list[StepView]:
-        """All steps in the order in which they were first told of. ``names``: what recorded calls and sent tasks are called."""
+        """Returns all steps in the order of their first events. ``names``: the names of recorded calls and sent tasks."""
         out = []
         for place, tries in self._turns.items():
             step, task, path = place
@@ -124,7 +124,7 @@ class Turns:
         return out
 
     def attempts(self, names: Mapping[Place, str] = NO_NAMES) -> list[AttemptView]:
-        """All tries, step by step. Of one under way the lease is that of its owner."""
+        """Returns all attempts, step by step. For an attempt under way, the lease is its owner's."""
         return [
             self._attempt(ids.step_id(self._run.run_id, *place), self._call(place, names), number, tried)
             for place, tries in self._turns.items()

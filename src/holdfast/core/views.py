@@ -1,4 +1,4 @@
-"""Where a run stands, in a word, and how it came there, in lines (§2.9): pure projections of the folded run, its events and its lease."""
+"""The condition of a run and its timeline (§2.9): pure projections of the folded run, its events and its lease."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_NAMES: Mapping[Place, str] = MappingProxyType({})
 
 
 def iso(us: int | None) -> str | None:
-    """Microseconds since 1970 as ISO-8601 in UTC, always with six decimals so that the texts sort."""
+    """Returns microseconds since 1970 as ISO-8601 in UTC, always with six decimals, so that the texts sort."""
     if us is None:
         return None
     try:
@@ -44,11 +44,11 @@ _AT_ONCE: dict[Status, Condition] = {
 
 
 def condition(run: Run | None, lease: Lease | None, now: int) -> Condition:
-    """The finer word for where a run stands (§2.9). Total: it never raises.
+    """Returns the condition of a run (§2.9). It never raises.
 
     Args:
         run: None if nothing has been folded.
-        lease: None if the run is looked at where there are no leases, as in an export.
+        lease: None if the run is shown without leases, as in an export.
         now: the store's clock, microseconds since 1970.
     """
     if run is None:
@@ -89,7 +89,7 @@ STATUSES: Mapping[Condition, tuple[Status, ...]] = {
     Condition.FAILED: (Status.FAILED,),
     Condition.UNKNOWN: tuple(Status),
 }
-"""Of which statuses a run of a condition can be, so that a list of few runs need not look at all."""
+"""The statuses that a run of a condition can have, so that listing runs of a condition need not read all runs."""
 
 
 def _moving(run: Run, lease: Lease | None, now: int) -> Condition:
@@ -112,22 +112,22 @@ def _asking(run: Run) -> Condition:
 
 
 def _is_held_back(run: Run) -> bool:
-    """Whether all is answered and somebody said not to resume yet (§5.4)."""
+    """Whether the run is answered, and every answer said not to resume yet (§5.4)."""
     return bool(run.decisions) and not any(d.resume for d in run.decisions)
 
 
 def condition_class(word: Condition, run: Run | None = None) -> Class:
-    """Live, paused for a person, ended, or in need of a look (§2.9). A halt that settled nothing, for nobody was there, is a plain end."""
+    """Returns the class of a condition (§2.9). A halt that is not settled, because the run was unattended, counts as terminal."""
     if word is Condition.HALTED and run is not None and not run.settled:
         return Class.TERMINAL
     return CLASSES[word]
 
 
-# -- the story ---------------------------------------------------------------------------------------
+# -- the timeline ------------------------------------------------------------------------------------
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """One line of a run's story. ``duration`` is in seconds: of a step, of a wait until its answer, of the whole run."""
+    """One line of a run's timeline. ``duration`` is in seconds: of a step, of a wait until its answer, or of the whole run."""
 
     at: str | None
     what: str
@@ -137,8 +137,8 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 def timeline(events: Iterable[ev.Event], intents: Iterable[Intent] = (), names: Mapping[Place, str] = NO_NAMES) -> list[Moment]:
-    """The story of a run for people. A step that ended is one line with its duration; one under way has its start. What became of its
-    ``intents`` is not in the log, and is told by its times (§9.3). ``names``: what steps are called beside their place."""
+    """Returns the timeline of a run for people. A step that ended is one line with its duration; a step under way is shown with its start. Deliveries of
+    its ``intents`` are not in the log, and are merged in by their times (§9.3). ``names``: names of steps, by their places."""
     began: dict[tuple[int, str] | str, int] = {}
     starts: dict[tuple[int, str], int] = {}
     story: list[Moment | None] = []
@@ -172,7 +172,7 @@ def timeline(events: Iterable[ev.Event], intents: Iterable[Intent] = (), names: 
 
 
 def _deliveries(intent: Intent) -> Iterator[tuple[int, Moment]]:
-    """Each attempt at sending an intent, at the time of its end, and what people have said about it."""
+    """Yields each attempt at sending an intent, at the time of its end, and the rulings of people on it."""
     step = intent.intent_id.partition(".")[2].rpartition("!")[0].partition(".")[2]
     to = f"{intent.type} to {intent.target}" if intent.target else intent.type
     for t in intent.tries:
@@ -195,7 +195,7 @@ def _where(fact: ev.Fact | ev.Unknown) -> str:
 
 
 def name_call(fact: ev.Fact | ev.Unknown, names: Mapping[Place, str] = NO_NAMES) -> str:
-    """What tells the step of a fact apart from others: of a call its name and its item, of a task that was sent what it was sent."""
+    """Returns what distinguishes the step of a fact from others: a call's name and its item, or the payload of a sent task."""
     match fact:
         case ev.StepEnded() | ev.StepFailed() | ev.StepRetryScheduled() | ev.AttemptStarted():
             return names.get((fact.step, fact.task, fact.path), "") if fact.call is None else str(fact.call)
@@ -203,7 +203,7 @@ def name_call(fact: ev.Fact | ev.Unknown, names: Mapping[Place, str] = NO_NAMES)
 
 
 def _detail(event: ev.Event, names: Mapping[Place, str]) -> str:
-    """What is worth saying of a fact in one line."""
+    """Returns the details of a fact in one line."""
     told = name_call(event.fact, names)
     match event.fact:
         case ev.Unknown(tag=tag):

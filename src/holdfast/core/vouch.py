@@ -1,13 +1,13 @@
-"""What vouches for the records beside the log: effects, inbox items, claims, tokens, intents, ledger rows, schedules, shelves, workers (§12.1).
+"""Vouchers for the records beside the log: effects, inbox items, claims, tokens, intents, ledger rows, schedules, shelves, workers (§12.1).
 
 Theory of operation. The log is a hash chain and vouches for itself. A record beside it is written in the same transaction as
 its ``Voucher``, which a store keeps apart from the record: a digest over the record's content *and its place* (kind, run, id).
-Whoever reads records holds them against their vouchers, and the vouchers against the records: one that was altered, moved into
-another's place or put back from an older copy does not match; one that was deleted, or is not found because an index is
-damaged, leaves its voucher behind. So is a voucher that is gone told by its record. The error names run and record, and only
-that run is harmed.
+Readers compare records with their vouchers, and vouchers with their records. A record that was altered, moved to another
+place or restored from an older copy does not match its voucher. If a record was deleted, or an index is damaged so that the record
+is not found, its voucher is still there; and a record without a voucher shows that the voucher is missing. The error names the run
+and the record, and affects only that run.
 
-A store calls the functions of this module and does no hashing of its own, so that all vouch alike.
+A store calls the functions of this module and does no hashing of its own, so that all stores make the same vouchers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Part = str | bytes | int | None
 
 
 class Voucher(NamedTuple):
-    """What vouches for one record. ``under``: by which key it is looked for, where that is not its id.
+    """The digest that vouches for one record. ``under``: the key by which the record is looked up, if that is not its id.
 
-    ``mark`` is what changes about a record whose content does not: of an inbox item, the number of the commit that took it.
+    ``mark`` is the part of a record that changes while its content does not: of an inbox item, the number of the commit that took it.
     """
 
     run_id: str
@@ -52,20 +52,20 @@ class Voucher(NamedTuple):
 
 
 def seal(kind: str, run_id: str, id: str, *content: Part) -> bytes:
-    """The digest of a record's content in its place."""
+    """Returns the digest of a record's content and its place."""
     return canon.chain(b"", _encode((kind, run_id, id, *content)))
 
 
-# -- one function a kind: what of a record is vouched for ---------------------------------------------
+# -- one function for each kind: which parts of a record the voucher covers ---------------------------
 
 
 def of_effect(e: Effect, data: bytes) -> Voucher:
-    """``data`` is the record as kept."""
+    """Returns the voucher of an effect; ``data`` is the record as stored."""
     return of_effect_row((e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, data))
 
 
 def of_effect_row(kept: Sequence[Any]) -> Voucher:
-    """Of an effect's row as it stands, whatever it says: id, run, lineage root, key, status, data."""
+    """Returns the voucher of an effect's stored row, valid or not: id, run, lineage root, key, status, data."""
     id, run_id, root, key, status, data = kept[:6]
     return Voucher(run_id, "effect", id, seal("effect", run_id, id, root, key, status, data), key)
 
@@ -75,12 +75,12 @@ def of_inbox(run_id: str, key: str, put_at: int, command: bytes, taken: int | No
 
 
 def claim_id(kind: str, scope: str, key: str) -> str:
-    """The id of a claim: all that it is looked for by."""
+    """Returns the id of a claim: all the values by which it is looked up."""
     return f"{kind}\x1f{scope}\x1f{key}"
 
 
 def list_readings(id: str) -> list[tuple[str, str, str]]:
-    """What kind, scope and key of a claim may be, by its id: a scope or a key may contain what stands between them, and then only the claim itself tells."""
+    """Returns the possible (kind, scope, key) of a claim's id. A scope or a key may contain the separator; then only the claim itself shows which is right."""
     kind, *rest = id.split("\x1f")
     return [(kind, "\x1f".join(rest[:n]), "\x1f".join(rest[n:])) for n in range(1, len(rest))]
 
@@ -97,13 +97,13 @@ def of_token(t: Token) -> Voucher:
 
 
 def of_intent(i: Intent, data: bytes) -> Voucher:
-    """``data`` is the record as kept. How long its sender may take is not vouched for: it moves on by itself."""
+    """Returns the voucher of an intent; ``data`` is the record as stored. It does not cover the sender's lease, which is renewed without a new voucher."""
     found_by = (i.type, i.run_id, i.intent_id, i.target, i.order_key, i.created_at, i.attempts, bool(i.payload))
     return of_intent_row((data, i.tenant_id, i.state.value, i.due, i.owner, i.lease_until, i.settled_at, *found_by))
 
 
 def of_intent_row(kept: Sequence[Any]) -> Voucher:
-    """Of an intent's row as it stands, whatever it says, with its columns in this order."""
+    """Returns the voucher of an intent's stored row, valid or not, with its columns in this order."""
     data, tenant_id, state, due, owner, _, settled_at, type_, run_id, intent_id, target, order_key, created_at, attempts, carries = kept[:15]
     content = (tenant_id, type_, target, order_key, created_at, state, due, owner, settled_at, attempts, int(carries), data)
     return Voucher(run_id, "intent", intent_id, seal("intent", run_id, intent_id, *content), intent_id)
@@ -115,7 +115,7 @@ def of_ledger(row: LedgerRow) -> Voucher:
 
 
 def ledger_id(number: int) -> str:
-    """The id of the row at a place of the ledger: ids sort as the numbers do."""
+    """Returns the id of the ledger row with this number: ids sort in the order of the numbers."""
     return f"{number:020}"
 
 
@@ -124,13 +124,13 @@ def of_schedule(s: Schedule, data: bytes) -> Voucher:
 
 
 def of_schedule_row(kept: Sequence[Any]) -> Voucher:
-    """Of a schedule's row as it stands: id, tenant, when it is due, data."""
+    """Returns the voucher of a schedule's stored row: id, tenant, due time, data."""
     id, tenant, due, data = kept[:4]
     return Voucher(OWN, "schedule", id, seal("schedule", OWN, id, tenant, due, data))
 
 
 def of_shelf(shelf: str, key: str, data: bytes) -> Voucher:
-    """A row that others keep here (``rt.shelf``). All rows of a shelf are found by its name."""
+    """Returns the voucher of a row of a shelf (``rt.shelf``). All rows of a shelf are looked up by the shelf's name."""
     return Voucher(OWN, "shelf", shelf_id(shelf, key), shelf_seal(shelf, key, data), shelf)
 
 
@@ -143,37 +143,37 @@ def shelf_id(shelf: str, key: str) -> str:
 
 
 def of_worker(owner: str, *content: Part) -> Voucher:
-    """A process that holds leases: all that its store keeps of it, but for an expiry that moves on by itself."""
+    """Returns the voucher of a process that holds leases: it covers all stored values but the expiry, which is renewed without a new voucher."""
     return Voucher(OWN, "worker", owner, seal("worker", OWN, owner, *content))
 
 
 def of_offer(owner: str, data: bytes) -> Voucher:
-    """What a worker works on."""
+    """Returns the voucher of what a worker offers."""
     return Voucher(OWN, "offer", owner, seal("offer", OWN, owner, data))
 
 
 def of_pruned(run_id: str, at: int, by: str) -> Voucher:
-    """What is left of a run that was pruned: when, and by whom."""
+    """Returns the voucher of a pruned run's tombstone: when it was pruned, and by whom."""
     return Voucher(OWN, "pruned", run_id, seal("pruned", OWN, run_id, at, by))
 
 
 def of_meta(values: Mapping[str, int]) -> Voucher:
-    """What a store knows of itself."""
+    """Returns the voucher of a store's values about itself."""
     return Voucher(OWN, "meta", "store", seal("meta", OWN, "store", *(part for name in sorted(values) for part in (name, values[name]))))
 
 
 def of_limit(name: str, data: bytes) -> Voucher:
-    """A limit that somebody has set."""
+    """Returns the voucher of a limit that was set."""
     return Voucher(OWN, "limit", name, seal("limit", OWN, name, data))
 
 
 def of_bucket(name: str, full_at: int) -> Voucher:
-    """When the bucket of a rate would be full again."""
+    """Returns the voucher of a rate's bucket: when it will be full again."""
     return Voucher(OWN, "bucket", name, seal("bucket", OWN, name, full_at))
 
 
 def of_call(place: str, name: str, owner: str | None, run_id: str, since: int) -> Voucher:
-    """A call that holds a limit, or waits for one."""
+    """Returns the voucher of a call that holds a limit, or waits for one."""
     id = call_id(place, name)
     return Voucher(OWN, "call", id, seal("call", OWN, id, owner, run_id, since), run_id)
 
@@ -186,18 +186,18 @@ def call_id(place: str, name: str) -> str:
 
 
 COUNTED: tuple[Kind, ...] = ("schedule", "limit", "token", "pruned")
-"""What the store counts, because no log tells of it: a record that is lost together with its voucher is missing there."""
+"""The kinds of records that the store counts, because no log mentions them. The count shows if a record is lost together with its voucher."""
 
 
 def weigh(kind: str, id: str) -> int:
-    """What a record adds to the sum of its kind. Statements of a database make the same number, so it is one over plain text. The content is the
-    voucher's to guard: so only a new record and a deleted one change the sum, and no step or claim does."""
+    """Returns the number that a record adds to the sum of its kind. Database statements compute the same number, so it is a hash of plain text. It does
+    not cover the content, which the voucher covers: only new and deleted records change the sum, not steps or claims."""
     return int.from_bytes(hashlib.sha256(f"{kind}\x1f{id}".encode("utf-8", "surrogatepass")).digest()[:4])
 
 
 def find_miscounted(stated: Mapping[str, tuple[int, int]], found: Mapping[str, tuple[int, int]]) -> Iterator[RecordDamaged]:
-    """Of the kinds that are counted, those of which another number or other records are there, by number and sum. A store that was emptied by hand has
-    neither counts nor records."""
+    """Yields an error for each counted kind whose records differ from the stored number and sum. A store that was emptied by hand has neither counts
+    nor records, and gives no error."""
     for kind in COUNTED:
         if kind not in stated:
             if found[kind][0]:
@@ -207,14 +207,14 @@ def find_miscounted(stated: Mapping[str, tuple[int, int]], found: Mapping[str, t
             yield RecordDamaged(kind, OWN, f"{max(n - m, 1)} of {n}", missing=True) if m <= n else RecordDamaged(kind, OWN, f"count of all: {n}, not {m}")
 
 
-# -- what a run's row says beside its log -------------------------------------------------------------
+# -- the values in a run's row that its log does not contain ------------------------------------------
 
 
 def standing(run_id: str, fence: int, owner: str | None, due: int | None, holds: bool, turn: int, previous: str | None = None, cause: str | None = None) -> bytes:
-    """What vouches, in a run's row, for what no event tells: its fence, who holds it, when it is due, and its place in its lane.
+    """Returns the digest, in a run's row, of the values that no event contains: its fence, its owner, when it is due, and its place in its lane.
 
-    ``previous``, ``cause``: whom its owner took it over from, and why, where a store keeps that. Statements of a database that change
-    these make the same digest, so it is one over plain text.
+    ``previous``, ``cause``: from whom its owner took it over, and why, if the store keeps these. The database statements that change
+    these values compute the same digest, so it is a hash of plain text.
     """
     owned, timed, held = "\x1e" if owner is None else owner, "\x1e" if due is None else due, int(holds) if isinstance(holds, int) else holds
     text = f"{run_id}\x1f{fence}\x1f{owned}\x1f{timed}\x1f{held}\x1f{turn}"
@@ -224,12 +224,12 @@ def standing(run_id: str, fence: int, owner: str | None, due: int | None, holds:
     return hashlib.sha256(text.encode()).digest()[: canon.HASH_BYTES]
 
 
-# -- holding records and vouchers against each other --------------------------------------------------
+# -- comparing records and vouchers -------------------------------------------------------------------
 
 
 def damage(found: Mapping[str, Voucher], stated: Mapping[str, Voucher]) -> Iterator[RecordDamaged]:
-    """What differs between the records as they are and what was vouched for, both by id: in the order of their ids."""
-    for id in sorted(found.keys() | stated.keys(), key=str):  # what a damaged page gives may be anything
+    """Yields an error for each record that differs from its voucher or is missing; both are given by id. The errors are in the order of the ids."""
+    for id in sorted(found.keys() | stated.keys(), key=str):  # an id from a damaged page may be of any type
         record, voucher = found.get(id), stated.get(id)
         known = voucher or record
         assert known is not None
@@ -248,7 +248,7 @@ def verify(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
     """Compares records of one kind with their vouchers.
 
     Raises:
-        RecordDamaged: the first that is gone, or is not what was written.
+        RecordDamaged: for the first record that is missing, or is not the one that was written.
     """
     for error in damage(by_id(found), by_id(stated)):
         raise error

@@ -1,11 +1,11 @@
-"""Waits and decisions: why a run rests, who may end it and how (§5).
+"""Waits and decisions: why a run rests, who may end the rest and how (§5).
 
-A wait is part of a paused checkpoint; nothing registers it elsewhere. This module holds the values and the
+A wait is part of a paused checkpoint and is registered nowhere else. This module contains the values and the
 predicates that readers and writers share.
 
-A person consents to what was shown; where nothing is shown, to the step as it stood: its arguments and the state it reads (§5.8). The wait
-keeps a digest of that, and when the step is entered again it says whether the consent still covers it. Another wording of the question is no
-difference; another name or number in it is, where nothing else was shown.
+A person consents to what was shown. If nothing was shown, the consent is to the step as it was: its arguments and the state that it reads (§5.8).
+The wait keeps a digest of this. When the step is entered again, the digest shows whether the consent still covers it. A change in the wording of
+the question makes no difference; a change of a name or number in it does, if nothing else was shown.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ ACTIONS: dict[WaitKind, tuple[str, ...]] = {
     WaitKind.EFFECT: (RECORD_RESULT, REEXECUTE, ABANDON, HALT),
 }
 KNOWN = (APPROVE, DENY, ANSWER, CONTINUE, WAIVE, RETRY, REJECT, HALT, RECORD_RESULT, REEXECUTE, ABANDON)
-"""All actions there are (§5.5)."""
+"""All actions (§5.5)."""
 CONSENTS = frozenset({APPROVE, CONTINUE, WAIVE})
 NEEDS_FEEDBACK = frozenset({WAIVE, RETRY})
 HALTING = frozenset({HALT, DENY})
 UNEDITED = frozenset({WaitKind.GATE, WaitKind.REVIEW, WaitKind.RETRY, WaitKind.TAKEOVER})
-"""Kinds of which nothing reads what a consent carries: what is consented to stands as it is."""
+"""Kinds of waits whose consent cannot carry a payload, because nothing would read it: what is consented to is not edited."""
 DEFAULT_DEADLINE_US = 7 * 24 * 3600 * 1_000_000
 
 
@@ -98,14 +98,14 @@ BEFORE_STEP: dict[str, Passage] = {
     HALT: Passage.ENDS,
 }
 AFTER_STEP: dict[str, Passage] = BEFORE_STEP | {RETRY: Passage.REDOES}
-"""The actions of a gate before its step and of one after it. Before it nothing has been made that could be redone."""
+"""The actions of a gate before its step, and of one after it. Before the step there is no result that could be redone."""
 
 
 def at_gate(actions: Iterable[str], gate: Mapping[str, Passage] = BEFORE_STEP) -> tuple[str, ...]:
-    """The actions that a policy or a node offers at a gate.
+    """Returns the actions that a policy or a node offers at a gate.
 
     Raises:
-        UnknownOption: nobody knows one of them. InvalidInput: one has no meaning there.
+        UnknownOption: an action does not exist. InvalidInput: an action has no meaning there.
     """
     if isinstance(actions, bytes | Mapping) or not isinstance(actions, Iterable):
         raise wrong("actions", "a list of actions", actions)
@@ -121,10 +121,10 @@ def at_gate(actions: Iterable[str], gate: Mapping[str, Passage] = BEFORE_STEP) -
 
 
 def check_action(action: object) -> None:
-    """Refuses an action that nobody knows.
+    """Refuses an action that does not exist.
 
     Raises:
-        UnknownOption: it is none of those there are; names the nearest.
+        UnknownOption: names the nearest action.
     """
     if action not in KNOWN:
         raise refuse_unknown(action, KNOWN, "a decision", "there is no action")
@@ -141,10 +141,10 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
     """An open question to a person or the world (§5.2).
 
     ``show`` is the encoded payload shown, ``digest`` its fingerprint with the step and the policy snapshot; ``name`` is
-    a signal's name or a child's run id; ``deadline`` and ``requested_at`` are microseconds since 1970. ``round`` counts the
-    times this place has asked before; ``redo`` is the node that is done again after ``retry_feedback``; with ``cascade``
-    the child that is waited for is cancelled when nobody waits any more. ``covers`` is the digest of what a consent covers: the payload
-    shown, or where nothing is shown what the step reads, of which ``reads`` is an excerpt (§5.8).
+    a signal's name or a child's run id; ``deadline`` and ``requested_at`` are microseconds since 1970. ``round`` counts how
+    often this place has asked before; ``redo`` is the node that is done again after ``retry_feedback``; with ``cascade``
+    the child that is waited for is cancelled when no one waits for it any more. ``covers`` is the digest of what a consent covers: the payload
+    shown, or, if nothing is shown, what the step reads; ``reads`` is an excerpt of the latter (§5.8).
     """
 
     wait_id: str
@@ -180,12 +180,12 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def editable(self) -> bool:
-        """Whether an approval is offered to carry a value: the question says by a schema what it may be, so it is read."""
+        """Whether an approval may carry a value. It may if the question has a schema for the value; then the value is read."""
         return self.kind in (WaitKind.APPROVAL, WaitKind.BUDGET) and self.schema is not None and APPROVE in self.available_actions
 
     @property
     def asked(self) -> str:
-        """What the question was, in a word: an answer fits no other (§5.8)."""
+        """A short form of the question: an answer fits only a question with the same one (§5.8)."""
         what = self.prompt if self.kind is WaitKind.CHILD else self.name or self.prompt
         return f"{self.kind.value}:{what}"
 
@@ -193,8 +193,8 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
 class Decision(msgspec.Struct, frozen=True, array_like=True):
     """What was decided about a wait, by whom. ``payload`` is encoded; None means that none was given.
 
-    ``key`` is the key of the signal that answered, ``came`` the event that told of it, if it was not in the run's record; ``policy`` the
-    snapshot under which the question was asked (§5.8), ``via`` the id of the access token under which it came (§16.2).
+    ``key`` is the key of the signal that answered, ``came`` the event that reported the signal, if it was not in the run's record; ``policy`` the
+    snapshot under which the question was asked (§5.8), ``via`` the id of the access token with which the decision was made (§16.2).
     """
 
     wait_id: str
@@ -213,13 +213,13 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     via: str = ""
 
     def same(self, other: Decision) -> bool:
-        """Whether another decision says exactly this (§5.6): times and ``resume`` do not count."""
+        """Whether another decision says the same (§5.6): times and ``resume`` do not count."""
         mine = (self.wait_id, self.action, self.feedback, self.note, self.payload, self.forced)
         return mine == (other.wait_id, other.action, other.feedback, other.note, other.payload, other.forced)
 
 
 class Asked(Protocol):
-    """What tells how a question ends."""
+    """The part of a question that determines how a decision ends it."""
 
     @property
     def kind(self) -> WaitKind: ...
@@ -232,7 +232,7 @@ class Asked(Protocol):
 
 
 def find_halt(asked: Asked, given: Decision) -> str | None:
-    """The stop reason with which this decision ends the run (§5.5, §5.10); None if it does not end it."""
+    """Returns the stop reason with which this decision ends the run (§5.5, §5.10), or None if it does not end the run."""
     if given.action == HALT:
         return "halted"
     if given.action == DENY and asked.on_deny == "halt":
@@ -242,12 +242,12 @@ def find_halt(asked: Asked, given: Decision) -> str | None:
 
 
 def times_out_for_good(asked: Wait | None, given: Decision) -> bool:
-    """Whether nobody answered in time and that failed the run: it is no answer, and a resumed run asks anew (§5.10)."""
+    """Whether the decision is a timeout that failed the run: it is not an answer, and a resumed run asks again (§5.10)."""
     return given.action == TIMEOUT and asked is not None and asked.on_timeout is OnTimeout.FAIL
 
 
 def tell_child(given: Decision) -> str | None:
-    """The failure that the end of a child is to its parent; None if it completed, or if this is no child's end."""
+    """Returns the message of the failure that a child's end causes in its parent, or None if the child completed or this is not a child's end."""
     if given.action not in (Status.FAILED, Status.CANCELED):
         return None
     told = None if given.payload is None or envelopes.is_sealed(given.payload) else canon.decode(given.payload)
@@ -259,19 +259,19 @@ def tell_child(given: Decision) -> str | None:
 
 
 def decidable(status: Status, waits: tuple[Wait, ...], wait_id: str) -> bool:
-    """The one predicate of §5.4, for a wait of a run with this status: is it open, and may it be decided now?
+    """Whether a wait of a run with this status is open and may be decided now: the one predicate of §5.4.
 
-    A failed or interrupted run records the decision only; the resume of §7.3 uses it.
+    A failed or interrupted run only records the decision; the resume of §7.3 uses it.
     """
     open_now = any(w.wait_id == wait_id and w.human for w in waits)
     return open_now and status in (Status.WAITING_FOR_HUMAN, Status.RUNNING, Status.REPLAYING, Status.FAILED)
 
 
 def check_allowed(wait: Wait, action: str, feedback: str | None) -> None:
-    """Refuses an action the wait does not publish, or one that lacks its feedback (§5.5).
+    """Refuses an action that the wait does not offer, or one that lacks its feedback (§5.5).
 
     Raises:
-        ActionUnavailable: not in the published list; an empty list allows nothing.
+        ActionUnavailable: the action is not in the wait's list; an empty list allows nothing.
         InvalidInput: the action needs feedback.
     """
     if not wait.available_actions:
@@ -287,17 +287,17 @@ def check_payload(wait: Wait, action: str) -> None:
     """Refuses a payload that nothing would read.
 
     Raises:
-        InvalidInput: the consent would stand for something else than the person meant.
+        InvalidInput: the consent would mean something else than the person intended.
     """
     if wait.kind in UNEDITED and action in CONSENTS:
         raise InvalidInput(f"{wait.wait_id} asks about a {wait.kind}, which cannot be edited: nothing reads a payload", field="payload", hint=f"{action} it without a payload")
 
 
 def answering(wait: Wait, payload: Any) -> tuple[str, Any]:
-    """The action and the payload (``...`` for none) by which a bare answer decides this wait (§5.11). False never approves.
+    """Returns the action and the payload (``...`` for none) with which a bare answer decides this wait (§5.11). False never approves.
 
     Raises:
-        NotDecidable: it takes a decision that an answer does not say.
+        NotDecidable: the answer does not determine one of the offered actions.
     """
     offered = wait.available_actions
     if ANSWER in offered:
@@ -312,17 +312,17 @@ def answering(wait: Wait, payload: Any) -> tuple[str, Any]:
 
 
 def resting(waits: tuple[Wait, ...]) -> Status:
-    """The status of a run whose tasks all rest in these waits (§5.2)."""
+    """Returns the status of a run whose tasks all rest in these waits (§5.2)."""
     return Status.WAITING_FOR_HUMAN if any(w.human for w in waits) else Status.WAITING_FOR_SIGNAL
 
 
 def wake_at(waits: tuple[Wait, ...]) -> int | None:
-    """When the earliest deadline falls due: a fold of the waits, never authoritative (§5.10)."""
+    """Returns the earliest deadline, computed from the waits; never authoritative (§5.10)."""
     return min((w.deadline for w in waits if w.deadline is not None), default=None)
 
 
 def plain(wait: Wait) -> dict[str, Any]:
-    """The fields of a wait that need no decoding."""
+    """Returns the fields of a wait that need no decoding."""
     skip = {"show", "schema", "default"}
     return {f: getattr(wait, f) for f in wait.__struct_fields__ if f not in skip}
 
@@ -334,7 +334,7 @@ HOW_TO_KEEP = "To keep a value from changing between a question and its answer, 
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """What a question is about. ``reads`` is an excerpt of what the step reads, where nothing is shown."""
+    """What a question is about. ``reads`` is an excerpt of what the step reads, if nothing is shown."""
 
     covers: str
     show: Any = None
@@ -342,12 +342,12 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 def subject_of(show: Any, verdict: str = "") -> Subject:
-    """A question that shows something: that is what it is about."""
+    """Returns the subject of a question that shows something: what is shown."""
     return Subject("show:" + canon.fingerprint([show, verdict]), show)
 
 
 def read(reads: Mapping[str, Any], secret: Collection[str], verdict: str = "") -> Subject:
-    """A bare question: it is about what the step reads, of which large and secret values are kept as digests."""
+    """Returns the subject of a question that shows nothing: what the step reads. Large and secret values are kept as digests."""
     kept = {n: _excerpt(v, n in secret) for n, v in reads.items()}
     return Subject("read:" + canon.fingerprint([dict(reads), verdict]), reads=kept)
 
@@ -363,9 +363,9 @@ def pack(subject: Subject) -> bytes | None:
 
 
 def compare(before: Wait, prompt: str, now: Subject, secret: Collection[str] = ()) -> str | None:
-    """How what is asked about differs from what a consent covered; None if it does not.
+    """Returns how the subject of a question differs from what a consent covered, or None if it does not differ.
 
-    A wait of a release that kept no digest is compared by what it showed.
+    A wait from a release that kept no digest is compared by what it showed.
     """
     if not before.covers:
         if before.show is None or canon.fingerprint(_value(before.show)) == canon.fingerprint(now.show):
@@ -384,7 +384,7 @@ def compare(before: Wait, prompt: str, now: Subject, secret: Collection[str] = (
 
 
 def particulars(prompt: str) -> list[str]:
-    """The names and numbers in a question: its other words are wording."""
+    """Returns the names and numbers in a question; the other words are only wording."""
     words = [w.strip(".,:") for w in _WORD.findall(prompt)]
     return [w for n, w in enumerate(words) if any(c.isdigit() or c in "@/_" for c in w) or (n and len(w) > 1 and w[:1].isupper())]
 
@@ -395,7 +395,7 @@ def _reads(wait: Wait) -> Mapping[str, Any]:
 
 
 def _value(data: bytes | None) -> Any:
-    """A stored value; what cannot be decoded here differs from everything."""
+    """Returns a stored value. If it cannot be decoded here, returns a text that differs from every value."""
     try:
         return None if data is None else canon.decode(data)
     except EventUnreadable as e:

@@ -1,4 +1,4 @@
-"""Wording: what an offered action means to the person who chooses it, and how long something took; the same on every surface."""
+"""Wording for people, the same in every interface: what an offered action does, and how long something took."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast.core import waits as ws
 from holdfast.core.waits import WaitKind
 
 UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
-"""Seconds of a unit and its sign, and those of the one that is said with it."""
+"""For each unit: its seconds and its symbol, and the seconds and symbol of the smaller unit that is shown with it."""
 
 
 def span(seconds: float) -> str:
-    """A duration for people."""
+    """Returns a duration for people to read."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
     if seconds < 60:
@@ -26,7 +26,7 @@ def span(seconds: float) -> str:
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """An action in a person's words: ``label`` is what they saw or want, ``does`` what follows from it. ``risky``: it ends or may repeat something."""
+    """An action in a person's words: ``label`` is what the person saw or wants, ``does`` its effect. ``risky``: it ends or may repeat something."""
 
     label: str
     does: str
@@ -56,26 +56,26 @@ _OWN: Mapping[tuple[str, str], Offered] = {
 }
 _UNKNOWN = Offered("", "One of the actions that this wait offers.")
 FORCED = Offered("Do it again although it may have happened", "The first attempt may still be running: the side effect may happen twice.", risky=True)
-"""An effect that is done again by force (§6.5)."""
+"""The wording for doing an effect again by force (§6.5)."""
 
 
 def phrase(offer: Offered) -> str:
-    """An action and what follows from it, as two sentences."""
+    """Returns an action and its effect, as two sentences."""
     return f"{offer.label}. {offer.does}"
 
 
 def describe_action(kind: str, action: str) -> Offered:
-    """What an action means at a wait of this kind."""
+    """Returns the wording of an action at a wait of this kind."""
     found = _OWN.get((kind, action)) or _GENERAL.get(action)
     return found or Offered(action.replace("_", " ").capitalize(), _UNKNOWN.does)
 
 
 EDIT = "Approve with other values"
-"""What is offered beside ``approve`` where an approval may be edited."""
+"""The label that is offered beside ``approve`` if an approval may be edited."""
 
 
 def answering(run_id: str, wait_id: str | None, action: str, *, forced: bool = False, edited: bool = False) -> list[str]:
-    """The words behind ``holdfast`` that take an action; without ``wait_id`` the run has one open question."""
+    """Returns the arguments of the ``holdfast`` command that chooses an action; without ``wait_id`` the run must have one open question."""
     which = [run_id] if wait_id is None else [run_id, "--wait", wait_id]
     match action:
         case ws.APPROVE:
@@ -89,11 +89,11 @@ def answering(run_id: str, wait_id: str | None, action: str, *, forced: bool = F
 
 
 YOUR_FILE = "YOUR_FILE.py"
-"""Stands in a command for the file that holds a run's code, where nothing tells which one it is."""
+"""The placeholder in a command for the file with a run's code, if that file is not known."""
 
 
 def target_of(target: str | None) -> str:
-    """Where a run's code is, as a command names it: the TARGET that the run was submitted with, if it is known."""
+    """Returns where a run's code is, for use in a command: the TARGET with which the run was submitted, if it is known."""
     return shlex.quote(target) if target else YOUR_FILE
 
 
