@@ -1,6 +1,6 @@
-"""Access tokens: who may do what over HTTP, for which tenant (§14.1, §16.2). The store keeps a hash; the token is given once.
+"""Access tokens: who may do what over HTTP, for which tenant (§14.1, §16.2). The store keeps only a hash; the token is shown once.
 
-A token names its row and holds a secret, so that it is found by an index and compared in constant time.
+A token contains the id of its row and a secret, so that it is found by an index and compared in constant time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHORTEST = 16
 
 
 class Scope(StrEnum):
-    """What a token allows. Every token with any scope may look at what needs none."""
+    """What a token allows. A token with any scope may also read what needs no scope."""
 
     VIEW = "view"
     SUBMIT = "submit"
@@ -39,7 +39,7 @@ class Scope(StrEnum):
 
 
 class Unauthorized(HoldfastError):
-    """No token, or one that is unknown, expired or revoked: one answer for all of them."""
+    """There is no token, or it is unknown, expired or revoked. The answer is the same for all of these."""
 
     code = "unauthorized"
     exit_code = 6
@@ -55,12 +55,12 @@ class Forbidden(HoldfastError):
 def check_site(headers: Mapping[str, str], public_url: str | None, *, opaque: bool = False) -> None:
     """Refuses a request that a page of another site has made a browser send.
 
-    A browser that says ``Sec-Fetch-Site`` is believed, because it knows its own origin behind a proxy too; an older one says only ``Origin``. A client
-    that is no browser says neither, and is let through. ``opaque``: an origin that is hidden counts as one's own; that is for forms that carry
+    ``Sec-Fetch-Site`` of a browser is believed, because the browser knows its own origin behind a proxy too; an older browser sends only ``Origin``. A client
+    that is not a browser sends neither, and is accepted. ``opaque``: accept a hidden origin as the server's own; that is for forms that carry
     a token of their own.
 
     Raises:
-        Forbidden: it comes from another site.
+        Forbidden: the request comes from another site.
     """
     site, origin = headers.get("sec-fetch-site", ""), headers.get("origin")
     if site:
@@ -74,7 +74,7 @@ def check_site(headers: Mapping[str, str], public_url: str | None, *, opaque: bo
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """What a token is good for, and for whom it speaks. Times are microseconds since 1970; tenant ``*`` is every tenant."""
+    """The rights of a token, its tenant and its actor. Times are microseconds since 1970; the tenant ``*`` is every tenant."""
 
     id: str
     digest: bytes
@@ -90,38 +90,38 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tenant(self) -> str | None:
-        """The tenant it is bound to; None for all of them."""
+        """The tenant that the token is bound to; None for all tenants."""
         return None if self.tenant_id == EVERY_TENANT else self.tenant_id
 
     def need(self, scope: Scope) -> None:
-        """Raises if it does not hold this scope; ``admin`` holds all.
+        """Checks that the token has this scope; ``admin`` includes all.
 
         Raises:
-            Forbidden: names the scope.
+            Forbidden: it does not; the error names the scope.
         """
         if scope not in self.scopes and Scope.ADMIN not in self.scopes:
             raise Forbidden(f"this token does not have the scope {scope}", hint=f"a token with the scope {scope}: holdfast token create --scopes {scope}")
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """A new token: the one time that its text is seen."""
+    """A new token. Its text is shown only here."""
 
     token: str
     access: Access
 
 
 NOBODY = Access(id="none", digest=b"", tenant_id=EVERY_TENANT, scopes=(Scope.ADMIN,), actor="operator")
-"""Who calls where no token is asked for: a server on loopback that was told so."""
+"""The access of a caller if no token is required: for a server on loopback that was started so."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Access).decode
 
 
 def scopes(words: Iterable[str]) -> tuple[Scope, ...]:
-    """Scopes by their words.
+    """Returns the scopes with these names.
 
     Raises:
-        InvalidInput: one that there is none of, or none at all.
+        InvalidInput: there is no such scope, or none was given.
     """
     found: list[Scope] = []
     for word in words:
@@ -140,7 +140,7 @@ class Tokens:
         self._shelf = shelf
 
     async def create(self, words: Iterable[str], *, now: int, tenant_id: str = "default", actor: str = "operator", expires_at: int | None = None) -> Issued:
-        """Makes a token. Its text is in the answer and nowhere else."""
+        """Makes a token. Its text is only in the result and is not stored."""
         number, secret = secrets.token_hex(6), secrets.token_urlsafe(24)
         access = Access(
             id=number, digest=_digest(secret), tenant_id=text(tenant_id, "tenant"), scopes=scopes(words), actor=text(actor, "actor"), created_at=now, expires_at=expires_at
@@ -149,22 +149,22 @@ class Tokens:
         return Issued(f"hf_{number}_{secret}", access)
 
     async def all(self) -> list[Access]:
-        """All tokens, revoked and expired ones included, in the order of their ids."""
+        """Returns all tokens in the order of their ids, including revoked and expired ones."""
         out: list[Access] = []
         while page := await self._shelf.scan(after=out[-1].id if out else None, limit=500):
             out += [_decode(data) for _, data in page]
         return out
 
     async def holds(self, access: Access, *, now: int) -> bool:
-        """Whether a token that was known once still holds."""
+        """Whether a token that was accepted before is still valid."""
         data = await self._shelf.get(access.id)
         return data is not None and _decode(data).live(now)
 
     async def revoke(self, token_id: str, *, now: int) -> Access:
-        """Ends a token at once.
+        """Revokes a token at once.
 
         Raises:
-            NotFound: there is none of that id.
+            NotFound: there is none with that id.
         """
         data = await self._shelf.get(token_id)
         if data is None:
@@ -175,7 +175,7 @@ class Tokens:
         return gone
 
     async def find(self, token: str, *, now: int) -> Access | None:
-        """Whose token it is; None if it is not known, expired or revoked. It takes the same time whichever of these it is."""
+        """Returns the access of a token; None if the token is unknown, expired or revoked. The time it takes does not depend on which of these it is."""
         head, _, rest = token.partition("_")
         number, _, secret = rest.partition("_")
         data = await self._shelf.get(number) if head == "hf" and number else None
@@ -185,24 +185,24 @@ class Tokens:
 
 
 class Known(Protocol):
-    """Who knows tokens: those of a store, or of a file beside them."""
+    """Finds tokens: those of a store, or of a file beside them."""
 
     async def find(self, token: str, *, now: int) -> Access | None:
-        """Whose token it is; None if it is not known or does not hold."""
+        """Returns the access of a token; None if the token is unknown or not valid."""
 
     async def holds(self, access: Access, *, now: int) -> bool:
-        """Whether a token that was known once still holds."""
+        """Whether a token that was accepted before is still valid."""
 
 
 class FileTokens:
-    """Tokens of a file, which whoever runs the server writes, as from a container's secrets; the store's hold beside them.
+    """Tokens in a file that the operator of the server writes, for example from a container's secrets; the tokens of the store are valid as well.
 
-    A line is a token, then what it is good for where that is not everything in the tenant ``default``:
-    ``TOKEN scopes=view,decide tenant=acme actor=ada``. The file is read again once it has changed: a line that is gone is revoked.
+    A line is a token, followed by its rights if these are not everything in the tenant ``default``:
+    ``TOKEN scopes=view,decide tenant=acme actor=ada``. The file is read again when it has changed: a token whose line is gone is revoked.
     """
 
     def __init__(self, file: Path, beside: Callable[[], Known]) -> None:
-        self._file = file.absolute()  # it is read again, and a node may change the working directory
+        self._file = file.absolute()  # absolute, because a node may change the working directory before it is read again
         self._beside = beside
         self._read: tuple[int, int, dict[bytes, Access]] | None = None
         self._lines()

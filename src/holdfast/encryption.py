@@ -1,7 +1,7 @@
-"""Encryption of payloads at rest (§14.5): the keys, and who gives them. Needs ``pip install 'holdfast[crypto]'``.
+"""Encryption of payloads at rest (§14.5): the keys, and where they come from. Needs ``pip install 'holdfast[crypto]'``.
 
-``Runtime(url, encryption=Encryption(KeyFile("keys.txt")))``, or the same for every command by ``$HOLDFAST_KEYS``. New payloads are
-written under the newest key; a key that is given stays good for reading what was written under it. ``docs/encryption.md`` says what is
+``Runtime(url, encryption=Encryption(KeyFile("keys.txt")))``, or for every command by ``$HOLDFAST_KEYS``. New payloads are
+encrypted with the newest key; an older key remains usable for reading what was encrypted with it. ``docs/encryption.md`` says what is
 encrypted and what is not.
 """
 
@@ -26,20 +26,20 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @runtime_checkable
 class KeyProvider(Protocol):
-    """Gives keys of 32 bytes by their ids. It is asked often, so it should remember."""
+    """Returns keys of 32 bytes by their ids. It is called often, so it should cache them."""
 
     def newest(self) -> str:
-        """The id of the key that new payloads are written under."""
+        """Returns the id of the key with which new payloads are encrypted."""
 
     def key(self, key_id: str) -> bytes | None:
-        """The key of that id; None if it is not at hand."""
+        """Returns the key with this id; None if it is not available."""
 
 
 class Keys:
     """Keys by their ids; the last one is the newest unless ``newest`` names another.
 
     Raises:
-        UsageError: there is no key, one has not 32 bytes, or an id is none.
+        UsageError: there is no key, a key does not have 32 bytes, or an id is not valid.
     """
 
     def __init__(self, keys: Mapping[str, bytes], *, newest: str | None = None) -> None:
@@ -66,16 +66,16 @@ class Keys:
 
 
 class KeyFile:
-    """Keys in a file, one a line: the id, a space, and the key in base64; the last line is the newest key. A line that begins with ``#`` is
-    a remark. The file is read again when it has changed, so that a key is added without a restart.
+    """Keys in a file, one per line: the id, a space, and the key in base64; the last line is the newest key. A line that begins with ``#`` is
+    a comment. The file is read again when it has changed, so that a key can be added without a restart.
 
     Raises:
-        UsageError: the file cannot be read, or holds no keys.
+        UsageError: the file cannot be read, or contains no keys.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._given = os.fspath(path)
-        self._path = os.path.abspath(self._given)  # a node may change the working directory, and the file is read again
+        self._path = os.path.abspath(self._given)  # absolute, because a node may change the working directory before the file is read again
         self._stamp: tuple[int, int, int] | None = None
         self._keys = self._read()
 
@@ -90,7 +90,7 @@ class KeyFile:
             if self._now() != self._stamp:
                 self._keys = self._read()
         except OSError:
-            pass  # the keys read before stay good while the file is being replaced
+            pass  # the keys read before are used while the file is being replaced
         return self._keys
 
     def _now(self) -> tuple[int, int, int]:
@@ -122,27 +122,27 @@ class KeyFile:
 
 @dataclass(frozen=True)
 class Encryption:
-    """How payloads are kept. ``strict``: what is not encrypted is refused when it is read; else what was written before is read as it is."""
+    """How payloads are stored. ``strict``: data that is not encrypted is refused when it is read; otherwise such data from before is read as it is."""
 
     keys: KeyProvider
     strict: bool = False
 
 
 def new_key() -> bytes:
-    """A new random key."""
+    """Makes a new random key."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def as_line(key_id: str, key: bytes) -> str:
-    """A line for a file of keys."""
+    """Formats a key as a line for a file of keys."""
     return f"{key_id} {base64.b64encode(key).decode()}\n"
 
 
 def _of_environment(path: str, word: str) -> Encryption | None:
-    """What the variables ask for. A mistake in them must not end in payloads that are kept in clear.
+    """Returns the encryption that the environment variables ask for. A mistake in them must not lead to payloads that are stored unencrypted.
 
     Raises:
-        UsageError: strict encryption is asked for and no file of keys is named, or the word says neither yes nor no.
+        UsageError: strict encryption is asked for and no file of keys is named, or the word means neither yes nor no.
     """
     strict = _SAYS.get(word.strip().lower())
     if strict is None:
@@ -155,10 +155,10 @@ def _of_environment(path: str, word: str) -> Encryption | None:
 
 
 def coerce(given: object) -> Encryption | None:
-    """What ``Runtime(encryption=…)`` is given; None means the file that ``$HOLDFAST_KEYS`` names, or no encryption.
+    """Checks the argument of ``Runtime(encryption=…)``; None means the file that ``$HOLDFAST_KEYS`` names, or no encryption.
 
     Raises:
-        UsageError: it is neither, or the variables contradict each other.
+        UsageError: it is not valid, or the variables contradict each other.
     """
     if given is None:
         return _of_environment(os.environ.get(KEYS, "").strip(), os.environ.get(STRICT, ""))

@@ -1,6 +1,6 @@
 """Committed events as records of the standard ``logging``, under ``holdfast.run``. Silent unless the application sets a handler.
 
-A record says what happened, to which run and step, and with which code; it holds no value of the program's, so that no secret
+A record says what happened, to which run and step, and with which code. It contains no value of the program, so that no secret
 gets into a log. Of a decision that ends a run at most one record is a warning. The same facts are attributes of the record: ``event_type``, ``run_id``, ``seq``, ``step_id``, ``call``, ``attempt``,
 ``skill_id``, ``trace_id``, ``code``.
 """
@@ -29,8 +29,8 @@ ROOT.addHandler(logging.NullHandler())
 
 
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose handlers and filters, which are the application's, cannot stop what is logged: what they raise is told as
-    ``logging`` itself tells of a handler's trouble."""
+    """A logger that does not fail if one of the application's handlers or filters raises: the error is printed as ``logging`` itself prints errors of
+    handlers."""
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
         return msg, {**kwargs, "extra": self.extra} if self.extra else kwargs
@@ -45,7 +45,7 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def logger(name: str) -> SafeLogger:
-    """The library's logger of that name."""
+    """Returns the library's logger with that name."""
     return SafeLogger(logging.getLogger(name), {})
 
 
@@ -59,12 +59,12 @@ LOUD = frozenset(
 
 
 def level_of(wire: str) -> int:
-    """How loud an event is: WARNING where something went wrong, DEBUG where nothing was decided, else INFO."""
+    """Returns the level of an event: WARNING if something went wrong, DEBUG if nothing was decided, else INFO."""
     return logging.WARNING if wire in LOUD else logging.DEBUG if wire in QUIET else logging.INFO
 
 
 def has_listener() -> bool:
-    """Whether anybody listens to what goes well: plain steps are told of one by one then."""
+    """Whether anybody listens to commits that succeed: plain steps then get commits of their own, so that each is logged."""
     return bool(METERS) or LOG.isEnabledFor(logging.INFO)
 
 
@@ -73,7 +73,7 @@ _muted: contextvars.ContextVar[bool] = contextvars.ContextVar("holdfast_muted", 
 
 @contextlib.contextmanager
 def mute() -> Iterator[None]:
-    """Logs no commits of what is run within: for tests that end processes on purpose."""
+    """Does not log the commits made within the block: for tests that end processes on purpose."""
     token = _muted.set(True)
     try:
         yield
@@ -82,14 +82,14 @@ def mute() -> Iterator[None]:
 
 
 LISTENERS: list[Callable[[Commit], None]] = []
-"""Who is told of commits that this process has made durable, of a line of plain steps its last one at the latest; they note it, and no more."""
+"""Called with each commit that this process has made durable; for a line of plain steps, at the latest with its last one. A listener only notes the commit."""
 
 SETTLED: list[Callable[[Intent], None]] = []
-"""Who is told of messages of which this process has kept how they stand, beside the log of their run; they note it, and no more."""
+"""Called with each message that this process has settled, which the run's log does not contain. A listener only notes the message."""
 
 
 def tell_settled(intent: Intent) -> None:
-    """Tells how a message stands now that this is kept."""
+    """Tells the listeners the state of a message after it was settled."""
     for listener in SETTLED:
         listener(intent)
 
@@ -101,7 +101,7 @@ def log_commit(commit: Commit) -> None:
     for meter in METERS:
         meter.hear(commit)
     if not LOG.isEnabledFor(logging.INFO) and LOUD.isdisjoint([event.fact.wire for event in commit.events]):
-        return  # nearly always: nobody listens to what goes well
+        return  # nearly always true: usually nobody listens to commits that succeed
     if not LOG.isEnabledFor(logging.WARNING) or _muted.get():
         return
     run = commit.run
@@ -115,7 +115,7 @@ def log_commit(commit: Commit) -> None:
 
 
 def _cause(fact: Any, run: Any, task: str) -> str:
-    """In a warning what it is about: the step (``task``, where the fact names none), the kind of the error and where it was raised, or what
+    """Returns what a warning is about: the step (``task``, if the fact names none), the kind of the error and where it was raised, or what
     ended the lease."""
     error = getattr(fact, "error", None)
     if isinstance(error, ErrorValue):
@@ -144,7 +144,7 @@ def _extra(fact: Any, wire: str, run: Any, seq: int) -> dict[str, Any]:
 
 
 class Text(logging.Formatter):
-    """One line a record: time in UTC, level, what happened, and what is known about it."""
+    """One line per record: time in UTC, level, what happened, and its attributes."""
 
     def format(self, record: logging.LogRecord) -> str:
         known = " ".join(f"{name}={_visible(value)}" for name in FIELDS[1:] if (value := getattr(record, name, None)) is not None)
@@ -153,7 +153,7 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One JSON object a record."""
+    """One JSON object per record."""
 
     def format(self, record: logging.LogRecord) -> str:
         known = {name: value for name in ("event_type", *FIELDS) if (value := getattr(record, name, None)) is not None}
@@ -168,21 +168,21 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _visible(value: object) -> str:
-    """Control characters of a text from outside as escapes, so that one record stays one line."""
+    """Returns text with control characters escaped, so that one record stays one line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(value))
 
 
 class LastResort(logging.Handler):
-    """Writes a record to standard error where no other handler shows it: for what whoever runs a server must see, whatever they have set up."""
+    """Writes a record to standard error if no other handler shows it: for what the operator of a server must see, whatever logging is set up."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not _is_heard(logging.getLogger(record.name)):
-            with contextlib.suppress(OSError, ValueError):  # standard error is closed: nobody is there to be told
+            with contextlib.suppress(OSError, ValueError):  # standard error is closed
                 sys.stderr.write(Text().format(record) + "\n")
 
 
 def _is_heard(of: logging.Logger) -> bool:
-    """Whether a logger has a handler that shows something, of its own or above it."""
+    """Whether a logger or one of its parents has a handler that shows records."""
     at: logging.Logger | None = of
     while at is not None:
         if not all(isinstance(handler, logging.NullHandler | LastResort) for handler in at.handlers):
@@ -195,7 +195,7 @@ FORMATS: dict[str, type[logging.Formatter]] = {"text": Text, "json": Json}
 
 
 def show(format: str, *, level: int = logging.INFO, out: TextIO | None = None) -> logging.Handler:
-    """Writes what the library logs to ``out`` (standard error by default), as ``text`` or ``json``; gives the handler."""
+    """Writes what the library logs to ``out`` (standard error by default), as ``text`` or ``json``; returns the handler."""
     handler = logging.StreamHandler(out or sys.stderr)
     handler.setFormatter(FORMATS[format]())
     ROOT.addHandler(handler)

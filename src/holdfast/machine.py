@@ -1,6 +1,6 @@
-"""This machine: its clocks, and its processes, as far as they prove that an owner of leases lives or is dead (§2.9, §10.1).
+"""This machine: its clocks, and its processes, as far as they prove that an owner of leases is alive or dead (§2.9, §10.1).
 
-A process is told apart by its number and the moment of its start, within one namespace of process numbers and one boot.
+A process is identified by its number and its start time, within one namespace of process numbers and one boot.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from holdfast.core.lease import Alive, OwnerId
 
 
 class Here(NamedTuple):
-    """Where this process runs: the machine's name, and its boot with the namespace of process numbers behind a dot."""
+    """Where this process runs: the machine's name, and its boot id with the namespace of process numbers after a dot."""
 
     host: str
     boot: str
 
 
 LOOKED_AFTER = (10_000, 10, 20)
-"""Of the garbage collector of such a process: new objects, and generations, before it looks again."""
+"""Thresholds of the garbage collector in a serving process: how many new objects, and collections of each younger generation, before it collects."""
 
 
 _swept = False
 
 
 def sweep() -> None:
-    """Has the garbage collector go through what has been loaded, once in a process. It does so by itself as soon as a quarter has been added to what it went
-    through last, which is soon after a program was loaded: in the midst of one of its first runs, where it takes longer than the run."""
+    """Runs the garbage collector over what has been loaded, once per process. Otherwise the collector does so by itself as soon as a quarter has been added to what it
+    visited last, which is soon after a program was loaded: in the middle of one of its first runs, where it takes longer than the run."""
     global _swept
     if not _swept and gc.isenabled():
         gc.collect()
@@ -45,10 +45,10 @@ def sweep() -> None:
 
 
 def settle() -> None:
-    """For a process that serves, or executes runs, from now on: the garbage collector passes over what has been loaded, and looks less often.
+    """Tells the garbage collector to skip what has been loaded and to run less often, for a process that serves or executes runs from now on.
 
-    While it looks through everything no request is answered, and no run goes on. That took 30 ms and more, every two seconds under load, and
-    nearly all it looked at were modules.
+    During a full collection no request is answered and no run continues. That took 30 ms and more, every two seconds under load, and
+    nearly all visited objects were modules.
     """
     gc.collect()
     gc.freeze()
@@ -56,17 +56,17 @@ def settle() -> None:
 
 
 def note_error(ended: asyncio.Future[Any]) -> None:
-    """Reads the error of a task whose caller may have gone before it ended: the event loop reports each that nobody has read."""
+    """Reads the error of a task whose caller may be gone, because the event loop reports each error that nobody has read."""
     if not ended.cancelled():
         ended.exception()
 
 
 def call_nobody(*_: object) -> None:
-    """In the place of what was called and is called no more, so that nothing refers back to it."""
+    """Does nothing. Replaces a callback that is no longer called, so that nothing refers back to the callback's owner."""
 
 
 def boot() -> str:
-    """Which boot of which machine this is: a lock or a tick count means something only within it."""
+    """Returns the boot id of this machine: a lock or a tick count is meaningful only within one boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
             return f.read().strip()
@@ -75,15 +75,15 @@ def boot() -> str:
 
 
 def wall() -> int:
-    """Microseconds of the wall clock of this machine: all its processes share it, whatever one of them has put in the place of ``time.time``.
+    """Returns microseconds of the wall clock of this machine, which all its processes share, even if one of them has replaced ``time.time``.
 
-    A store that is a file on this machine has no other clock (§10.3).
+    A store in a file on this machine has no other clock (§10.3).
     """
     return time.clock_gettime_ns(time.CLOCK_REALTIME) // 1000
 
 
 def ticks() -> int:
-    """Microseconds of a clock that goes on while the machine sleeps and that nobody sets (§10.3)."""
+    """Returns microseconds of a clock that continues while the machine sleeps and that nobody sets (§10.3)."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
 
 
@@ -97,7 +97,7 @@ def here() -> Here:
 
 
 def start_of(pid: int) -> str | None:
-    """When a process started, in the kernel's words; None if there is no such process, or nothing that tells."""
+    """Returns the start time of a process in the kernel's units; None if there is no such process, or the system does not say."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
             return f.read().rsplit(")", 1)[1].split()[19]
@@ -106,9 +106,9 @@ def start_of(pid: int) -> str | None:
 
 
 def alive_by_name(owner: str) -> Alive:
-    """Whether the process that an owner's name tells of is gone: the machine was started anew, or the process is not there any more.
+    """Whether the process in an owner's name is gone: the machine was booted again, or the process no longer exists.
 
-    NO only by proof; never YES, for a process may outlive an owner in it.
+    Returns NO only with proof. Never returns YES, because a process may outlive an owner in it.
     """
     named, this = OwnerId.parse(owner), here()
     if named is None or named.host != this.host or not os.path.exists("/proc/self/stat"):
@@ -122,7 +122,7 @@ def alive_by_name(owner: str) -> Alive:
 
 
 class Process:
-    """This process. ``forks``: how often it was forked from another since it was started; what was opened before the last time is not its own."""
+    """This process. ``forks``: how many forks lie between the program's start and this process; what was opened before the last one belongs to its parent."""
 
     forks = 0
 
@@ -135,13 +135,13 @@ os.register_at_fork(after_in_child=PROCESS.note_fork)
 
 
 def forks() -> int:
-    """``PROCESS.forks``, by a call: a trace function that somebody has left is met here, and not in what follows."""
+    """Returns ``PROCESS.forks``. It is a function so that a trace function that user code has left set runs here, and not in the code after the call."""
     return PROCESS.forks
 
 
 def end_child(since: int, what: str) -> None:
-    """Ends this process if it was forked ``since``, by the code it runs: it shares its parent's loop and connections, and may neither
-    commit nor act. A child that is to do something of its own ends by ``os._exit``, or is made by ``subprocess``."""
+    """Ends this process if the code it ran has forked it ``since`` then: a child shares its parent's event loop and connections, and may neither
+    commit nor execute effects. A child that has work of its own must end with ``os._exit``, or be started with ``subprocess``."""
     if PROCESS.forks == since:
         return
     error = sys.exception()
@@ -152,14 +152,14 @@ def end_child(since: int, what: str) -> None:
 
 
 def may_prove(owner: str) -> bool:
-    """Whether a lock that this machine can take says something about an owner of that name: not if it runs on another one."""
+    """Whether a lock that this machine can take says anything about an owner with that name: not if the owner runs on another machine."""
     named = OwnerId.parse(owner)
     return named is None or named.host == here().host or named.boot == here().boot
 
 
 def sole(values: Mapping[str, Any], name: str) -> bool:
-    """Whether these values alone hold the one of that name: by the interpreter's own count of holders, which is measured once for something
-    that nobody else holds. Where holders are not counted exactly, never."""
+    """Whether only this mapping refers to the value with that name. This compares the interpreter's reference count with one measured once for a value
+    without other references. Always False if the interpreter does not count references exactly."""
     return _holders(values, name) == _SOLE
 
 
@@ -171,11 +171,11 @@ _SOLE = -1 if sysconfig.get_config_var("Py_GIL_DISABLED") else _holders({"": []}
 
 
 NO_PROGRAM = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ELOOP, errno.EISDIR})
-"""What the system says of a command that cannot be started before somebody has mended it, or the folder where it is to run."""
+"""The errors of the system for a command that cannot be started until somebody has corrected the command or its working directory."""
 
 
 class SystemClock:
-    """Wall time in microseconds; monotonic seconds from the clock that goes on while the machine sleeps."""
+    """Wall time in microseconds; monotonic seconds from the clock that continues while the machine sleeps."""
 
     monotonic: Callable[[], float] = staticmethod(functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic)
 

@@ -1,7 +1,7 @@
-"""Figures of this process, counted from the moment somebody looks (§18.3): steps, attempts, how long claims and commits took, how large groups were.
+"""Figures of this process, counted while somebody reads them (§18.3): steps, attempts, how long claims and commits took, how large groups were.
 
-Theory of operation. Nothing is counted while ``METERS`` is empty: whoever writes or claims looks at that list once a group or a claim, never once a
-step. A meter that is on hears each commit of this process, as the log does (``logs.log_commit``), and plain steps are told of one by one then.
+Theory of operation. Nothing is counted while ``METERS`` is empty: that list is checked once per group of commits or per claim, never once per
+step. An active meter gets each commit of this process, as the log does (``logs.log_commit``); plain steps then get commits of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
 
 
 class Histogram:
-    """How often something was at most so large."""
+    """Counts how often a value was at most each bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -36,7 +36,7 @@ class Histogram:
 
 
 class Meter:
-    """What was counted since it was made."""
+    """Figures counted since the meter was made."""
 
     def __init__(self) -> None:
         self.steps: Counter[str] = Counter()
@@ -46,7 +46,7 @@ class Meter:
         self.groups = Histogram(SIZES)
 
     def hear(self, commit: Commit) -> None:
-        """A commit of this process that has become durable."""
+        """Counts a commit of this process that has become durable."""
         for event in commit.events:
             match event.fact:
                 case ev.StepEnded(outcome=outcome, path=""):
@@ -65,21 +65,21 @@ METERS: list[Meter] = []
 
 
 def group(size: int, took: float) -> None:
-    """So many commits were made durable at once, in so many seconds."""
+    """Counts a group of ``size`` commits that were made durable at once in ``took`` seconds."""
     for meter in METERS:
         meter.groups.note(size)
         meter.commits.note(took)
 
 
 def meter_claim(took: float) -> None:
-    """A claim took so many seconds."""
+    """Counts a claim that took ``took`` seconds."""
     for meter in METERS:
         meter.claims.note(took)
 
 
 @contextlib.contextmanager
 def on() -> Iterator[Meter]:
-    """A meter, on within this block."""
+    """Yields a meter that counts within this block."""
     meter = Meter()
     METERS.append(meter)
     try:

@@ -48,7 +48,7 @@ class Page(list[T], Generic[T]):
 
 
 class _Both(dict[str, Any]):
-    """What reads as a mapping of channels and may be called as ``dict.values``."""
+    """A mapping of channels that can also be called, as ``dict.values`` can."""
 
     def __init__(self, channels: Mapping[str, Any], call: Callable[[], Any]) -> None:
         super().__init__(channels)
@@ -59,7 +59,7 @@ class _Both(dict[str, Any]):
 
 
 class Seen(dict[str, Any]):
-    """A dict as the ports give it. It also reads as what the first release gave: ``seen.run_id`` beside ``seen["run_id"]``."""
+    """A dict as these interfaces return it. It also has the attributes of the first release: ``seen.run_id`` beside ``seen["run_id"]``."""
 
     def __init__(self, fields: Mapping[str, Any], view: Any) -> None:
         super().__init__(fields)
@@ -67,7 +67,7 @@ class Seen(dict[str, Any]):
 
     @property
     def values(self) -> Any:
-        """The state's values, as an attribute of what the first release gave; called, the values of this dict."""
+        """The state's values, as an attribute, as in the first release; if it is called, the values of this dict."""
         return _Both(self.get("values") or {}, super().values)
 
     def __getattr__(self, name: str) -> Any:
@@ -85,10 +85,10 @@ class _Port:
 
 
 def _check_given(call: str, given: object, known: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a dict that a caller hands to a port.
+    """Checks the fields of a dict that a caller passes to a port.
 
     Raises:
-        UnknownOption: one that the port does not know. InvalidInput: no dict, or one is missing.
+        UnknownOption: the port does not know a field. InvalidInput: it is not a dict, or a field is missing.
     """
     found = dict(mapping(given, call))
     check_known(found, known, call)

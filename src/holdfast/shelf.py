@@ -24,22 +24,22 @@ from holdfast.stores import open_url, seal
 
 T = TypeVar("T")
 MANY = 10_000
-"""The most rows that one look gives."""
+"""The maximum number of rows that one ``scan`` returns."""
 
 
 def beginning(value: Any, field: str) -> str:
-    """How keys begin; empty for all of them."""
+    """Checks the prefix of keys; an empty one matches all keys."""
     return text(value, field, empty=True)
 
 
 def rows(value: Any, field: str) -> dict[str, bytes]:
-    """Rows by their keys, each checked once."""
+    """Checks a mapping of keys to values, each once."""
     given: dict[str, bytes] = mapping(value, field)
     return {str.__str__(key): one if type(one) is bytes and len(one) <= VALUE_BYTES else data(one, f"{field}[{key!r}]") for key, one in given.items()}
 
 
 def keys(value: Any, field: str) -> frozenset[str]:
-    """Keys of rows; one alone is the only one."""
+    """Checks a collection of keys; a single text is one key."""
     if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
         raise wrong(field, "a collection of keys", value)
     return frozenset(text(key, field) for key in ([value] if isinstance(value, str) else value))

@@ -1,10 +1,10 @@
 """Traces and metrics for OpenTelemetry: a projection of committed events (§18). Extra ``telemetry``.
 
-Theory of operation. What a run's log says is turned into spans by a ``Story``, which is pure: one trace a run, a span for the run itself, for its time
-in the queue, and for each attempt, effect, wait and intent that has ended. Their ids are computed from the run's and the events', so that whoever
-exports a run again (after a crash, a takeover, a restart) sends the same spans, never a second one. ``Exporter`` hears which runs have moved in this process,
-reads now and then what is new in their logs, and sends it from a thread of its own through a bounded queue: a collector that is slow or away costs
-spans, and no run anything. What the store could not tell is asked again in the next round.
+Theory of operation. A ``Story``, which is pure, turns a run's log into spans: one trace per run, with a span for the run itself, for its time
+in the queue, and for each attempt, effect, wait and intent that has ended. The ids of the spans are computed from those of the run and its events. So a
+process that exports a run again (after a crash, a takeover, a restart) sends the same spans, not new ones. ``Exporter`` is told which runs have moved in this
+process, reads from time to time what is new in their logs, and sends it from a separate thread through a bounded queue: if a collector is slow or away,
+spans are lost, but no run is affected. What the store could not answer is asked again in the next round.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from holdfast.runtime import Runtime
 EVERY = 1.0
 MEASURE_EVERY = 15.0
 CLOSING_SECONDS = 2.0
-"""How long a process that ends waits for a collector."""
+"""How long a process that ends waits for a collector, in seconds."""
 PAGE = 1000
 MOST_LINKS = 100
 QUEUED = 10_000
-"""Spans that wait to be sent; beyond them the newest are left out."""
+"""The maximum number of spans that wait to be sent; beyond it, the newest are dropped."""
 KNOWN = 1000
-"""Runs of which it is known in this process what was sent."""
+"""For how many runs this process remembers what was sent."""
 SCOPE = InstrumentationScope("holdfast")
 log = logs.logger("holdfast.telemetry")
 
 
 class Span(msgspec.Struct, frozen=True):
-    """One span, before it is one of OpenTelemetry's. Times are microseconds since 1970."""
+    """One span, before it is converted to one of OpenTelemetry's. Times are microseconds since 1970."""
 
     name: str
     of: str
@@ -70,11 +70,11 @@ class Span(msgspec.Struct, frozen=True):
     error: str = ""
     marks: tuple[tuple[str, int], ...] = ()
     links: tuple[tuple[str, int], ...] = ()
-    """Runs that this one comes from, each with its trace."""
+    """The runs that this span is linked to, each with its trace."""
 
 
 def trace_id(run: Run) -> int:
-    """The trace of a run: the one that it was given, as of a ``traceparent``, else its own."""
+    """Returns the trace id of a run: the one that it was given, as from a ``traceparent``, else one of its own."""
     given = (run.trace_id or "").replace("-", "").lower()
     if len(given) == 32 and all(c in "0123456789abcdef" for c in given) and int(given, 16):
         return int(given, 16)
@@ -82,7 +82,7 @@ def trace_id(run: Run) -> int:
 
 
 def span_id(of: str) -> int:
-    """The id of the span of something that has an id of its own."""
+    """Returns the span id for something that has an id of its own."""
     return int.from_bytes(hashlib.sha256(f"span {of}".encode()).digest()[:8]) or 1
 
 
@@ -94,11 +94,11 @@ class _Open(msgspec.Struct):
 
 
 _Place = tuple[int, str, str]
-"""A step, its task, and the path of a call in it."""
+"""A super-step, its task, and the path of a call in it."""
 
 
 class Story:
-    """What the events of a run have told so far. It is told each event once, so that a run that goes on for long costs what is new in it."""
+    """The state of a run's spans after the events so far. Each event is fed once, so that a long run costs only what is new in it."""
 
     def __init__(self, run: Run) -> None:
         self.seq = 0
@@ -112,8 +112,8 @@ class Story:
         self._owner, self._queued_at, self._ended_at, self._failure = "", run.created_at, 0, ""
 
     def tell(self, events: Sequence[ev.Event]) -> list[Span]:
-        """The spans that these events have ended, which come after all that were told before. That of an effect with an unknown outcome is given
-        again once it is settled."""
+        """Takes events, which follow those taken before, and returns the spans that they have ended. The span of an effect with an unknown outcome is returned
+        again when the outcome is known."""
         out: list[Span] = []
         for e in events:
             out += self._hear(e)
@@ -121,7 +121,7 @@ class Story:
         return out
 
     def whole(self, run: Run, kin: Sequence[Run] = ()) -> Span | None:
-        """The span of the run itself, once it has ended; ``kin``: the runs that it comes from or started."""
+        """Returns the span of the run itself, when it has ended; else None. ``kin``: the runs that it comes from or started."""
         if not run.terminal or not self._ended_at:
             return None
         links = tuple((k.run_id, trace_id(k)) for k in kin)
@@ -149,7 +149,7 @@ class Story:
                 return [self._end((step, task, path), at, "failed", error.message)]
             case ev.AttemptLeaseExpired():
                 self._marks.append(("lease expired", at))
-                left = sorted(self._open, key=lambda p: not p[2])  # calls before the steps that they are in
+                left = sorted(self._open, key=lambda p: not p[2])  # calls first, then the steps that they are in
                 self._lost.update(p for p in left if not p[2])
                 return [self._end(place, at, "lost", "its owner died") for place in left]
             case ev.AttemptTakenOver(owner=who):
@@ -161,7 +161,7 @@ class Story:
                 self._effects[effect_id] = (at, fact.task)
             case ev.EffectFact(effect_id=effect_id) as fact if effect_id in self._effects:
                 began, task = self._effects[effect_id]
-                if not isinstance(fact, ev.SideEffectUnknown):  # whose outcome may come to be known later
+                if not isinstance(fact, ev.SideEffectUnknown):  # the outcome of an unknown effect may be settled later
                     del self._effects[effect_id]
                 kind = fact.wire.rpartition(".")[2]
                 told = {"holdfast.effect_id": effect_id, "holdfast.status": kind}
@@ -211,7 +211,7 @@ class Story:
 
 
 def _sendings(intents: Sequence[Intent]) -> list[Span]:
-    """The spans of those messages that are settled."""
+    """Returns the spans of the messages that are settled."""
     return [
         Span(
             f"intent {i.type}", i.intent_id, i.created_at, i.settled_at,
@@ -222,7 +222,7 @@ def _sendings(intents: Sequence[Intent]) -> list[Span]:
 
 
 def spans(run: Run, events: Sequence[ev.Event], intents: Sequence[Intent] = (), kin: Sequence[Run] = ()) -> list[Span]:
-    """The spans of a run that have ended, from all of its events. ``kin``: the runs that it comes from or started, whose traces are linked."""
+    """Returns the ended spans of a run from all of its events. ``kin``: the runs that it comes from or started, whose traces are linked."""
     story = Story(run)
     out = {s.of: s for s in story.tell(events)}
     out |= {s.of: s for s in _sendings(intents)}
@@ -232,7 +232,7 @@ def spans(run: Run, events: Sequence[ev.Event], intents: Sequence[Intent] = (), 
 
 
 def readable(run: Run, span: Span, resource: Resource) -> ReadableSpan:
-    """A span as the SDK's exporters take it."""
+    """Converts a span to the form that the SDK's exporters accept."""
     trace = trace_id(run)
 
     def context(of: str, trace: int = trace) -> SpanContext:
@@ -255,12 +255,12 @@ def readable(run: Run, span: Span, resource: Resource) -> ReadableSpan:
 
 
 def asks_for_traces() -> bool:
-    """Whether the environment asks for traces: an endpoint is named, and nothing turns them off."""
+    """Whether the environment asks for traces: it names an endpoint, and nothing turns traces off."""
     return _asks_for("TRACES")
 
 
 def asks_for_metrics() -> bool:
-    """Whether the environment asks for metrics."""
+    """Whether the environment asks for metrics, in the same way."""
     return _asks_for("METRICS")
 
 
@@ -270,14 +270,14 @@ def _asks_for(kind: str) -> bool:
 
 
 def make_resource() -> Resource:
-    """Whose telemetry it is: the service that the standard variables name, else ``holdfast``."""
+    """Makes the resource of the telemetry: the service that the standard variables name, else ``holdfast``."""
     named = Resource.create()
     unnamed = str(named.attributes.get(SERVICE_NAME, "")).startswith("unknown_service")
     return named.merge(Resource({SERVICE_NAME: "holdfast"})) if unnamed else named
 
 
 class Measured:
-    """Metrics of a store and of this process, sent by the standard reader in a thread of its own (§18.3); what it sends is read now and then."""
+    """Metrics of a store and of this process, sent by the standard reader in a thread of its own (§18.3). The figures that it sends are read periodically."""
 
     def __init__(self, rt: Runtime, reader: MetricReader | None = None, *, every: float = MEASURE_EVERY) -> None:
         self._rt = rt
@@ -288,13 +288,13 @@ class Measured:
         self._known: set[str] = set()
 
     async def go_round(self, meter: meters.Meter) -> None:
-        """Reads the figures again and again, until it is cancelled."""
+        """Reads the figures periodically, until it is cancelled."""
         while True:
             try:
                 await self.read(meter)
             except HoldfastError as e:
                 log.debug("metrics wait: %s", e)
-            except Exception:  # what nobody expected ends no round either (X-14)
+            except Exception:  # an unexpected error does not end the rounds either (X-14)
                 log.exception("metrics wait")
             await asyncio.sleep(self._every)
 
@@ -313,17 +313,17 @@ class Measured:
         return [Observation(number, {figure.label: value} if figure.label else {}) for value, number in figure.values.items()]
 
     def close(self) -> None:
-        """Sends the figures a last time, for as long as ``CLOSING_SECONDS``."""
+        """Sends the figures a last time, within ``CLOSING_SECONDS``."""
         self._provider.shutdown(CLOSING_SECONDS * 1000)
 
 
 def _sender(every: float) -> MetricReader:
-    """The standard reader, which sends as often as the figures are read, or as often as the environment says."""
+    """Makes the standard reader, which sends as often as the figures are read, or as often as the environment says."""
     return PeriodicExportingMetricReader(OTLPMetricExporter(), None if os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") else every * 1000)
 
 
 def _plain(each: Figure | Spread) -> list[Figure]:
-    """A spread as its count and its sum, which a collector can divide."""
+    """Returns a spread as two figures, its count and its sum, which a collector can divide."""
     if isinstance(each, Figure):
         return [each]
     of = each.of
@@ -332,7 +332,7 @@ def _plain(each: Figure | Spread) -> list[Figure]:
 
 @contextlib.asynccontextmanager
 async def measured(rt: Runtime, reader: MetricReader | None = None, *, every: float = MEASURE_EVERY) -> AsyncIterator[Measured]:
-    """Within it the store and this process are measured: to ``reader``, by default to where the standard variables of OTLP say."""
+    """Measures the store and this process within the block. Sends to ``reader``, by default to where the standard variables of OTLP say."""
     made = Measured(rt, reader, every=every)
     with meters.on() as meter:
         task = asyncio.ensure_future(made.go_round(meter))
@@ -341,20 +341,20 @@ async def measured(rt: Runtime, reader: MetricReader | None = None, *, every: fl
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            with contextlib.suppress(HoldfastError):  # a command may end before the figures were read at all
+            with contextlib.suppress(HoldfastError):  # read once more, because a short command may end before the first round
                 await made.read(meter)
             await asyncio.to_thread(made.close)
 
 
 class _Told:
-    """What was told of a run in this process. Steps are told once by their story; what may be told again differs then from what was told."""
+    """What was sent about a run by this process. Its story returns the spans of steps once; other spans may be returned again, and are sent again only if they differ."""
 
     def __init__(self, story: Story) -> None:
         self.story = story
         self._last: dict[str, int] = {}
 
     def is_news(self, span: Span) -> bool:
-        """Whether it was not told before as it is now."""
+        """Whether the span was not sent before in this form."""
         if "holdfast.run_id" not in span.attributes and "holdfast.intent_id" not in span.attributes:
             return True
         before = self._last.get(span.of)
@@ -363,7 +363,7 @@ class _Told:
 
 
 class Exporter:
-    """Sends the spans of the runs that move in this process. ``dropped`` counts those that could not be sent."""
+    """Sends the spans of the runs that move in this process. ``dropped``: how many could not be sent."""
 
     def __init__(self, rt: Runtime, exporter: SpanExporter | None = None, *, every: float = EVERY, most: int = QUEUED) -> None:
         self._rt = rt
@@ -390,7 +390,7 @@ class Exporter:
         self._task = asyncio.ensure_future(self._go_round())
 
     async def close(self, timeout: float = CLOSING_SECONDS) -> None:
-        """Sends what is there, for as long as that."""
+        """Sends what there is, within ``timeout`` seconds."""
         logs.LISTENERS.remove(self._hear)
         logs.SETTLED.remove(self._hear_settled)
         if self._task is not None:
@@ -401,16 +401,16 @@ class Exporter:
         await asyncio.to_thread(self._thread.join, timeout)
 
     def _hear(self, commit: Commit) -> None:
-        """A commit of this process; it is told from the loop that made it."""
+        """Notes a commit of this process; called in the event loop that made it."""
         self.note(commit.run.run_id)
 
     def _hear_settled(self, intent: Intent) -> None:
-        """A message that this process has settled: the run's log does not tell of it."""
+        """Notes a message that this process has settled, because the run's log does not contain that."""
         self._settled.setdefault(intent.run_id, []).extend(_sendings([intent]))
         self.note(intent.run_id)
 
     def note(self, run_id: str) -> None:
-        """A run has moved: what has ended of it is sent with the next round."""
+        """Notes that a run has moved: its ended spans are sent in the next round."""
         self._moved[run_id] = None
 
     async def _go_round(self) -> None:
@@ -421,21 +421,21 @@ class Exporter:
     # -- from runs to spans -------------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Hands on what has ended since the last time, of the runs that have moved. A run that cannot be read is tried again in the next round."""
+        """Queues the spans that have ended since the last time, for the runs that have moved. A run that cannot be read is tried again in the next round."""
         moved, self._moved = self._moved, {}
         for run_id in moved:
             try:
                 await self._tell(run_id)
-            except StoreCorrupt as e:  # it stays so: the run is tried again once it moves
+            except StoreCorrupt as e:  # trying again at once is no use: the run is tried again when it moves
                 log.debug("%s is not traced: %s", run_id, e)
             except HoldfastError as e:
                 log.debug("the trace of %s waits: %s", run_id, e)
                 self.note(run_id)
-            except Exception:  # one run's fault is no other's, and ends no round (X-14)
+            except Exception:  # an error of one run does not affect the others, and does not end the rounds (X-14)
                 log.exception("%s is not traced", run_id)
         while len(self._told) > KNOWN:
             self._told.popitem(last=False)
-        while len(self._moved) > self._most:  # the store is away for long
+        while len(self._moved) > self._most:  # the store has been away for long
             run_id = next(iter(self._moved))
             del self._moved[run_id]
             self._settled.pop(run_id, None)
@@ -449,7 +449,7 @@ class Exporter:
         settled = self._settled.pop(run_id, [])
         fresh: list[Span] = []
         try:
-            if told is None or told.story.seq > run.version:  # or the store was restored to an older state
+            if told is None or told.story.seq > run.version:  # first time, or the store was restored to an older state
                 told = self._told[run_id] = _Told(Story(run))
                 settled = await self._find_sent(run)
             self._told.move_to_end(run_id)
@@ -460,11 +460,11 @@ class Exporter:
             fresh += settled
             whole = told.story.whole(run, await self._kin(run))
             fresh += [] if whole is None else [whole]
-            if any(s.error for s in fresh):  # what an error says may hold a secret of the run's (§13.5)
+            if any(s.error for s in fresh):  # the text of an error may contain a secret of the run (§13.5)
                 hidden = await self._rt.mask(run_id)
                 fresh = [msgspec.structs.replace(s, error=hidden.text(s.error)) for s in fresh]
         except BaseException:
-            self._told.pop(run_id, None)  # what it has heard would be told nobody
+            self._told.pop(run_id, None)  # start over next time: spans that it has returned were not sent
             raise
         self._hand_on([readable(run, s, self._resource) for s in fresh if told.is_news(s)])
 
@@ -477,7 +477,7 @@ class Exporter:
         return out
 
     async def _kin(self, run: Run) -> list[Run]:
-        """The runs that an ended run comes from, and those that it started: their traces may be given ones, which only their rows tell."""
+        """Returns the runs that an ended run comes from, and those that it started. Their trace ids may be given ones, which only their rows contain."""
         if not run.terminal:
             return []
         above = [await self._rt.store.get(k) for k in dict.fromkeys((run.parent_run_id, run.source_run_id)) if k]
@@ -497,7 +497,7 @@ class Exporter:
         while (batch := self._queue.get()) is not None:
             try:
                 ok = self._exporter.export(batch) is SpanExportResult.SUCCESS
-            except Exception as e:  # whatever an exporter raises: no run is to hear of it
+            except Exception as e:  # an exporter may raise anything, which must not affect a run
                 log.debug("spans were not sent: %s", e)
                 ok = False
             self.sent += len(batch) * ok
@@ -508,7 +508,7 @@ class Exporter:
 
 @contextlib.asynccontextmanager
 async def traced(rt: Runtime, exporter: SpanExporter | None = None, *, every: float = EVERY) -> AsyncIterator[Exporter]:
-    """Within it the runs that move in this process are traced: to ``exporter``, by default to where the standard variables of OTLP say."""
+    """Traces the runs that move in this process within the block. Sends to ``exporter``, by default to where the standard variables of OTLP say."""
     made = Exporter(rt, exporter, every=every)
     await made.start()
     closing: asyncio.Future[None] | None = None
@@ -517,14 +517,14 @@ async def traced(rt: Runtime, exporter: SpanExporter | None = None, *, every: fl
             try:
                 yield made
             finally:
-                closing = asyncio.ensure_future(made.close())  # beside the last metrics, so that whoever ends waits once for a collector that is away
+                closing = asyncio.ensure_future(made.close())  # while the last metrics are sent, so that a process that ends waits only once for a collector that is away
     finally:
         await (closing or made.close())
 
 
 @contextlib.asynccontextmanager
 async def export(rt: Runtime) -> AsyncIterator[None]:
-    """Within it is sent what the standard variables of OpenTelemetry ask for: traces, metrics, both or neither."""
+    """Sends within the block what the standard variables of OpenTelemetry ask for: traces, metrics, both or neither."""
     if asks_for_traces():
         async with traced(rt):
             yield

@@ -1,4 +1,4 @@
-"""Workspaces: which folder is which (§11.2). A random id lies in each, so that a run goes on where its tools have worked, and nowhere else."""
+"""Workspaces are identified by a random id in each folder (§11.2), so that a run continues where its tools have worked, and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LOOK_SECONDS = 0.02
 
 
 def away(folder: str | None) -> str | None:
-    """The id in ``remote:ID``: a workspace whose tools a runner elsewhere carries out (§11.3). None for a folder.
+    """Returns the id in ``remote:ID``, a workspace whose tools a runner elsewhere executes (§11.3). None for a folder.
 
     Raises:
-        UsageError: it is not the id of a workspace.
+        UsageError: what follows ``remote:`` is not the id of a workspace.
     """
     if folder is None or not folder.startswith(AWAY):
         return None
@@ -32,12 +32,12 @@ def away(folder: str | None) -> str | None:
 
 
 def fix_place(folder: str) -> str:
-    """The folder as it leads from the working directory of now, which a node may change; a workspace elsewhere as it is."""
+    """Returns the absolute path of a folder, because a node may change the working directory. A remote workspace is returned unchanged."""
     return folder if away(folder) is not None else os.path.abspath(folder)
 
 
 def read_id(folder: str | None) -> str | None:
-    """The id that lies in a folder; None where there is none yet.
+    """Returns the id of a folder, or of a remote workspace; None if it has none yet.
 
     Raises:
         UsageError: what lies there is no id.
@@ -56,7 +56,7 @@ def read_id(folder: str | None) -> str | None:
 
 
 def find_id(folder: str) -> str | None:
-    """The id that lies in a folder, made if there is none; None where nothing can be written.
+    """Returns the id of a folder, which is created if there is none; None if nothing can be written there.
 
     Raises:
         UsageError: what lies there is no id.
@@ -71,19 +71,19 @@ def find_id(folder: str) -> str | None:
         temporary = Path(place, f"{NAME}.{os.getpid()}.{secrets.token_hex(4)}")
         temporary.write_text(f"{secrets.token_hex(8)}\n", "ascii")
         try:
-            os.link(temporary, Path(place, NAME))  # whoever comes first has named it
+            os.link(temporary, Path(place, NAME))  # the first process to do this names the folder
         except FileExistsError:
             pass
         finally:
             temporary.unlink()
     except OSError:
-        return None  # no tool writes there either
+        return None  # then no tool can write there either
     return read_id(folder)
 
 
 @asynccontextmanager
 async def lock(folder: str | None, *, writes: bool) -> AsyncIterator[None]:
-    """One writer at a time works in a folder, readers together. The lock ends with its process. Elsewhere it is the runner that locks."""
+    """Locks a folder for one writer, or for many readers at a time. The lock ends with its process. A remote workspace is locked by its runner."""
     if folder is None or away(folder) is not None or read_id(folder) is None:
         yield
         return

@@ -1,6 +1,6 @@
-"""Sends a run's own intents while ``invoke``, ``run`` and their kin drive it (§4.18).
+"""Sends a run's own intents while ``invoke``, ``run`` and the like drive it (§4.18).
 
-Nothing is begun, and nothing looked up, for a run that sends nothing. What cannot be sent yet is left to a dispatcher.
+For a run that sends nothing, nothing is started or looked up. What cannot be sent yet is left to a dispatcher.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ A_LITTLE_SECONDS = 0.01
 
 
 class _Own:
-    """One run's sendings. ``news``: there may be more to send, or the run has come to its rest."""
+    """The sending for one run. ``news``: there may be more to send, or the run has come to rest."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
@@ -28,7 +28,7 @@ class _Own:
 
 
 class Deliveries:
-    """The sendings of the runs that are driven here. ``dispatcher`` makes one, once its owner is known to the store."""
+    """Sends for the runs that are driven here. ``dispatcher`` makes a dispatcher, once the store knows its owner."""
 
     def __init__(self, clock: Clock, dispatcher: Callable[[], Awaitable[Dispatcher]]) -> None:
         self._clock = clock
@@ -37,17 +37,17 @@ class Deliveries:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def post(self, run_id: str) -> None:
-        """A run that is driven here may have intents to send: a commit of it has some, or one from before."""
+        """Notes that a run that is driven here may have intents to send, from a new commit or from an earlier one."""
         own = self._runs.get(run_id)
         if own is None:
             own = self._runs[run_id] = _Own()
         own.news.set()
         if own.task is None:
             own.task = asyncio.ensure_future(self._send(run_id, own))
-            own.task.add_done_callback(note_error)  # a run that is left does not wait for it
+            own.task.add_done_callback(note_error)  # nobody waits for the task of a run that is left
 
     async def deliver(self, run_id: str) -> None:
-        """The run rests: what it has to be sent is sent, as far as that can be done now."""
+        """Sends what a run at rest has to send, as far as that is possible now."""
         own = self._runs[run_id]
         if own.task is None:
             return
@@ -55,11 +55,11 @@ class Deliveries:
         own.news.set()
         try:
             await asyncio.shield(own.task)
-        except StoreError as e:  # the run rests, and its intents are on record: whoever dispatches next goes on with them
+        except StoreError as e:  # the run rests, and its intents are on record: the next dispatcher continues with them
             log.warning("the intents of %s are left to a dispatcher: %s", run_id, e.line())
 
     def leave(self, run_id: str) -> None:
-        """The run is not driven here any more; a sending that is under way is cut off, and kept as such."""
+        """Notes that the run is no longer driven here. A sending in progress is cut off, and recorded as such."""
         own = self._runs.pop(run_id, None)
         if own is not None and own.task is not None and not own.task.done():
             own.task.cancel()
@@ -67,7 +67,7 @@ class Deliveries:
             own.task.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """Waits for what was cut off to be kept."""
+        """Waits until the sendings that were cut off are recorded."""
         for run_id in list(self._runs):
             self.leave(run_id)
         if self._leaving:
@@ -84,7 +84,7 @@ class Deliveries:
                 continue
             pause = dispatcher.put_off - self._clock.monotonic()
             if pause > 0 and not last:
-                last = rested  # the question that a link waits for may be asked only now
+                last = rested  # a message with a link may have waited for a question that the run has only now asked
                 await _either(own.news, pause + A_LITTLE_SECONDS)
             elif rested:
                 return

@@ -1,13 +1,13 @@
-"""The dispatcher: claims intents that are due, sends each through its transport, and settles what came of it (§9.1).
+"""The dispatcher: claims due intents, sends each through its transport, and settles the outcome (§9.1).
 
-Theory of operation. One loop per dispatcher. What it claims it begins at once, so that its lease covers nothing that waits: it
-takes no more than it has room for, and of one receiver no more than that receiver has lately been able to take (``outbox/pace.py``).
-Each sending is a task of its own. What tasks have found out is settled in groups, before more is claimed. Two dispatchers need not know of
-each other: the store gives an intent to one of them, and takes a settlement only from whoever has it.
+Theory of operation. Each dispatcher has one loop. It begins at once what it claims, so that its lease covers nothing that waits: it
+claims no more than it has room for, and for each receiver no more than that receiver has lately been able to take (``outbox/pace.py``).
+Each sending is a task. The outcomes of tasks are settled in groups, before more is claimed. Two dispatchers need not know of
+each other: the store gives an intent to one of them, and accepts a settlement only from the one that has the intent.
 
-A sender that dies leaves its intents claimed. Whoever finds them acts by ``intents.next_move``: sends again where the receiver dedupes
-by the key, asks the transport, or leaves it to a person. An error of the store ends the dispatcher; it never goes on half-dead
-(X-14). An error of a transport concerns one intent.
+A sender that dies leaves its intents claimed. The dispatcher that finds them decides with ``intents.next_move``: it sends again if the receiver drops
+repeated keys, asks the transport, or leaves the decision to a person. An error of the store ends the dispatcher, which must not continue without a
+working store (X-14). An error of a transport affects one intent.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row
 from holdfast.ports import NO_LIMITS, Clock, News, Store
 
 POLL_SECONDS = 0.5
-TURNS = 20  # of the loop, after a group: about what a short run needs for a step
-AT_ONCE = 8  # intents that are begun in one turn of the loop
-GATHER_SECONDS = 0.005  # so long an end that was found out may wait for others, to be settled with them
+TURNS = 20  # turns of the event loop after a group: about what a short run needs for a step
+AT_ONCE = 8  # intents that are begun in one turn of the event loop
+GATHER_SECONDS = 0.005  # how long an outcome may wait for others, to be settled with them
 SWEEP_SECONDS = 300.0
 SWEEP_BATCH = 500
 VERIFY_SECONDS = 30.0
-CONFIGURED_US = 5_000_000  # what this process cannot send is left to others for so long
+CONFIGURED_US = 5_000_000  # how long an intent that this process cannot send is left to others
 ENDED = "its sender was ended before it began"
 
 log = logs.logger("holdfast.outbox")
 
 class NotBegun(Exception):
-    """The gate was shut when it was to be sent: nothing has happened."""
+    """The intent was not sent, because its lease may be over or another process has it: nothing has happened."""
 
 
 class Shut(Exception):
-    """What an intent needs before it can be sent is not there. ``after_us``: when to look again; zero is never."""
+    """Something that an intent needs before it can be sent is missing. ``after_us``: after what time to try again; 0 for never."""
 
     def __init__(self, why: str, after_us: int = 0) -> None:
         super().__init__(why)
@@ -66,9 +66,9 @@ LOOK_US = 50_000
 
 
 class Sender:
-    """Whoever the dispatchers of one process send for: the owner of their leases, and ``safe``, whether something may begin under them.
+    """What the dispatchers of one process send as: ``owner`` has their leases, and ``safe`` says whether something may begin under them.
 
-    It knows what all of them hold, so that a claim whose answer was lost is told from one of them that is sending: one claim at a time.
+    It knows which intents all of them hold, to tell an intent of a claim whose answer was lost from one that is being sent. For this, only one claim runs at a time.
     """
 
     def __init__(self, owner: str, safe: Callable[[], bool], ttl_us: int) -> None:
@@ -80,8 +80,8 @@ class Sender:
         self._lock = asyncio.Lock()
 
     async def claim(self, claim: Callable[[Collection[str], bool], Awaitable[list[Intent]]]) -> list[Intent]:
-        """What ``claim`` takes, being told what is held, and whether there may be more. It goes on though its caller does not: await it as
-        a task of its own."""
+        """Calls ``claim`` with the ids that are held and with whether there may be others, and returns its result. The claim continues if the caller is
+        cancelled: await it as a task of its own."""
         async with self._lock:
             held, doubt, self._doubt = frozenset(self._held), self._doubt, True
             found = await claim(held, doubt)
@@ -90,14 +90,14 @@ class Sender:
         return found
 
     def forget(self, intent_ids: Iterable[str]) -> None:
-        """They are in its hands no more."""
+        """Notes that these intents are no longer held."""
         self._held.difference_update(intent_ids)
 
 
 class Dispatcher:
-    """Sends what it has routes for. ``link`` gives the text that stands for ``{wait_link}`` in an intent.
+    """Sends the intents for which it has routes. ``link`` makes the text that replaces ``{wait_link}`` in an intent.
 
-    ``settled`` counts what was settled; ``put_off``: until when (``clock.monotonic``) an intent waits for a question to be asked.
+    ``settled``: how many intents were settled; ``put_off``: until when (``clock.monotonic``) an intent waits for a question to be asked.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class Dispatcher:
     # -- the loop -----------------------------------------------------------------------------------
 
     async def run(self, *, stop: asyncio.Event | None = None, until_idle: bool = False, run_id: str | None = None) -> int:
-        """Sends until ``stop`` is set; with ``until_idle`` until nothing is due; with ``run_id`` that run's intents alone.
+        """Sends until ``stop`` is set; with ``until_idle`` until nothing is due; with ``run_id`` only that run's intents.
 
-        What was begun is brought to its end first. Gives how many intents were settled.
+        Sendings in progress are finished first. Returns how many intents were settled.
 
         Raises:
             StoreError: the store failed; nothing is reported as sent that is not settled.
@@ -154,7 +154,7 @@ class Dispatcher:
                     task = asyncio.ensure_future(self._one(intent, self._clock.monotonic()))
                     self._tasks[task] = intent
                     task.add_done_callback(lambda _: self._news.set())
-                    if n % AT_ONCE == 0:  # a run beside it does not wait until all of a group were begun
+                    if n % AT_ONCE == 0:  # a run beside it does not have to wait until the whole group is begun
                         await asyncio.sleep(0)
                 await self._give_way()
                 if not found and not self._tasks and not self._done and (stopping or until_idle):
@@ -165,7 +165,7 @@ class Dispatcher:
                 if watch.done() and not stopping:
                     watch.result()
         except StoreError:
-            if self._tasks:  # the store's trouble is none of the receivers': what is being sent comes to its end
+            if self._tasks:  # an error of the store is no reason to cut sendings off: they are finished
                 await asyncio.wait(self._tasks)
             raise
         finally:
@@ -173,7 +173,7 @@ class Dispatcher:
             await asyncio.shield(self._break_off())
 
     async def _watch(self, stop: asyncio.Event | None) -> None:
-        """Looks out for changes in one task that stays: a store tells each task what it has not yet been told."""
+        """Watches for changes in one task that stays, because a store tells each task what it has not told this task yet."""
         stopped = asyncio.ensure_future(stop.wait()) if stop is not None else None
         if stopped is not None:
             stopped.add_done_callback(lambda _: self._news.set())
@@ -181,7 +181,7 @@ class Dispatcher:
             while True:
                 await self._store.wait_for_change(POLL_SECONDS, News.OUTBOX)
                 self._news.set()
-                await asyncio.sleep(0)  # a store that was closed meanwhile lets everybody go at once
+                await asyncio.sleep(0)  # a store that was closed meanwhile returns at once
         finally:
             if stopped is not None:
                 stopped.cancel()
@@ -205,18 +205,18 @@ class Dispatcher:
         await self._renew()
 
     async def _break_off(self) -> None:
-        """Whatever is still being sent is cut off, and what is known of it is kept."""
+        """Cuts off what is still being sent, and records what is known of it."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._tasks.clear()
         claiming, self._claiming = self._claiming, None
-        if claiming is not None:  # it was ended before it had the answer, or the store failed
+        if claiming is not None:  # this task was ended before the claim was answered, or the store failed
             await asyncio.wait([claiming])
             for intent in [] if claiming.cancelled() or claiming.exception() is not None else claiming.result():
                 self._done.append(Settlement(intent, intents.after(intent, Late(ENDED), self._routes[intent.type].how, self._store.now())))
-        with contextlib.suppress(StoreError):  # what cannot be kept is found by whoever comes after this sender's lease
+        with contextlib.suppress(StoreError):  # what cannot be recorded is found by the next sender, after this sender's lease
             await self._settle()
 
     async def _claim(self, run_id: str | None) -> list[Intent]:
@@ -239,7 +239,7 @@ class Dispatcher:
         return found
 
     async def _give_way(self) -> None:
-        """After a group's transaction the runs have their turn: those of this loop, and where it took long whoever else writes."""
+        """Gives runs a turn after a group's transaction: those of this event loop, and if the transaction took long, other writers as well."""
         rest, self._rest = self._rest, None
         if rest is None:
             return
@@ -249,7 +249,7 @@ class Dispatcher:
             await asyncio.sleep(rest)
 
     async def _renew(self) -> None:
-        """What takes long is not taken away meanwhile: speech, an upload."""
+        """Renews the leases of sendings that take long, such as speech or an upload, so that no other dispatcher takes them."""
         now = self._clock.monotonic()
         if not self._tasks:
             self._renewed = now
@@ -258,7 +258,7 @@ class Dispatcher:
             self._renewed = now
 
     async def _sweep(self) -> None:
-        """Drops what intents carried that were settled a day ago (§9.7), a batch at a time."""
+        """Drops the payloads of intents that were settled a day ago (§9.7), a batch at a time."""
         now = self._clock.monotonic()
         if now - self._swept >= SWEEP_SECONDS:
             dropped = await self._store.drop_payloads(self._store.now() - intents.RETENTION_US, SWEEP_BATCH)
@@ -267,7 +267,7 @@ class Dispatcher:
     # -- settling -----------------------------------------------------------------------------------
 
     async def _settle(self) -> None:
-        """Keeps what has been found out, in one transaction; where a hook's signal has nobody to go to, each alone."""
+        """Records the outcomes in one transaction; if that is refused, because a hook's signal has no receiver, each in its own."""
         if self._leaving:
             await self._leave()
         done, self._done = self._done, []
@@ -277,7 +277,7 @@ class Dispatcher:
         try:
             kept = await self._store.settle_intents(done)
         except StoreError:
-            self._done = [*done, *self._done]  # what has been found out is kept once the store is well again
+            self._done = [*done, *self._done]  # the outcomes are recorded when the store works again
             raise
         except HoldfastError:
             kept = [await self._alone(s) for s in done]
@@ -319,7 +319,7 @@ class Dispatcher:
             intent, outcome, said = await self._send_one(intent, route, began)
         except StoreError:
             raise
-        except Exception as e:  # whatever is wrong with one intent is told on it, and concerns no other
+        except Exception as e:  # an error of one intent is recorded on it and affects no other
             outcome, said = Failed(ErrorValue.of(e)), Said()
         self._pace.note(intent.lane, outcome, self._clock.monotonic() - began)
         if isinstance(outcome, Late) and outcome.after_us and outcome.error is None and route.limit is None:
@@ -328,19 +328,19 @@ class Dispatcher:
         await self._end(before, intent, after, route, said)
 
     async def _end(self, before: Intent, intent: Intent, after: Intent, route: Route, said: Said) -> None:
-        """Notes what is to be settled, with what the transport's hook gives where it was sent, by whichever attempt."""
+        """Adds what is to be settled; if the intent was sent, by any attempt, together with what the transport's hook returns."""
         hooked = after.state is IntentState.SENT and route.on_response is not None
         found = await self._call_hook(intent, after, route, said) if hooked else Settlement(before, after)
-        self._done.append(replace(found, before=before))  # only now: meanwhile others may have been settled
+        self._done.append(replace(found, before=before))  # added only after the hook, because others may be settled meanwhile
 
     async def _look_up(self, intent: Intent, route: Route, move: LookUp) -> tuple[Intent, Intent | None, Said]:
-        """What the transport says about an attempt that was lost: the intent as it is to be sent, or as it is settled, and the answer."""
+        """Asks the transport about an attempt that was lost. Returns the intent to send; the settled intent, or None if it must be sent; and the answer."""
         assert route.verify is not None
         link = await self._find_link(intent)
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
                 answer = fx.read_answer(await self._call(intent.lane, route.verify, canon.thaw(canon.decode(intent.payload)), intent.key), f"verify of {intent.type}")
-        except (Exception, SystemExit) as e:  # the hook is the author's code; one that raises or hangs does not know (X-05)
+        except (Exception, SystemExit) as e:  # the hook is user code; if it raises or hangs, the answer is unknown (X-05)
             answer = fx.Unknown(f"verify raised {type(e).__name__}: {e}")
         now = self._store.now()
         match answer:
@@ -355,7 +355,7 @@ class Dispatcher:
                 return intent, intents.ask(intent, leave_out(why, link) or intents.SENDER_LOST, now), Said()
 
     async def _find_link(self, intent: Intent) -> str | None:
-        """The link that was sent with an intent, if one was and this process has the secret of links."""
+        """Returns the link that was sent with an intent, if there was one and this process has the secret of links."""
         if not intent.wait_id or intents.WAIT_LINK.encode() not in intent.payload:
             return None
         try:
@@ -364,7 +364,7 @@ class Dispatcher:
             return None
 
     async def _send_one(self, intent: Intent, route: Route, began: float) -> tuple[Intent, Outcome, Said]:
-        """One sending. Gives the intent as it was sent, what came of it, which does not repeat the link that was sent, and what the receiver answered."""
+        """Sends one intent. Returns the intent as it was sent, the outcome without the link that was sent, and the receiver's answer."""
         links: list[str] = []
         intent, outcome, answer = await self._try_to_send(intent, route, began, links)
         link = links[0] if links else None
@@ -373,7 +373,7 @@ class Dispatcher:
         return intent, tell_without(outcome, link), Said()
 
     async def _try_to_send(self, intent: Intent, route: Route, began: float, links: list[str]) -> tuple[Intent, Outcome, Any]:
-        """The same as the receiver says it. The link that is sent is put into ``links``."""
+        """Does the same, with the outcome as the receiver gave it. The link that is sent is added to ``links``."""
         try:
             payload = canon.thaw(canon.decode(intent.payload))
             limit = route.limit
@@ -416,13 +416,13 @@ class Dispatcher:
             raise
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as e:  # a transport is the author's code and may raise anything
+        except BaseException as e:  # a transport is user code and may raise anything
             tried_again = isinstance(e, route.on) or not isinstance(e, Exception)
             return intent, Failed(ErrorValue.of(e)) if tried_again else Refused(ErrorValue.of(e)), None
         return intent, Sent(), answer
 
     async def _enter(self, intent: Intent, limit: str) -> Later | None:
-        """Holds a limit for one sending, or says when to come back; what has room within a second is waited for (§10.11)."""
+        """Acquires a limit for one sending, or returns when to try again; waits if there is room within a second (§10.11)."""
         began = self._clock.monotonic()
         try:
             while (later := await self._store.enter(self._sender.owner, intent.run_id, intent.intent_id, {limit: self._limits.get(limit)})) is not None:
@@ -431,22 +431,22 @@ class Dispatcher:
                     return later
                 await self._clock.sleep(min(max(later.at - now, 1_000), LOOK_US) / 1_000_000)
         except BaseException:
-            self._leaving.add(intent.intent_id)  # it may hold it all the same
+            self._leaving.add(intent.intent_id)  # it may hold the limit nevertheless
             raise
         return None
 
     async def _leave(self) -> None:
-        """Gives back what is held no more; what the store could not be told of is told with the next settlement."""
+        """Gives back limits that are no longer held. If the store fails, they are given back with the next settlement."""
         places = list(self._leaving)
         try:
             await self._store.leave(self._sender.owner, places)
         except StoreError:
-            return  # this owner holds it until then, or until it ends
+            return  # this owner holds the limit until then, or until its lease ends
         self._leaving.difference_update(places)
 
     async def _act(self, route: Route, lane: Lane, payload: Any, key: str, began: float) -> Any:
         def gate() -> None:
-            """Asked immediately before the act, in the thread that acts (§6.5)."""
+            """Checks the lease immediately before the sending, in the thread that sends (§6.5)."""
             if self._clock.monotonic() - began > self._sender.ttl_us * SAFE_PART / 1_000_000:
                 raise NotBegun("its turn came when its lease was nearly over")
             if not self._sender.safe():
@@ -467,7 +467,7 @@ class Dispatcher:
     # -- hooks --------------------------------------------------------------------------------------
 
     async def _call(self, lane: Lane, hook: Callable[..., Any], *args: Any) -> Any:
-        """What a hook gives: awaited if it is asynchronous, else from a thread of those that its receiver has for hooks."""
+        """Returns what a hook returns. An asynchronous hook is awaited; a plain one is called in one of the threads that its receiver has for hooks."""
         if asynchronous(hook):
             return await hook(*args)
         self._hooks = self._hooks or Hands(self._pace.each)
@@ -475,13 +475,13 @@ class Dispatcher:
         return await value if isinstance(value, Awaitable) else value
 
     async def _call_hook(self, intent: Intent, after: Intent, route: Route, said: Said) -> Settlement:
-        """The settlement with what the transport's hook gives (§9.5). A hook that fails is told on the intent, which was sent all the same."""
+        """Returns the settlement with what the transport's hook returns (§9.5). If the hook fails, that is noted on the intent, which was sent nevertheless."""
         assert route.on_response is not None
         try:
             async with asyncio.timeout(route.timeout):
                 values = read_given(await self._call(intent.lane, route.on_response, IntentView.of(after), leave_out(said.answer, said.link)))
             return self._beside(intent, after, [make_without(value, said.link) for value in values])
-        except (Exception, SystemExit) as e:  # the hook is the author's code and may raise anything
+        except (Exception, SystemExit) as e:  # the hook is user code and may raise anything
             told = leave_out(f"sent; on_response failed: {type(e).__name__}: {e}", said.link)
             return Settlement(intent, replace(after, detail=told[:1000]))
 
@@ -517,7 +517,7 @@ class Dispatcher:
 
 
 def _fill(value: Any, link: str) -> Any:
-    """The value with the link in the place of ``{wait_link}``."""
+    """Returns the value with the link in place of ``{wait_link}``."""
     if isinstance(value, str):
         return value.replace(intents.WAIT_LINK, link)
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""Threads for transports that are plain functions: of one receiver so many at most, so that one that hangs keeps none from the others.
+"""Threads for transports that are plain functions. Each receiver has a limited number, so that one that hangs does not block the others.
 
-What a lane has to do waits in its queue. One thread takes it from there, one after the other, for as long as each is quick: a hop between
-threads costs more than a quick function. Where the queue stands still there are soon more of them. A function that is waited for no more
-keeps its thread, which is counted no more either, and keeps no process from its end.
+The work of a lane waits in the lane's queue. One thread takes it from there, one item after another, as long as each is quick, because a switch between
+threads costs more than a quick function. If the queue does not move, more threads are started. If nobody waits for a function any more, its
+thread no longer counts towards the limit; it does not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STANDS_SECONDS = 0.002
 
 
 class NotReached(Exception):
-    """Its time was over before a thread had come to it: nothing has happened."""
+    """The time was over before a thread had begun: nothing has happened."""
 
 
 class _Turn:
@@ -32,17 +32,17 @@ class _Turn:
 
 
 class _Queue:
-    """What one lane has to do, and who does it."""
+    """The work of one lane, and its threads."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()  # over whose turn it is
+        self.lock = threading.Lock()  # protects which turn is taken by which thread
         self.turns: deque[_Turn] = deque()
         self.threads: set[_Thread] = set()
         self.looking = False
 
 
 class _Thread:
-    """Takes turns until there are none, or it is left alone with its last."""
+    """Takes turns until there are none, or until nobody waits for its current one any more."""
 
     def __init__(self, lane: Lane, queue: _Queue, back: Callable[[_Turn, Any, BaseException | None], None], ended: Callable[[Lane, _Thread], None]) -> None:
         self._lane, self._queue, self._back, self._ended = lane, queue, back, ended
@@ -60,17 +60,17 @@ class _Thread:
             error: BaseException | None = None
             try:
                 value = turn.work()
-            except StopIteration as e:  # a future cannot carry it, and whoever waited for it would wait for ever
+            except StopIteration as e:  # a future cannot hold a StopIteration, and its waiter would wait for ever
                 error = RuntimeError("a transport raised StopIteration")
                 error.__cause__ = e
-            except BaseException as e:  # it is the caller's to judge, in the loop
+            except BaseException as e:  # raised to the caller, in the event loop
                 error = e
             self._back(turn, value, error)
         self._ended(self._lane, self)
 
 
 class Hands:
-    """The threads of one dispatcher. All but ``_Thread.run`` belongs to the loop's thread."""
+    """The threads of one dispatcher. Everything except ``_Thread.run`` runs in the event loop's thread."""
 
     _numbers = itertools.count(1)
 
@@ -81,10 +81,10 @@ class Hands:
         self._told = False
 
     async def do(self, lane: Lane, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns, or raises, in a thread of this lane.
+        """Calls ``work`` in a thread of this lane, and returns its result or raises its error.
 
         Raises:
-            NotReached: whoever waits was cut off before it had begun.
+            NotReached: the caller was cancelled before the call had begun.
         """
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(lane, _Queue())
@@ -98,7 +98,7 @@ class Hands:
         try:
             return await turn.future
         except asyncio.CancelledError:
-            if not turn.future.cancelled():  # it is what the function raised
+            if not turn.future.cancelled():  # the function itself raised it
                 raise
             with queue.lock:
                 if turn.thread is None:
@@ -115,7 +115,7 @@ class Hands:
             self._came.append(what)
             if not self._told:
                 self._told = True
-                with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
                     loop.call_soon_threadsafe(self._hand_back)
 
         thread = _Thread(lane, queue, lambda turn, value, error: tell(lambda: _answer(turn, value, error)), lambda lane, thread: tell(lambda: self._let_go(lane, thread, loop)))
@@ -132,13 +132,13 @@ class Hands:
         if queue is None:
             return
         queue.threads.discard(thread)
-        if queue.turns and not queue.threads:  # it came after the thread had looked
+        if queue.turns and not queue.threads:  # added after the thread had looked
             self._start(lane, queue, loop)
         elif not queue.turns and not queue.threads:
             del self._queues[lane]
 
     def _look(self, lane: Lane, queue: _Queue, loop: asyncio.AbstractEventLoop) -> None:
-        """As many threads again, where there is more to do than those that are there have done meanwhile."""
+        """Doubles the number of threads if there is more work in the queue than they have done meanwhile."""
         queue.looking = bool(queue.turns)
         for _ in range(min(len(queue.turns), len(queue.threads), self._each - len(queue.threads))):
             self._start(lane, queue, loop)

@@ -1,7 +1,7 @@
-"""Wait links: what stands for ``{wait_link}`` in an intent (§5.9).
+"""Wait links: what replaces ``{wait_link}`` in an intent (§5.9).
 
-A link answers the question that the intent's run asks. Its token is HMAC(intent, wait) under a secret that is kept outside the
-database, so it is the same at every attempt: a key that is sent twice never carries another body. The store keeps its hash alone.
+A link answers the question that the intent's run asks. Its token is HMAC(intent, wait) under a secret that is stored outside the
+database, so the token is the same at every attempt: a key that is sent twice never has another body. The store keeps only the token's hash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST = 16
 
 
 class Links:
-    """Makes the links of one store. ``base_url``: where its pages are reached; without it a link is a path."""
+    """Makes the links of one store. ``base_url``: where its pages are reached; without it a link is only a path."""
 
     def __init__(self, store: Store, base_url: Callable[[], str | None]) -> None:
         self._store = store
@@ -41,11 +41,11 @@ class Links:
         self._secret: bytes | None = None
 
     async def __call__(self, intent: Intent) -> tuple[Intent, str]:
-        """The intent, bound to the wait that its link answers, and the link.
+        """Returns the intent, bound to the wait that its link answers, and the link.
 
         Raises:
             NotConfigured: there is no secret here.
-            Shut: the run asks nothing yet, or never will.
+            Shut: the run has no question yet, or never will have one.
         """
         try:
             secret = self._secret = self._secret or secret_of(self._store.url)
@@ -66,11 +66,11 @@ class Links:
             wait = next((w for w in run.waits if w.wait_id == intent.wait_id), None)
             until = wait.deadline if wait is not None and wait.deadline is not None else now + DEFAULT_DEADLINE_US
             await self._store.issue_token(Token(hash_secret(token), run.run_id, intent.wait_id, run.tenant_id, _actor(intent, wait), now, until))
-        base = (self._base_url() or "").rstrip("/").replace(" ", "%20")  # in a text a link ends with the first space
+        base = (self._base_url() or "").rstrip("/").replace(" ", "%20")  # in a text, a link ends at the first space
         return intent, f"{base}/w/{token}"
 
     async def _bind(self, intent: Intent, run: Run) -> Intent:
-        """The intent with its wait, kept before anything is sent: later attempts carry the same link."""
+        """Returns the intent with its wait. This is stored before anything is sent, so that later attempts contain the same link."""
         waits = sorted((w for w in run.waits if w.human), key=lambda w: w.requested_at or 0)
         if not waits:
             raise Shut("its run has ended, so there is nothing to answer") if run.terminal else Shut("the run has no open question yet", SOON_US)
@@ -81,7 +81,7 @@ class Links:
 
 
 def _actor(intent: Intent, wait: Wait | None) -> str:
-    """Who answers by a link: the one who was asked, if that is one; else whoever holds the link."""
+    """Returns the actor of an answer by link: the person who was asked, if it is exactly one; else the holder of the link."""
     return wait.who[0] if wait is not None and len(wait.who) == 1 else f"link:{intent.intent_id}"
 
 
@@ -89,7 +89,7 @@ _of_memory: dict[str, bytes] = {}
 
 
 def secret_of(url: str) -> bytes:
-    """The secret of a store: a file of mode 0600 beside a store in files, else ``$HOLDFAST_SECRET``.
+    """Returns the secret of a store: from a file of mode 0600 beside a store in files, else from ``$HOLDFAST_SECRET``.
 
     Raises:
         UsageError: there is none, or others can read it.
@@ -115,7 +115,7 @@ def _from_file(path: str) -> bytes:
             os.fsync(handle)
         finally:
             os.close(handle)
-        with contextlib.suppress(FileExistsError):  # another process was first: its secret is everybody's
+        with contextlib.suppress(FileExistsError):  # another process was first: its secret is used
             os.link(draft, path)
         os.unlink(draft)
     if os.stat(path).st_mode & 0o077:

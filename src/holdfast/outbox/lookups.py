@@ -1,7 +1,8 @@
-"""Looks host names up, each in a thread of its own.
+"""Looks up host names, each in a thread of its own.
 
-The threads of the loop's own pool are few, and a look-up cannot be ended: some names whose servers do not answer would keep all of them from
-other receivers, and from whatever else in this process needs a thread. Whoever asks for a name that is being looked up waits for that answer.
+The event loop's own pool has few threads, and a look-up cannot be cancelled: a few names whose servers do not answer would block all of them,
+for other receivers and for all else in this process that needs a thread. A caller that asks for a name that is being looked up waits for that
+answer.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import threading
 from holdfast.machine import note_error
 
 Place = tuple[int, str]
-"""A family and an address."""
+"""An address family and an address."""
 
 
 class Lookups:
-    """The look-ups of one process that are under way."""
+    """The look-ups of one process that are in progress."""
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[asyncio.AbstractEventLoop, str, int], asyncio.Future[list[Place]]] = {}
 
     async def addresses(self, host: str, port: int) -> list[Place]:
-        """The addresses of a host; an address is its own.
+        """Returns the addresses of a host; for an address, that address.
 
         Raises:
-            OSError: the name is not known, now.
-            UnicodeError: it is no name.
+            OSError: the name cannot be resolved now.
+            UnicodeError: it is not a valid name.
         """
         with contextlib.suppress(ValueError):
             return [(socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET, host)]
@@ -47,7 +48,7 @@ class Lookups:
         failed: Exception | None = None
         try:
             places = [(family, str(place[0])) for family, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-        except Exception as e:  # it is for whoever asked to judge
+        except Exception as e:  # raised to the caller
             failed = e
 
         def tell() -> None:
@@ -61,7 +62,7 @@ class Lookups:
 
         try:
             loop.call_soon_threadsafe(tell)
-        except RuntimeError:  # the loop has been closed, and nobody waits any more
+        except RuntimeError:  # the event loop is closed, and nobody waits any more
             self._under_way.pop(key, None)
 
 

@@ -1,15 +1,15 @@
-"""How many intents one receiver is given at once (§9.1): more while it keeps up, fewer while it is slow or fails.
+"""How many intents one receiver gets at once (§9.1): more while it keeps up, fewer while it is slow or fails.
 
-Theory of operation. A *lane* is what shares a receiver. Each begins with the same number of places. One that answers quickly gets one more
-for each intent, so that a queue is drained in large groups; one that answers slowly falls back to the places it began with, and one that
-fails is given less at once, down to one. The places above those it began with come from a stock of their own: whatever a receiver takes
-of it and then keeps, those that the others begin with are not touched.
+Theory of operation. A *lane* is a group of intents for one receiver. Each lane begins with the same number of places. A receiver that answers
+quickly gets one more place for each intent, so that a queue is drained in large groups. One that answers slowly falls back to the places it began
+with. One that fails loses half of its places each time, down to one. Places beyond the initial ones come from a common stock: however many of
+these a receiver takes and keeps, the initial places of the others are not affected.
 
-What is claimed at once is a *group*, as is what is settled. It is as large as it has to be for the wanted pace and no larger, for the
-store, and the loop, are kept from the runs meanwhile: it grows while an intent's part of a transaction takes long, as where each waits for a
-slow disk, and shrinks where it does not. Behind a server it grows to half of that: there most of the time goes into each intent, so that
-a larger group gains little pace, and a run beside it waits twice as long for the server and for the loop. There the rests are such that no more
-than the wanted pace is reached, for each intent takes of the loop and of the server what runs could have.
+The intents that are claimed at once are a *group*, as are those that are settled at once. A group is as large as the wanted pace needs and no
+larger, because it keeps the store and the event loop from the runs meanwhile. It grows while an intent's part of a transaction takes long, for
+example on a slow disk, and shrinks while it does not. With a database server it grows to half of that: most of the time is spent per intent there, so
+a larger group gains little pace, and a run beside it waits twice as long for the server and for the event loop. The rests after groups are then such
+that the pace does not exceed the wanted one, because each intent uses time of the event loop and of the server that runs could have.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from holdfast.core.intents import Doubtful, Failed, Outcome, Sent
 Lane = tuple[str, str, str]
 
 CONCURRENCY = 256
-EACH = 16  # to one receiver at once, where nothing is known of it
-MOST = 128  # to one that keeps up, and in a group
-MOST_SERVED = 64  # in a group, behind a server
-EXTRA = 128  # above what receivers begin with, all together
-SLOW_SECONDS, SHORT_SECONDS = 0.000_100, 0.000_050  # an intent's part of a transaction, of which each has two: 2,000 a second leave 500 us
-FREE_SECONDS = 0.002  # what is shorter hinders nobody
+EACH = 16  # at once for one receiver about which nothing is known
+MOST = 128  # at once for one that keeps up, and in a group
+MOST_SERVED = 64  # in a group, with a database server
+EXTRA = 128  # beyond the initial places, for all receivers together
+SLOW_SECONDS, SHORT_SECONDS = 0.000_100, 0.000_050  # an intent's part of one transaction, of which each has two: 2,000 a second leave 500 us for each
+FREE_SECONDS = 0.002  # a shorter transaction does not hinder other writers
 LONGEST_REST = 0.020
-LONGEST_REST_SERVED = 0.004  # behind a server, which lets others write meanwhile: after a slow transaction a longer rest would halve the pace
-SERVED_SECONDS = 0.000_170  # an intent's part of a transaction and of the rest after it, behind a server: some 2,400 a second, so that runs have the others
+LONGEST_REST_SERVED = 0.004  # with a database server, which lets others write meanwhile: after a slow transaction a longer rest would halve the pace
+SERVED_SECONDS = 0.000_170  # an intent's part of a transaction and its rest, with a database server: some 2,400 a second, so that runs get the other time
 QUICK_SECONDS = 0.025
-LANES = 1_000  # so many are remembered
+LANES = 1_000  # how many are remembered
 
 
 class Pace:
-    """The places of one dispatcher. ``concurrency``: of those that receivers begin with, ``each`` of one at most. ``served``: the store is a
-    server's."""
+    """The places of one dispatcher. ``concurrency``: how many initial places all receivers have together; ``each``: how many one has. ``served``: the store
+    is on a database server."""
 
     def __init__(self, concurrency: int = CONCURRENCY, each: int = EACH, *, served: bool = False) -> None:
         self._concurrency = concurrency
@@ -49,8 +49,8 @@ class Pace:
         self._sizes: dict[Lane, int] = {}
 
     def wrote(self, count: int, seconds: float) -> float | None:
-        """A transaction with so many intents took so long. Gives for how long the store is left to others before the next one; None where it
-        was too small to be in anybody's way."""
+        """Notes that a transaction with ``count`` intents took ``seconds``. Returns for how long the store is left to other writers before the next one;
+        None if it was too small to be in their way."""
         if seconds > SLOW_SECONDS * count and count >= self.group // 2:
             self.group = min(self.group * 2, self._largest)
         elif seconds < SHORT_SECONDS * count:
@@ -61,11 +61,11 @@ class Pace:
         return max(rest, SERVED_SECONDS * count - seconds) if self._served else rest
 
     def of(self, lane: Lane) -> int:
-        """How many intents a receiver may have at once."""
+        """Returns how many intents a receiver may have at once."""
         return self._sizes.get(lane, self.each)
 
     def note(self, lane: Lane, outcome: Outcome, seconds: float) -> None:
-        """An intent came to its end so many seconds after it was taken."""
+        """Notes that an intent ended ``seconds`` after it was claimed."""
         size = self.of(lane)
         if isinstance(outcome, Failed | Doubtful):
             size = max(1, size // 2)
@@ -79,8 +79,8 @@ class Pace:
             del self._sizes[next(iter(self._sizes))]
 
     def room(self, taken: Iterable[Lane]) -> tuple[int, Mapping[Lane, int]]:
-        """How many intents may be taken now, and how many of each lane of which there is more to say than that it begins. ``taken``: the
-        lanes of what is in hand."""
+        """Returns how many intents may be claimed now, and how many of each lane that is in use or does not have its initial size. ``taken``: the
+        lanes of the intents in progress."""
         busy = Counter(taken)
         free = self._concurrency - sum(min(count, self.each) for count in busy.values())
         extra = max(0, EXTRA - sum(max(0, count - self.each) for count in busy.values()))

@@ -1,7 +1,7 @@
-"""What a receiver says, as it is kept: without the link that it was sent (§5.9).
+"""Removes from a receiver's answer the link that it was sent, before the answer is stored (§5.9).
 
-A receiver may repeat in its answer or in its refusal what it was sent. The store holds the hash of a link's token alone, and whoever may look at
-messages must not be able to answer by one. ``{wait_link}`` stands in what is kept where the link stood.
+A receiver may repeat in its answer or in its refusal what it was sent. The store contains only the hash of a link's token, and people who may
+read messages must not be able to answer with a link. What is stored has ``{wait_link}`` in place of the link.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LEFT_OUT = "the answer repeats the link that was sent, so it is not kept"
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What a receiver answered, and the link that it was sent, if it was sent one."""
+    """A receiver's answer, and the link that it was sent, if there was one."""
 
     answer: Any = None
     link: str | None = None
 
 
 def pack(answer: Any) -> bytes:
-    """An answer as it is kept; of what cannot be kept, its description."""
+    """Encodes an answer for the store; an answer that cannot be stored is replaced by its description."""
     if answer is None:
         return b""
     try:
@@ -39,7 +39,7 @@ def pack(answer: Any) -> bytes:
 
 
 def pack_without(answer: Any, link: str | None) -> bytes:
-    """An answer as it is kept, without a link."""
+    """Encodes an answer for the store, without a link."""
     data = pack(answer)
     if link is None or _token(link).encode() not in data:
         return data
@@ -48,7 +48,7 @@ def pack_without(answer: Any, link: str | None) -> bytes:
 
 
 def leave_out(value: Any, link: str | None) -> Any:
-    """A value of plain types without a link."""
+    """Returns a value of plain types without a link."""
     if link is None:
         return value
     if isinstance(value, str):
@@ -63,7 +63,7 @@ def leave_out(value: Any, link: str | None) -> Any:
 
 
 def tell_without(outcome: Outcome, link: str | None) -> Outcome:
-    """What came of a sending that failed, without a link."""
+    """Returns the outcome of a failed sending without a link."""
     match outcome:
         case Refused(error) | Failed(error) | Doubtful(error) if link is not None:
             return replace(outcome, error=_error_without(error, link))
@@ -71,7 +71,7 @@ def tell_without(outcome: Outcome, link: str | None) -> Outcome:
 
 
 def make_without(given: Given, link: str | None) -> Given:
-    """What a transport's hook makes of an answer, without a link."""
+    """Returns what a transport's hook has returned, without a link."""
     match given:
         case Row(key=key, data=data):
             return replace(given, key=leave_out(key, link), data=leave_out(data, link))
@@ -85,7 +85,7 @@ def _error_without(error: ErrorValue, link: str) -> ErrorValue:
 
 
 def _token(link: str) -> str:
-    """What opens a link, wherever the pages are."""
+    """Returns the token of a link, which opens it under any base URL."""
     return link.rpartition("/")[2]
 
 

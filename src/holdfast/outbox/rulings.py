@@ -1,7 +1,7 @@
-"""What people say about intents, and how intents are shown (§9.3, §9.4).
+"""What people decide about intents, and how intents are shown (§9.3, §9.4).
 
-About the request of a tool's call a person speaks in the place of its runner (§11.3). What they say is what the waiting run goes on with: it
-happened, with its outcome; it did not happen, and the run makes a new request; or it is given up, and the call fails. It reaches the run as a
+For the request of a tool call, a person decides in place of the tool runner (§11.3). The waiting run continues with the decision: the call
+happened, with its outcome; it did not happen, and the run makes a new request; or it is given up, and the call fails. The decision reaches the run as a
 runner's answer does, by a signal in the transaction that settles the request.
 """
 
@@ -28,16 +28,16 @@ from holdfast.handle import IntentView
 from holdfast.ports import Store, ToolOutcome, outcome_told
 
 ACTIONS = {MARK_SENT: RECORD_RESULT, REDRIVE: REEXECUTE, ABANDON: GIVE_UP}
-"""What each ruling about a request is among the answers to a question about an effect: whoever may not give the one may not give the other."""
+"""For each ruling about a request, the equivalent answer to a question about an effect: an actor who may not give the one may not give the other."""
 ASKED_ANEW = "its run makes a new request"
 
 Allow = Callable[[Run, Wait, str, str, bool], Awaitable[None]]
 
 
 class Rulings:
-    """The word of people about the intents of a store. ``lacking`` gives what tells of an intent whether nobody sends its type; ``closed`` are the
-    owners of this process that are gone. ``allow`` refuses what an actor may not say about a wait: with the run, the wait, the action, the actor, and
-    whether it is forced."""
+    """The decisions of people about the intents of a store. ``lacking`` returns a function that says whether no process sends an intent's type; ``closed``: the
+    owners of this process that no longer exist. ``allow`` raises if an actor may not take an action about a wait; it gets the run, the wait, the action, the actor, and
+    whether the action is forced."""
 
     def __init__(self, store: Store, lacking: Callable[[], Awaitable[Callable[[Intent], bool]]], closed: Collection[str], allow: Allow) -> None:
         self._store = store
@@ -46,12 +46,12 @@ class Rulings:
         self._allow = allow
 
     async def views(self, found: Iterable[Intent]) -> list[IntentView]:
-        """Intents as they are shown."""
+        """Returns intents as they are shown."""
         lacking = await self._lacking()
         return [IntentView.of(i, no_transport=lacking(i)) for i in found]
 
     async def redrive(self, intent_id: str, *, actor: str, reason: str, force: bool) -> IntentView:
-        """Has an intent sent again. The request of a tool's call is given up for a new one, unless nobody has begun with it.
+        """Has an intent sent again. The request of a tool call is given up and the run makes a new one, unless no runner has begun with it.
 
         Raises:
             IntentNotFound, IntentSettled, IntentInFlight, AttemptMayLive, Denied, RestrictedOption.
@@ -73,7 +73,7 @@ class Rulings:
         return await self._keep(self._answer(before, after, Word(REDRIVE, actor, reason), waits=True))
 
     async def settle(self, intent_id: str, outcome: str, *, actor: str, reason: str, result: Any = ...) -> IntentView:
-        """Says how an intent stands; the same again changes nothing. ``result``: the outcome of a tool's call that happened.
+        """Decides the state of an intent. The same call again changes nothing. ``result``: the outcome of a tool call that happened.
 
         Raises:
             IntentNotFound, IntentSettled, IntentInFlight, InvalidInput, Denied.
@@ -98,7 +98,7 @@ class Rulings:
         return await self._keep(self._answer(before, after, word, found if outcome == MARK_SENT else None, waits=asking is not None))
 
     def _answer(self, before: Intent, after: Intent, word: Word, outcome: ToolOutcome | None = None, *, waits: bool) -> Settlement:
-        """The settlement of a request with what a person has said, which is also on the request itself: for a run that is resumed later."""
+        """Makes the settlement of a request with a person's decision, which is also stored on the request itself, for a run that is resumed later."""
         fields, blobs = ({}, ()) if outcome is None else _fields(outcome)
         owner = before.tries[-1].owner if before.tries else toolcalls.owner_of(before.type, toolcalls.place_in(before.intent_id))
         payload = canon.pack(toolcalls.plain(Answer(owner=owner, word=word, **fields)), "answer")[1]
@@ -107,7 +107,7 @@ class Rulings:
         return Settlement(before, replace(after, answer=payload), puts=puts, blobs=blobs)
 
     async def _asking(self, intent: Intent) -> tuple[Run, Wait] | None:
-        """The run that waits for the answer to a request, with its wait; None where the intent is no request, or nobody waits for it any more."""
+        """Returns the run and the wait for the answer to a request. None if the intent is not a request, or if no run waits for it any more."""
         if not intent.type.startswith(toolcalls.TYPE) or (found := await self._store.get(intent.run_id)) is None:
             return None
         name = toolcalls.owner_of(intent.type, toolcalls.place_in(intent.intent_id))
@@ -134,7 +134,7 @@ class Rulings:
 
 
 def _fields(outcome: ToolOutcome) -> tuple[dict[str, Any], tuple[Blob, ...]]:
-    """How an outcome travels in an answer: as it is, or beside it where it is large."""
+    """Returns the fields of an answer for an outcome: with the outcome in the answer, or in a blob beside it if it is large."""
     data = canon.pack(outcome, "result")[1]
     if len(data) <= toolcalls.INLINE:
         return {"outcome": data}, ()
@@ -143,7 +143,7 @@ def _fields(outcome: ToolOutcome) -> tuple[dict[str, Any], tuple[Blob, ...]]:
 
 
 def _outcome(answer: bytes) -> dict[str, Any]:
-    """The outcome in an answer that is on record, in the terms of ``_fields``."""
+    """Returns the outcome in a stored answer, in the same form as ``_fields``."""
     found = toolcalls.read_answer(answer)
     return {"blob": found.blob} if found.blob else {"outcome": found.outcome}
 

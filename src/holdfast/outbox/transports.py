@@ -1,8 +1,8 @@
-"""Transports: what carries one type of intent to its receiver, and what it says of itself (§9.1, §9.4).
+"""Transports: what sends one type of intent to its receiver, and what a transport can declare (§9.1, §9.4).
 
-A transport is a function ``(payload, key)``, or an object with ``send(payload, key)`` and, where it can, ``dedupes``,
-``verify(payload, key)``, ``on_response(intent, answer)``, ``retry``, ``timeout`` and ``limit``, the name of a limit that each sending uses. What it raises says what happened: ``PermanentError``
-is refused for good, ``RetryAfter`` is later, ``MaybeSent`` may have happened, anything else has not.
+A transport is a function ``(payload, key)``, or an object with ``send(payload, key)`` and optionally ``dedupes``,
+``verify(payload, key)``, ``on_response(intent, answer)``, ``retry``, ``timeout`` and ``limit``, the name of a limit that each sending uses. The exception that it
+raises says what happened: ``PermanentError``: refused for good; ``RetryAfter``: try again later; ``MaybeSent``: it may have been sent; any other: it was not sent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NotConfigured(Exception):
 
 
 class Intent(Protocol):
-    """What a hook is shown of the intent that was sent."""
+    """The fields of a sent intent that a hook gets."""
 
     intent_id: str
     run_id: str
@@ -79,9 +79,9 @@ Raised = type[BaseException]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A transport as a dispatcher uses it. ``threaded``: its functions are plain ones, so each is called in a thread; ``on``: the errors after
-    which it is tried again. ``admit`` is asked with the store and the intent before each attempt: it gives the limit that this one uses, or refuses;
-    ``late`` is told of an outcome that came too late to be kept."""
+    """A transport as a dispatcher uses it. ``threaded``: its functions are plain, so each is called in a thread; ``on``: the errors after
+    which it is tried again. ``admit`` is called with the store and the intent before each attempt: it returns the limit that this attempt uses, or refuses;
+    ``late`` is called with an outcome that came too late to be recorded."""
 
     type: str
     send: Callable[[Any, str], Any]
@@ -97,10 +97,10 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def route(type: str, transport: Any) -> Route:
-    """A transport as it was registered, looked at once.
+    """Makes the route of a registered transport; its attributes are read once.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a transport.
     """
     send = getattr(transport, "send", None)
     if send is None:
@@ -110,7 +110,7 @@ def route(type: str, transport: Any) -> Route:
     try:
         inspect.signature(send).bind(None, "")
     except ValueError:
-        pass  # a function of C tells nothing about itself
+        pass  # a C function without a signature
     except TypeError:
         raise UsageError(f"the transport of {type!r} does not take (payload, key)", hint="def send(payload, key): …") from None
     retry = coerce(getattr(transport, "retry", None) or RETRY)
@@ -124,21 +124,21 @@ def route(type: str, transport: Any) -> Route:
 
 
 def routes(transports: Mapping[str, Any], own: Mapping[str, Route] = {}) -> dict[str, Route]:
-    """All transports of a process by type, with its ``own``; one that is ``alone`` in its process is the only one that it uses."""
+    """Returns the routes of a process by type: its transports and its ``own`` routes, but without ``own`` if one of the transports is ``alone``."""
     alone = any(getattr(t, "alone", False) for t in transports.values())
     return {**({} if alone else own), **{type: route(type, transport) for type, transport in transports.items()}}
 
 
 def asynchronous(function: Callable[..., Any]) -> bool:
-    """Whether what a function gives has to be awaited, as far as can be told before it is called."""
+    """Whether the result of a function has to be awaited, as far as that can be said before it is called."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
 
 
 def read_given(answer: Any) -> list[Given]:
-    """What a hook returned, as values; a mapping stands for the value whose fields it has.
+    """Returns what a hook returned, as values; a mapping stands for the value whose fields it has.
 
     Raises:
-        InvalidInput: it is none of them.
+        InvalidInput: it is not one of these.
     """
     items = answer if isinstance(answer, list | tuple) else [] if answer is None else [answer]
     return [item if isinstance(item, Row | Signal | Further | Blob) else _value(item) for item in items]
@@ -242,7 +242,7 @@ class Subprocess:
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    """What a stream gives, up to the cap; the rest is read and dropped."""
+    """Reads a stream and returns up to the cap; the rest is read and dropped."""
     assert stream is not None
     kept = bytearray()
     while chunk := await stream.read(64 * 1024):
@@ -258,7 +258,7 @@ async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
         stream.close()
         await stream.wait_closed()
     except (BrokenPipeError, ConnectionResetError):
-        return  # a command need not read what it is given
+        return  # a command need not read its input
 
 
 __all__ = ["Function", "Further", "Given", "NotConfigured", "Route", "Row", "Signal", "Subprocess", "asynchronous", "read_given", "route", "routes"]

@@ -1,8 +1,8 @@
-"""The webhook: one HTTP request an intent, to a public address, bounded in time and size (§9.1, §9.4).
+"""The webhook: sends one HTTP request for each intent to a public address, bounded in time and size (§9.1, §9.4).
 
-The name is looked up once, what it gives is judged, and the connection goes to that very address, so that a name which changes
-its address between look and connect leads nowhere else. Redirects are not followed. The key goes with each request as
-``Idempotency-Key``: a receiver is expected to drop a repeated one, so by default a doubtful sending is repeated.
+The name is looked up once, its addresses are checked, and the connection goes to a checked address, so that a name that changes
+its address between the check and the connection leads nowhere else. Redirects are not followed. Each request carries the key as
+``Idempotency-Key``. A receiver is expected to drop a repeated key, so by default a sending with an unknown outcome is repeated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _lookups = Lookups()
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a receiver answered. ``cut``: its body was longer than what is kept."""
+    """A receiver's answer. ``cut``: its body was longer than what is kept."""
 
     status: int
     body: str = ""
@@ -63,7 +63,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def secret(value: Any, field: str) -> str | bytes:
-    """What requests are signed with."""
+    """Checks the secret with which requests are signed."""
     if isinstance(value, str):
         return text(value, field, NOTE_BYTES)
     if not isinstance(value, bytes) or not value:
@@ -72,7 +72,7 @@ def secret(value: Any, field: str) -> str | bytes:
 
 
 def hosts(value: Any, field: str) -> tuple[str, ...]:
-    """Hosts by name; one alone is the only one."""
+    """Checks the names of hosts; a single text is one host."""
     return texts([value] if isinstance(value, str) else value, field)
 
 
@@ -111,14 +111,14 @@ class Webhook:
         except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as e:
             raise MaybeSent(f"{asked.host} closed the connection: {e or type(e).__name__}") from e
         finally:
-            writer.transport.abort()  # a receiver that still talks is not listened to
+            writer.transport.abort()  # whatever the receiver still sends is not read
         return msgspec.structs.asdict(judge(asked.host, *answer))
 
     async def _reach(self, asked: Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection, in less time than the whole request has: who is not reached has got nothing, which is known.
+        """Connects, within a part of the time of the whole request, so that if the host is not reached, it is certain that nothing was sent.
 
         Raises:
-            PermanentError: it may not be sent there.
+            PermanentError: sending there is not permitted.
             OSError: the host was not reached.
         """
         seconds = self.timeout * REACHED_PART
@@ -129,11 +129,11 @@ class Webhook:
             raise OSError(f"{asked.host} was not reached within {seconds:g} s") from None
 
     async def _addresses(self, host: str, port: int) -> list[Place]:
-        """The addresses of a host that may be sent to, with their families.
+        """Returns the permitted addresses of a host, with their families.
 
         Raises:
-            PermanentError: all are private, and nobody allowed that.
-            OSError: the name is not known, now.
+            PermanentError: all are private and not allowed.
+            OSError: the name cannot be resolved now.
         """
         try:
             found = await _lookups.addresses(host, port)
@@ -148,7 +148,7 @@ class Webhook:
         return usable
 
     async def _connect(self, asked: Request, addresses: Sequence[Place]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the first address that takes one; before it nothing has been sent."""
+        """Connects to the first address that accepts a connection. Nothing has been sent before that."""
         if asked.secure and self._tls is None:
             self._tls = await asyncio.to_thread(ssl.create_default_context)
         failed: OSError | None = None
@@ -164,7 +164,7 @@ class Webhook:
 
 
 def is_permitted(host: str, port: int, address: str, allow: Sequence[str]) -> bool:
-    """Whether an address that a host has may be sent to: it is public, or the host or the address is named."""
+    """Whether sending to this address of a host is permitted: it is public, or ``allow`` names the host or the address."""
     place = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(place, ipaddress.IPv6Address):
         inner = place.ipv4_mapped or place.sixtofour or (ipaddress.IPv4Address(int(place) & 0xFFFFFFFF) if place in NAT64 else None)
@@ -185,10 +185,10 @@ def _names(word: str, host: str, port: int, place: ipaddress.IPv4Address | ipadd
 
 
 def request(payload: Any, key: str, secret: bytes | None, now: int) -> Request:
-    """The request that a payload asks for.
+    """Makes the request that a payload describes.
 
     Raises:
-        PermanentError: it asks for none that can be made; says what is wrong with it.
+        PermanentError: it describes no valid request; the error says what is wrong.
     """
     if not isinstance(payload, Mapping) or not isinstance(payload.get("url"), str):
         raise PermanentError("the payload of a webhook is {url, body, method, headers}", hint='ctx.send("webhook", {"url": "https://…", "body": …})')
@@ -252,7 +252,7 @@ def _headers(given: Any) -> dict[str, str]:
 
 
 async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: Request) -> tuple[int, dict[str, str], bytes, bool]:
-    """Status, headers and body of the answer; the body up to its cap."""
+    """Sends the request; returns status, headers and body of the answer, the body up to its cap, and whether it was cut."""
     head = [f"{asked.method} {asked.path} HTTP/1.1", *(f"{name}: {value}" for name, value in asked.headers), "", ""]
     writer.write("\r\n".join(head).encode("latin-1") + asked.body)
     await writer.drain()
@@ -303,12 +303,12 @@ def _parse(head: bytes) -> tuple[int, dict[str, str]]:
 
 
 def judge(host: str, status: int, headers: Mapping[str, str], body: bytes, cut: bool) -> Answer:
-    """What an answer means.
+    """Decides what an answer means.
 
     Raises:
-        PermanentError: it will never be taken, or it is a redirect, which is not followed.
-        RetryAfter: it may come again, not before that time.
-        OSError: not now.
+        PermanentError: the receiver will never accept it, or answered with a redirect, which is not followed.
+        RetryAfter: the receiver says when to try again.
+        OSError: the receiver does not accept it now.
     """
     if 200 <= status < 300:
         return Answer(status, body.decode("utf-8", "replace").replace("\0", "\ufffd"), cut)
@@ -323,7 +323,7 @@ def judge(host: str, status: int, headers: Mapping[str, str], body: bytes, cut: 
 
 
 def retry_after(text: str, now: float) -> float | None:
-    """Seconds, from a number of them or a date; bounded. None if it says nothing."""
+    """Returns the seconds that a ``Retry-After`` header says, as a number or a date, bounded; None if it says nothing."""
     try:
         seconds = float(text) if text.isdigit() else email.utils.parsedate_to_datetime(text).timestamp() - now
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Gathers what there is to see of a tool's work, in its workspace (§11.4). Whoever runs the tool looks; the core judges."""
+"""Collects the evidence of a tool's work in its workspace (§11.4). The runner of the tool collects it; the core judges it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Run = Callable[[tuple[str, ...]], Any]
 
 
 async def reports(conditions: tuple[Postcondition, ...], cwd: str, confined: Callable[[str], str], code: int, run: Run) -> tuple[Report, ...]:
-    """One report for each postcondition. ``confined`` gives a path inside the workspace, ``run`` an exit code of a command there."""
+    """Returns one report for each postcondition. ``confined`` checks that a path is inside the workspace; ``run`` returns a command's exit code."""
     return tuple([judge(c, await _look_at(c, cwd, confined, code, run)) for c in conditions])
 
 
@@ -72,10 +72,10 @@ def hash_file(path: str) -> str:
 
 
 def _refuse_others(path: str) -> None:
-    """Refuses what is there and is no file: a named pipe that nobody writes to would be read for ever.
+    """Refuses an existing path that is not a regular file: a named pipe without a writer would block the reader for ever.
 
     Raises:
-        OSError: saying so, or that nothing is there.
+        OSError: it is not a regular file, or it does not exist.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(f"{path} is not a regular file")
@@ -89,7 +89,7 @@ def _json(path: str, pointer: str) -> Any:
 
 
 def _status(url: str) -> int:
-    """The status of one GET; redirects are not followed."""
+    """Returns the status of one GET; redirects are not followed."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{mask(url)!r} is not an address")
@@ -103,7 +103,7 @@ def _status(url: str) -> int:
 
 
 def artifacts(patterns: tuple[str, ...], cwd: str, confined: Callable[[str], str]) -> tuple[Artifact, ...]:
-    """The files that the patterns name, by name, relative to where the tool ran. What lies in a folder of Holdfast's own is none of them: no tool has left it.
+    """Returns the files that match the patterns, sorted by name, relative to where the tool ran. Files in Holdfast's own folder are left out.
 
     Raises:
         PathOutsideWorkspace: one of them lies outside.

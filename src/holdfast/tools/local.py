@@ -1,6 +1,6 @@
-"""Tools as subprocesses of this machine (§11.2): a process per call, in the workspace, bounded in every way.
+"""Tools as subprocesses of this machine (§11.2): one process per call, in the workspace, with limits on time, output and files.
 
-The workspace is a fence against mistakes, not against malice: this is no sandbox, and does not pretend to be one.
+The workspace protects against mistakes, not against attacks: it is not a sandbox.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class LocalRunner:
         return ToolOutcome(_text(stdout), _text(stderr), code, cut_out or cut_err, seen, left)
 
     async def _check(self, request: ToolRequest, argv: tuple[str, ...]) -> int:
-        """The exit code of a postcondition's command, run as the tool was."""
+        """Returns the exit code of a postcondition's command, which is run in the same way as the tool."""
         asked = msgspec.structs.replace(request, command=argv, input=b"", postconditions=(), artifacts=())
         return (await self.run(asked)).exit_code
 
     async def content(self, request: ToolRequest, artifact: Artifact) -> bytes:
-        """The bytes of a file that the tool left.
+        """Returns the content of a file that the tool left.
 
         Raises:
             ToolFailed: the file has changed since.
@@ -89,7 +89,7 @@ class LocalRunner:
         return data
 
     async def _read(self, stream: asyncio.StreamReader | None) -> tuple[bytes, bool]:
-        """What a stream gives, up to the cap; the rest is read and dropped, so that the tool is not blocked."""
+        """Reads a stream and returns up to the cap; the rest is read and dropped, so that the tool is not blocked."""
         assert stream is not None
         kept, cut = bytearray(), False
         while chunk := await stream.read(CHUNK):
@@ -99,7 +99,7 @@ class LocalRunner:
         return bytes(kept), cut
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """SIGTERM to the whole group, SIGKILL to what is left of it after the grace."""
+        """Sends SIGTERM to the whole process group, and after the grace period SIGKILL to what is left of it."""
         _signal(process.pid, signal.SIGTERM)
         try:
             async with asyncio.timeout(self._grace):
@@ -125,26 +125,26 @@ async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
         stream.close()
         await stream.wait_closed()
     except (BrokenPipeError, ConnectionResetError):
-        return  # a tool need not read what it is given
+        return  # a tool need not read its input
 
 
 def _text(data: bytes) -> str:
-    """Output as text that every store can keep (§1.10)."""
+    """Returns output as text that every store can keep (§1.10)."""
     return data.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
 def confine(workspace: str | None, path: str) -> str:
-    """The absolute path, which is inside the workspace if there is one.
+    """Returns the absolute path, which must be inside the workspace if there is one.
 
     Raises:
-        PathOutsideWorkspace: symbolic links are followed before it is judged.
+        PathOutsideWorkspace: it is outside, after symbolic links are followed.
     """
     if workspace is None:
         return os.path.abspath(path)
     root = Path(workspace).resolve()
     try:
         there = (root / path).resolve()
-    except (RuntimeError, OSError) as e:  # a link that leads to itself, as different versions of Python tell it
+    except (RuntimeError, OSError) as e:  # a symbolic link to itself; the type depends on the version of Python
         raise PathOutsideWorkspace(f"{path} leads to no place in the workspace {root}: {e}", hint="name a path inside it, or remove the link") from None
     if not there.is_relative_to(root):
         raise PathOutsideWorkspace(f"{path} is outside the workspace {root}", hint="name a path inside it, or widen Runtime(workspace=…)")
@@ -152,7 +152,7 @@ def confine(workspace: str | None, path: str) -> str:
 
 
 def environment(request: ToolRequest) -> dict[str, str]:
-    """The allowed names of this process's environment, and what the call itself gives."""
+    """Returns the allowed variables of this process's environment, and those that the call itself sets."""
     names = (*ALLOWED, *request.allow)
     return {n: os.environ[n] for n in names if n in os.environ} | dict(request.env)
 

@@ -1,4 +1,4 @@
-"""Why a tool's process could not be started, as an error that names the tool and the way out (§11.2). Nothing of it has run by then."""
+"""Explains why a tool's process could not be started, in an error that names the tool and says what to do (§11.2). Nothing of the tool has run by then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.ports import ToolRequest
 
 LONGEST_WORD = 32 * os.sysconf("SC_PAGE_SIZE")
 LONGEST_LIST = 6 * 1024 * 1024
-"""What Linux takes: one argument or variable, and all of them together however large the stack may grow."""
+"""The limits of Linux: for one argument or variable, and for all of them together, however large the stack may grow."""
 POINTER = 8
 
 INSTALL = "install it, or declare Tool(…, command=…)"
@@ -23,7 +23,7 @@ FOLDER = "make the folder, or name another with cwd="
 
 
 def explain(error: OSError, request: ToolRequest, cwd: str, env: Mapping[str, str]) -> StepFailure | TooLarge:
-    """What the caller is told in place of an error of the system."""
+    """Makes the error that the caller gets in place of an error of the system."""
     if error.errno == errno.E2BIG:
         return _measure(request, env)
     if error.errno in NO_PROGRAM:
@@ -36,7 +36,7 @@ def explain(error: OSError, request: ToolRequest, cwd: str, env: Mapping[str, st
 
 
 def _find_obstacle(error: OSError, command: str, cwd: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """What stands in the way, and the way out."""
+    """Returns what prevents the start, and what to do about it."""
     if not os.path.isdir(cwd):
         return (f"{cwd} is not a folder" if os.path.exists(cwd) else f"there is no folder {cwd}"), FOLDER
     if not os.access(cwd, os.X_OK):
@@ -56,7 +56,7 @@ def _find_obstacle(error: OSError, command: str, cwd: str, env: Mapping[str, str
 
 
 def _measure(request: ToolRequest, env: Mapping[str, str]) -> TooLarge:
-    """Which part of the command is larger than the system takes."""
+    """Finds the part of the command that is larger than the system accepts."""
     parts = {f"command[{n}]": len(os.fsencode(word)) + 1 for n, word in enumerate(request.command)}
     parts |= {f"env[{name!r}]": len(os.fsencode(f"{name}={value}")) + 1 for name, value in env.items()}
     field = max(parts, key=lambda name: parts[name])

@@ -1,8 +1,8 @@
-"""Fires schedules whose slot has come (§10.15).
+"""Starts the runs of schedules whose slot has come (§10.15).
 
-A slot's run is born in the commit that moves its schedule on, which is refused if the schedule does not stand where it was seen. So
-a crash leaves both or neither, and of several workers one fires. The slot is a key of its own besides, taken for as long as
-the run is kept: it holds where a store has less than a transaction, or a clock was put back.
+The run of a slot is created in the commit that advances its schedule, and the commit is refused if the schedule has changed since it
+was read. So a crash leaves both or neither, and only one of several workers fires the slot. In addition, the slot is a key that stays
+taken as long as the run is kept: it protects a store that offers less than a transaction, and helps when a clock was set back.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from holdfast.engine.desk import lanes
 from holdfast.engine.desk.schedules import birth_of
 
 SWEEP_SECONDS = 0.5
-REFUSED_SECONDS = 60.0  # a schedule that cannot be fired here is left to others for so long before it is tried again
-TOGETHER = 64  # so many are fired at once, so that their commits share a sync
+REFUSED_SECONDS = 60.0  # a schedule that cannot be fired here is left to other workers for this long before it is tried again
+TOGETHER = 64  # this many are fired at once, so that their commits share a sync
 
 
 class Sweeper:
-    """Looks for due schedules, of the skills and queues of one worker. ``failed`` is told of each that cannot be fired."""
+    """Looks for due schedules of one worker's skills and queues. ``failed`` is called for each schedule that cannot be fired."""
 
     def __init__(self, services: Services, queues: Sequence[str], failed: Callable[[str, Exception], Awaitable[None]]) -> None:
         self._services = services
@@ -38,7 +38,7 @@ class Sweeper:
         self._refused: dict[str, float] = {}
 
     async def sweep(self) -> bool:
-        """Fires one slot of each schedule that is due; True if some are still due. Twice a second at most, unless they are.
+        """Fires one slot of each due schedule; returns True if some are still due. Runs at most twice a second, unless some are.
 
         Raises:
             StoreError: the store failed (X-14).
@@ -59,12 +59,12 @@ class Sweeper:
         return more
 
     def _mine(self, s: Schedule) -> bool:
-        """Whether this worker could drive what it fires; else it is another one's."""
+        """Whether this worker could drive the run of a schedule; else the schedule is left to another worker."""
         here = s.skill_id in self._services.skills.ids and (not self._queues or s.queue in self._queues)
         return here and s.schedule_id not in self._refused
 
     async def _one(self, s: Schedule) -> bool:
-        """One schedule; what is wrong with it concerns it alone, is told, and stands on it for others to see (X-14)."""
+        """Fires one schedule. An error affects only this schedule: it is reported, and stored with it for others to see (X-14)."""
         try:
             return await self._fire(s)
         except StoreError:
@@ -78,7 +78,7 @@ class Sweeper:
             return False
 
     async def _fire(self, s: Schedule) -> bool:
-        """Moves a schedule on by one slot, or past what is to be skipped; True if it is due again already."""
+        """Advances a schedule by one slot, or past the slots to be skipped. Returns True if it is due again already."""
         store = self._services.store
         now = store.now()
         next_ = sch.firing(s, now, CALENDAR)
@@ -93,12 +93,12 @@ class Sweeper:
         return after.due is not None and after.due <= now
 
     async def _under_way(self, run_id: str | None) -> bool:
-        """Whether the run of the slot before has not ended: it waits for a person, say."""
+        """Whether the run of the previous slot has not ended, for example because it waits for a person."""
         found = None if run_id is None else await self._services.store.get(run_id)
         return found is not None and not found[0].terminal
 
     async def _start(self, s: Schedule, next_: Firing, slot: int) -> Schedule:
-        """Gives the slot its run, in one commit with the schedule's move."""
+        """Creates the slot's run, in one commit with the advance of the schedule."""
         store = self._services.store
         born = birth_of(self._services, s, slot=slot)
         draft = lanes.admit(born, await lanes.ahead(store, born), "scheduled")
@@ -112,10 +112,10 @@ class Sweeper:
                 return await self._had(s, next_, slot)
             if e.code != "schedule_moved":
                 raise
-        return after  # or somebody else was first, and has moved it
+        return after  # also if another worker was first and has advanced it
 
     async def _had(self, s: Schedule, next_: Firing, slot: int) -> Schedule:
-        """The slot has its run already, of which this schedule does not know: it moves on."""
+        """Advances a schedule whose slot has a run already that the schedule does not know of."""
         taken = await self._services.store.find_claim("slot", sch.scope(s), str(slot))
         after = sch.fire(next_, taken.run_id if taken is not None else s.last_run or "")
         await self._services.store.put_schedule(after, s)

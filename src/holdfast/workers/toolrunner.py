@@ -1,9 +1,9 @@
-"""Carries out the tool calls of one workspace for runs that are driven elsewhere (§11.3): ``holdfast tool-runner``.
+"""Executes the tool calls of one workspace for runs that are driven elsewhere (§11.3): ``holdfast tool-runner``.
 
-A request is an intent of the type ``tool@WORKSPACE``, and this is its transport: so claim, lease, renewal, gate and settlement are the
-dispatcher's. What is particular to tools: the command is that of a tool declared here, never of the request; nothing is begun for a run that
-does not wait for it any more, and what is under way for it then is ended; and a request whose runner was lost is not sent again: it is answered so, and the run
-that asked decides, as it does about a process of its own that died.
+A request is an intent of the type ``tool@WORKSPACE``, and this module is its transport: claim, lease, renewal, gate and settlement are the
+dispatcher's. Three things are particular to tools. The command is that of a tool declared here, never one from the request. Nothing is begun for a run
+that no longer waits for it, and a call in progress is ended when its run stops waiting. A request whose runner was lost is not sent again: the answer says so,
+and the run that asked decides, as it does when a tool process of its own has died.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class RemoteTools:
     # -- as the dispatcher uses it ------------------------------------------------------------------
 
     async def admit(self, store: Store, intent: Intent) -> str | None:
-        """Asked before each attempt: gives the limit of the tool.
+        """Checks an intent before each attempt. Returns the limit of its tool.
 
         Raises:
             NotConfigured: the tool is not declared here.
-            Shut: the run does not wait for it any more, or it is no request.
+            Shut: the run no longer waits for the request, or the intent is no valid request.
         """
         try:
             asked = _read_request(intent)
@@ -101,7 +101,7 @@ class RemoteTools:
         return tool.limit
 
     async def send(self, payload: Any, key: str) -> Any:
-        """Runs one call; what it gives is the answer, whatever became of the call."""
+        """Runs one call and returns its answer, whatever the call's result is."""
         store, intent = self._mine.pop(key)
         asked = toolcalls.read_request(payload)
         tool = self._tools[asked.tool]
@@ -119,18 +119,18 @@ class RemoteTools:
         return toolcalls.plain(answer)
 
     async def verify(self, payload: Any, key: str) -> Happened:
-        """Of a call whose runner was lost nobody knows what it did: that is the answer, and the run goes by it."""
+        """Answers for a call whose runner was lost: nobody knows what it did. The run decides with that answer."""
         return Happened(toolcalls.plain(Answer(owner="", lost=SENDER_LOST, closed=False)))
 
     def on_response(self, intent: IntentView, answer: dict[str, Any]) -> list[Given]:
-        """The answer as a signal to the run, and what the call has left, in the commit that settles the request."""
+        """Returns the answer as a signal to the run, and the content that the call has left, for the commit that settles the request."""
         lost = next((t.owner for t in reversed(intent.attempts) if t.outcome in ("lost", "unknown")), "")
         owner = answer["owner"] or lost
         name = toolcalls.owner_of(intent.type, intent.payload["place"])
         return [*self._content.pop(intent.intent_id, ()), Signal(name, {**answer, "owner": owner})]
 
     async def late(self, store: Store, intent: Intent) -> None:
-        """An outcome that came when another runner had the request: evidence only, and the attempt is over (§10.2)."""
+        """Handles an outcome that came after another runner had taken the request. It is kept as evidence only, and the attempt is closed (§10.2)."""
         asked = _read_request(intent)
         self._content.pop(intent.intent_id, None)
         last = intent.tries[-1]
@@ -161,7 +161,7 @@ class RemoteTools:
             await asyncio.wait({act, watch}, return_when=asyncio.FIRST_COMPLETED)
             why = UNWANTED
         except asyncio.CancelledError:
-            why = ENDED  # the process is over when the call has ended; that this runner ends too is nothing to the answer
+            why = ENDED  # caught: the call is ended and answered, although this runner is ending too
         watch.cancel()
         if not act.done():
             act.cancel()
@@ -191,7 +191,7 @@ def _read_request(intent: Intent) -> Asked:
 
 
 async def _is_wanted(store: Store, intent: Intent, asked: Asked) -> bool:
-    """Whether the run waits for this request."""
+    """Whether the run still waits for this request."""
     found = await store.get(intent.run_id)
     if found is None or found[0].terminal or found[0].cancel_requested_at is not None:
         return False
@@ -200,7 +200,7 @@ async def _is_wanted(store: Store, intent: Intent, asked: Asked) -> bool:
 
 
 async def _wait_until_unwanted(store: Store, intent: Intent, asked: Asked) -> None:
-    """Returns when the run does not wait for it any more. A store that fails meanwhile says nothing about that."""
+    """Returns when the run no longer waits for the request. A failure of the store meanwhile does not count."""
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         try:
@@ -211,7 +211,7 @@ async def _wait_until_unwanted(store: Store, intent: Intent, asked: Asked) -> No
 
 
 async def _leave(store: Store, intent: Intent, asked: Asked, status: EffectStatus, why: str) -> None:
-    """Notes on the attempt what a run that does not wait any more will not: that it was not begun, or was ended in the middle."""
+    """Notes on the attempt that it was not begun or was ended in the middle, because the run, which no longer waits, will not note it."""
     found = await store.get(intent.run_id)
     if not asked.effect_id or found is None or found[0].status is Status.FAILED:
         return  # a failed run still waits, and looks at the request when it is resumed

@@ -33,24 +33,24 @@ IDLE_SECONDS = 0.5
 PASS_SECONDS = 5.0
 MANY = 500
 STALL_SECONDS = 1.0
-BACK_OFF_SECONDS = 0.5  # after the first failure of the store; doubled after each more, up to the most
+BACK_OFF_SECONDS = 0.5  # after the first failure of the store; doubled after each further one, up to MOST_SECONDS
 MOST_SECONDS = 30.0
-SOUND_SECONDS = 5.0  # what has gone on for so long is well again
-AHEAD = 4  # of many runs that are claimed together so many are begun first: their steps need not wait until the others are loaded
-AHEAD_TURNS = 10  # in so many turns of the loop they have come to their steps, where commits are quick
-VAIN_SECONDS, MOST_VAIN_SECONDS = 0.002, 0.1  # a worker that others were quicker than leaves the next place to them for so long
+SOUND_SECONDS = 5.0  # work that has run this long without an error counts as recovered
+AHEAD = 4  # of many runs that are claimed together, this many are begun first, so that their steps need not wait until the others are loaded
+AHEAD_TURNS = 10  # turns of the event loop after which those runs have reached their steps, if commits are quick
+VAIN_SECONDS, MOST_VAIN_SECONDS = 0.002, 0.1  # how long a worker whose claim found nothing leaves the next free place to other workers
 CALM_SECONDS = 1.0
-REFUSED_US = 60_000_000  # a run whose code is not here is left to others for so long before it is looked at again
+REFUSED_US = 60_000_000  # a run whose code is not here is left to others for this long before it is looked at again
 
 
 log = logs.logger("holdfast.worker")
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What came of one claim: the run as it rests, or the error that stopped the driving.
+    """The result of one claim: the run at rest, or the error that stopped its execution.
 
-    With ``schedule_id`` there is no run: this schedule's slot has come and could not be fired. With neither, the store is in
-    trouble, and the worker backs off from it.
+    With ``schedule_id`` there is no run: the slot of this schedule has come and could not be fired. With neither a run nor a schedule, the store
+    fails, and the worker backs off.
     """
 
     run_id: str
@@ -61,9 +61,9 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Trouble:
-    """What a store in trouble costs: how often it failed in a row, and how long a worker stays away from it.
+    """Counts how often the store failed in a row, and computes how long a worker backs off from it.
 
-    A claim that works says nothing of commits that do not, so each kind of success ends its own kind of failure only.
+    A claim that works proves nothing about commits that fail, so each kind of success resets only its own kind of failure.
     """
 
     def __init__(self, dice: Callable[[], int]) -> None:
@@ -73,7 +73,7 @@ class Trouble:
         self._driving = False
 
     def fail(self, error: StoreError, *, driving: bool) -> None:
-        """It failed a run that was ``driving``, or the worker itself."""
+        """Counts a failure: of a run if ``driving``, else of the worker itself."""
         self.error = error
         self._times += 1
         self._driving = driving
@@ -83,15 +83,15 @@ class Trouble:
             self.error, self._times = None, 0
 
     def seconds(self) -> float:
-        """The next pause, with jitter, so that many workers do not come back at once."""
+        """Returns the next pause in seconds, with jitter, so that many workers do not come back at once."""
         u = self._dice() % 1_000 / 1_000
         pause: float = BACK_OFF_SECONDS * 2 ** min(self._times - 1, 10)
         return min(MOST_SECONDS, pause) * (0.5 + u)
 
 
 class Patience:
-    """How long a worker leaves what others let go of to the others: not at all at first, and longer with each look that was in vain. Of many workers
-    that a limit holds back only one gets the place that becomes free; each has a random part of its pause, so that they do not all look at once."""
+    """How long a worker leaves what others release to other workers: at first not at all, then longer after each claim in vain. Of many workers
+    that wait for a limit, only one gets the place that becomes free; the pauses have random lengths, so that the workers do not all poll at once."""
 
     def __init__(self, dice: Callable[[], int]) -> None:
         self._dice = dice
@@ -99,7 +99,7 @@ class Patience:
         self._freed = -math.inf
 
     def free(self, now: float) -> float:
-        """Seconds to wait after something was let go of at this moment."""
+        """Returns the seconds to wait after something was released at this moment."""
         if now - self._freed > CALM_SECONDS:
             self._vain = 0
         self._freed = now
@@ -109,17 +109,17 @@ class Patience:
         self._vain = self._vain + 1 if in_vain else 0
 
     def seconds(self) -> float:
-        """A random part of the pause."""
+        """Returns a random part of the pause."""
         most: float = VAIN_SECONDS * 2 ** min(self._vain - 1, 10)
         return 0.0 if not self._vain else min(MOST_VAIN_SECONDS, most) * (self._dice() % 1_000 / 1_000)
 
 
 class Worker:
-    """Claims and drives. A wake-up only shortens the wait: what is claimable is found by query (§10.16).
+    """Claims runs and drives them. A wake-up only shortens the wait: what can be claimed is found by a query (§10.16).
 
-    It fires schedules too, unless told not to (§10.15). ``on_report`` is called after each claim's end. From a store that fails for
-    a while it backs off, visibly: ``degraded`` holds the error, it is logged and reported. One that is broken for good, or closed,
-    ends it: it never goes on half-dead (X-14). So does any error with ``until_idle``: then somebody waits for what comes of it.
+    It also fires schedules, unless told not to (§10.15). ``on_report`` is called at the end of each claim. If the store fails for
+    a while, the worker backs off visibly: ``degraded`` holds the error, which is also logged and reported. If the store is broken for good, or closed,
+    the worker ends, because it must not continue without a working store (X-14). With ``until_idle`` any error ends it, because a caller waits for the result.
     """
 
     def __init__(
@@ -150,33 +150,33 @@ class Worker:
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
         self._made_room = asyncio.Event()  # a run that was driven here has ended
-        self._looks = True  # there may be something to claim that the last claim has not found
+        self._looks = True  # there may be runs to claim that the last claim has not found
         self._patience = Patience(services.entropy)
         self._later: tuple[float, asyncio.Task[None]] | None = None
         self._trouble = Trouble(services.entropy)
         self._beside = Trouble(services.entropy)
         self._gives = offers_untaken(services.store)
-        self._refused = False  # somebody else has taken, or told something, the run that was to be taken by its first commit
-        self._doubt = True  # a claim whose answer was lost may have given this owner runs that nobody drives
+        self._refused = False  # taking a run by its first commit was refused: another process has taken the run or put a command into its inbox
+        self._doubt = True  # this owner may hold runs that nobody drives, from a claim whose answer was lost
 
     @property
     def degraded(self) -> StoreError | None:
-        """What this worker, or what goes on beside it, backs off from now; None while all is well."""
+        """The error from which this worker, or what goes on beside it, backs off now; None if there is none."""
         return self._trouble.error or self._beside.error
 
     def drain(self) -> None:
-        """Stops claiming; what runs is finished to its next rest (§10.13)."""
+        """Stops claiming. Runs in progress are driven to their next rest (§10.13)."""
         self._draining.set()
         self._news.set()
 
     def _look(self) -> None:
-        """Has this worker look at once for what there is to claim."""
+        """Makes this worker look for runs to claim at once."""
         self._looks = True
         self._news.set()
 
     async def beside(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Keeps something going beside the runs (it sends intents), with the worker's own patience: where a store that fails for a while ends
-        it, it is begun anew after a pause, visibly.
+        """Keeps some other work going beside the runs (sending intents), with the worker's own back-off: if a passing failure of the store ends
+        the work, it is started again after a pause, visibly.
 
         Raises:
             StoreError: the store is broken for good, or was closed.
@@ -199,14 +199,14 @@ class Worker:
             await self._back_off(self._beside)
 
     async def close(self) -> None:
-        """Ends it now: what runs is handed back, as its last commit left it."""
+        """Ends the worker now. Runs in progress are handed back as their last commit left them."""
         self._closing.set()
         self.drain()
         await self._ended.wait()
 
     async def _watch(self) -> None:
-        """Looks out for changes in one task that stays: a store tells each task what it has not yet been told. What has become due is looked for
-        at once; what others let go of, such as the place of a limit, as soon as it is this worker's turn."""
+        """Watches for changes in one task that stays, because a store tells each task what it has not told this task yet. Makes the worker look at once for
+        runs that have become due, and for what others release, such as the place of a limit, as soon as it is this worker's turn."""
         clock = self._services.clock
         while True:
             pause = 0.0
@@ -224,10 +224,10 @@ class Worker:
                 self._look_in(pause)
             else:
                 self._look()
-                await asyncio.sleep(0)  # the look is sent before this task waits anew
+                await asyncio.sleep(0)  # lets the look begin before this task waits again
 
     async def _wait_for_room(self) -> None:
-        """Returns once this worker may take another run; what has become due meanwhile is still news. It looks now and then for the sake of what else it does."""
+        """Waits until this worker may take another run; changes meanwhile are still news afterwards. Wakes the worker now and then for its other work."""
         self._made_room.clear()
         try:
             async with asyncio.timeout(IDLE_SECONDS):
@@ -236,7 +236,7 @@ class Worker:
             self._look()
 
     def _look_in(self, seconds: float) -> None:
-        """Has this worker look after so many seconds, if nothing has it look earlier."""
+        """Makes this worker look after this many seconds, unless something makes it look earlier."""
 
         async def look() -> None:
             await self._services.clock.sleep(seconds)
@@ -254,7 +254,7 @@ class Worker:
             later[1].cancel()
 
     async def run(self) -> None:
-        """Works until drained; with ``until_idle`` also until nothing is due.
+        """Works until drained, or with ``until_idle`` until nothing is due.
 
         Raises:
             StoreError: the store is broken for good, or was closed; nothing was reported as done that is not durable.
@@ -265,7 +265,7 @@ class Worker:
             with self._services.leftovers.attend(self._note_doubt):
                 await self._work(watch)
         except asyncio.CancelledError:
-            self._stop()  # what is under way is left as its last commit made it; the close hands it back
+            self._stop()  # runs in progress stay as their last commit left them; closing the runtime hands them back
             raise
         finally:
             watch.cancel()
@@ -276,11 +276,11 @@ class Worker:
                 await asyncio.wait(self._running)
             self._ended.set()
             if self._doubt or self._services.stalled:
-                leave_over(self._services)  # it takes nothing up again
+                leave_over(self._services)  # this worker will not take them up again
             await self._reap()
 
     async def _work(self, watch: asyncio.Future[None]) -> None:
-        """Claims and drives until it is drained, then waits for what runs."""
+        """Claims and drives until drained, then waits for the runs in progress."""
         while not self._draining.is_set():
             try:
                 await self._offer()
@@ -293,7 +293,7 @@ class Worker:
                 self._trouble.work(driving=not self._running and not self._services.stalled)
                 await self._pause(found)
             if watch.done():
-                watch.result()  # the store fails for good: it says so here, and the worker ends (X-14)
+                watch.result()  # the store has failed for good: raises, which ends the worker (X-14)
             if self._trouble.error is not None:
                 await self._back_off(self._trouble)
         while self._running and not self._closing.is_set():
@@ -304,8 +304,8 @@ class Worker:
             failures.cancel(task)
 
     async def _turn(self) -> bool | None:
-        """Fires what is due, claims what there is room for, and begins to drive it. Whether there may be more of it at once: a claim that left room
-        found all there was, and of what comes later there is news. None once it is idle and was to work no longer."""
+        """Fires what is due, claims as many runs as there is room for, and begins to drive them. Returns whether there may be more to claim at once: a claim that
+        left room found everything, and there will be news of what comes later. Returns None with ``until_idle``, once nothing is due."""
         services = self._services
         await surface(services)
         if self._doubt:
@@ -323,10 +323,10 @@ class Worker:
         if asked_at and looks:
             meters.meter_claim(time.perf_counter() - asked_at)
         if isinstance(found, Loaded):
-            self._refused, begun = True, asyncio.Event()  # until the commit says that it was not
+            self._refused, begun = True, asyncio.Event()  # assumed until the commit succeeds
             claim = Claim(found.run.run_id, found.lease.fence + 1)
             self._start(claim.run_id, self._one(claim, found, begun)).add_done_callback(lambda _: begun.set())
-            await begun.wait()  # until it is taken it is due, and would be found again
+            await begun.wait()  # until the run is taken it is due, and the next claim would find it again
             self._looks = self._looks or self._refused
             return self._refused
         self._looks = self._looks or (looks and len(claims) >= room)
@@ -337,7 +337,7 @@ class Worker:
         return len(claims) >= room > 0 or more
 
     async def _begin(self, asked: Claims | None, room: int) -> list[Claim]:
-        """Begins to drive what was claimed, where it was asked for, and what was left here; gives all of it."""
+        """Begins to drive the claimed runs (``asked``; None if no claim was made) and runs left to this owner. Returns all of them."""
         found = asked if asked is not None else Claims()
         if asked is not None:
             self._patience.look(in_vain=not found)
@@ -350,7 +350,7 @@ class Worker:
         return claims
 
     async def _claim(self, room: int) -> Claims | Loaded:
-        """What this worker takes next; a lone run that has never been begun is given as it stands, to be taken by its first commit (§1.11)."""
+        """Claims what this worker takes next. A lone run that has never begun may be returned unclaimed, to be taken by its first commit (§1.11)."""
         services, store = self._services, self._services.store
         skills, shapes = services.skills.ids, services.list_shapes(upgrade=self._upgrade)
         try:
@@ -360,7 +360,7 @@ class Worker:
             return await store.claim(services.owner, self._queues, skills, limit=room, shapes=shapes, limits=services.limits)
         except LeaseLost:
             if (closed := services.drivers.taken.closed) is not None:
-                raise make_own(closed) from None  # it is no owner any more, for the runtime was closed meanwhile
+                raise make_own(closed) from None  # the runtime was closed meanwhile, so this is no longer an owner
             raise
 
     def _start(self, run_id: str, driving: Coroutine[Any, Any, Report | None]) -> asyncio.Task[Report | None]:
@@ -372,14 +372,14 @@ class Worker:
         return task
 
     def _fail(self, error: StoreError) -> None:
-        """Notes that the store failed, or passes it on where waiting is no use, or somebody waits."""
+        """Notes that the store failed. Raises the error if waiting is no use, or if a caller waits for the result."""
         if not error.passing or self._until_idle:
             raise error
         self._trouble.fail(error, driving=False)
         self._doubt = self._looks = True
 
     def _note_doubt(self) -> None:
-        """This owner may hold runs that nobody here drives."""
+        """Notes that this owner may hold runs that nobody here drives."""
         self._doubt = True
         self._look()
 
@@ -392,7 +392,7 @@ class Worker:
         self._doubt = False
 
     async def _back_off(self, trouble: Trouble) -> None:
-        """Stays away from the store for a while, and says so; what runs goes on meanwhile. A drain ends it."""
+        """Stays away from the store for a while and says so; runs in progress go on meanwhile. A drain ends the pause."""
         error, seconds = trouble.error, trouble.seconds()
         assert error is not None
         log.warning("the store failed, trying again in %.1f s: %s", seconds, error.line())
@@ -407,7 +407,7 @@ class Worker:
         await self._reap()
 
     async def _offer(self) -> None:
-        """Tells the store what this worker works on, again where skills have been added, or what is sent from here has changed."""
+        """Tells the store what this worker works on, and again when skills were added or when what is sent from here has changed."""
         services = self._services
         if self._offered != (now := (services.shapes, services.sends)):
             self._offered, self._looks = now, True
@@ -421,7 +421,7 @@ class Worker:
         return Offer(self._queues, tuple(shapes), self._upgrade, dict(services.limits), services.sends)
 
     async def _pass_over(self) -> None:
-        """Says once of each due run that no living worker of its queue can take it (§10.11)."""
+        """Reports, once for each due run, that no living worker of its queue can take it (§10.11)."""
         services, now = self._services, self._services.clock.monotonic()
         if now - self._looked < PASS_SECONDS and not self._until_idle:
             return
@@ -434,11 +434,11 @@ class Worker:
                 await self._tell(Report(run.run_id, None, passed=found))
 
     async def _room(self) -> int:
-        """How many more runs may be claimed; one, to try with, while the store fails under what runs. Whoever cannot confirm its own
-        lease takes none: they would be lost at the first commit (§10.3).
+        """Returns how many more runs may be claimed. While the store fails runs in progress, that is one in total, as a try. A worker that cannot confirm its own
+        lease claims none: the runs would be lost at the first commit (§10.3).
 
         Raises:
-            LeaseLost: this owner is no longer known, so that waiting is no use (X-14).
+            LeaseLost: this owner is no longer known, so waiting is no use (X-14).
         """
         most = self._concurrency if self._trouble.error is None else 1
         room = most - len(self._running)
@@ -449,8 +449,8 @@ class Worker:
         return 0
 
     async def _reclaim(self, room: int) -> list[Claim]:
-        """Runs that are held here and that nobody drives, because the store failed under their driver, or the lease was not
-        safe for a while: taken up again, under a new fence. Else they would be nobody's while this process lives (X-09)."""
+        """Claims again, under a new fence, the runs that are held here and that nobody drives, because the store failed under their driver or the lease
+        was not safe for a while. Otherwise nobody could continue them while this process lives (X-09)."""
         services, out = self._services, list[Claim]()
         now = services.clock.monotonic()
         due = [r for r, at in services.stalled.items() if at <= now and r not in services.driving]
@@ -462,7 +462,7 @@ class Worker:
         return out
 
     async def _pause(self, busy: bool) -> None:
-        """Waits for a change, a finished run or the drain; then looks at what ended."""
+        """Waits for a change, a finished run or the drain; then handles the claims that ended."""
         if busy and len(self._running) < self._concurrency:
             await asyncio.sleep(0)
         else:
@@ -471,7 +471,7 @@ class Worker:
         await self._reap()
 
     async def _reap(self) -> None:
-        """Tells what came of the claims that ended."""
+        """Reports the results of the claims that ended."""
         for task in [t for t in self._running if t.done()]:
             self._running.discard(task)
             self._made_room.set()
@@ -495,10 +495,10 @@ class Worker:
         await self._tell(Report("", None, error, schedule_id))
 
     async def _one(self, claim: Claim, found: Loaded | None = None, begun: asyncio.Event | None = None, after: asyncio.Future[None] | None = None) -> Report | None:
-        """Drives one claim; what became of it is a report. Only who stops this process ends the worker. It is begun ``after`` others.
+        """Drives one claim and returns its result as a report. Only a cancel from outside ends the worker. ``after``: a future to wait for first.
 
-        A run that was ``found`` is still to be taken, by its first commit; ``begun`` is set after that. None where that commit was refused, or the run
-        does not begin so: it is claimed then like any other.
+        ``found``: a run that is not claimed yet and is to be taken by its first commit; ``begun`` is set after that commit. Returns None if that commit was
+        refused, or if the run cannot be begun in this way: it is then claimed like any other.
         """
         services = self._services
         try:
@@ -535,12 +535,12 @@ class Worker:
             services.driving.discard(claim.run_id)
 
     async def _take(self, driver: Driver, claim: Claim, run: Run) -> bool:
-        """Takes a run and begins it, in one commit. False where that was refused: somebody has taken the run, or told it something."""
+        """Takes a run and begins it, in one commit. False if that was refused, because another process has taken the run or put a command into its inbox."""
         services, program, carried_values = self._services, self._services.skills.for_run(run, upgrade=self._upgrade), None
         if program.carried:
             try:
                 carried_values = await services.threads.ahead(program, run.tenant_id, run.thread_id)
-            except HoldfastError:  # whoever has claimed it meets that again, and says so on the run
+            except HoldfastError:  # the process that claims the run gets this error again, and records it on the run
                 return False
             if carried_values is None:
                 return False
@@ -553,7 +553,7 @@ class Worker:
 
 
 async def _turns(count: int) -> None:
-    """So many turns of the loop, which others have meanwhile."""
+    """Waits for a number of turns of the event loop."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -562,9 +562,9 @@ async def run_worker(
     made: Callable[[], Worker], sender: Dispatcher | None, sends: Callable[[bool], contextlib.AbstractAsyncContextManager[None]], working: set[Worker],
     *, stop: asyncio.Event | None, until_idle: bool,
 ) -> None:
-    """Has a worker do its work, with what sends beside it, until ``stop`` is set or with ``until_idle`` nothing is due for either.
+    """Runs a worker, and a sender of intents beside it, until ``stop`` is set, or with ``until_idle`` until nothing is due for either.
 
-    ``sends`` says for so long that this process sends; ``working`` holds the worker for so long.
+    Meanwhile ``sends`` says that this process sends, and ``working`` contains the worker.
     """
     worker, stopping = made(), asyncio.Event()
     sending = asyncio.ensure_future(worker.beside(lambda: sender.run(stop=stopping))) if sender is not None and not until_idle else None
@@ -576,7 +576,7 @@ async def run_worker(
         finally:
             for wait in waits:
                 wait.cancel()
-        worker.drain()  # told to stop; or the dispatcher has met an error that does not pass, and nothing goes on half-dead (X-14)
+        worker.drain()  # stop was set; or the dispatcher had an error that does not pass, and the worker must not continue without a sender (X-14)
 
     watcher = asyncio.ensure_future(drain()) if stop is not None or sending is not None else None
     working.add(worker)

@@ -1,4 +1,4 @@
-"""What is left of a coroutine that was begun where it was made."""
+"""The remainder of a coroutine whose first part was run by its caller, before it had a task of its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class Rest(Coroutine[Any, Any, T]):
-    """What is left of a coroutine whose first part has been run: it stands where it waits for ``waiting``. It goes on in ``context``, where it has one of
-    its own.
+    """The remainder of a coroutine ``work`` whose first part has been run: the coroutine is suspended and waits for ``waiting``. It continues in
+    ``context``, if one is given.
 
-    A task may have it as it is: one that is cancelled before its first step has the coroutine cancelled where it stands. Wrapped in another one it would stay
-    there, with what it holds, for as long as somebody knows of it.
+    A task can be made of it directly: if the task is cancelled before its first step, the cancellation reaches the coroutine where it is suspended. If
+    this object were wrapped in another coroutine, ``work`` would stay suspended, with all that it holds, for as long as anything refers to it.
     """
 
     __slots__ = ("_context", "_steps", "_waiting", "_work")
@@ -48,9 +48,9 @@ class Rest(Coroutine[Any, Any, T]):
             try:
                 yield waiting
             except GeneratorExit:
-                work.close() if context is None else context.run(work.close)  # which may have been done already, where both are thrown away together
+                work.close() if context is None else context.run(work.close)  # does nothing if both are garbage collected together and it is closed already
                 raise
-            except BaseException as e:  # it belongs where the coroutine waits
+            except BaseException as e:  # raised in the coroutine, where it waits
                 step: Callable[[Any], Any] = work.throw
                 given: Any = e
             else:
@@ -61,10 +61,10 @@ class Rest(Coroutine[Any, Any, T]):
                 value: T = end.value
                 return value
             except BaseException:
-                del waiting  # a future that failed keeps its error, whose traceback refers to this frame
+                del waiting  # a failed future keeps its error, and the error's traceback refers to this frame
                 raise
             finally:
-                del given  # so may an error that was thrown in
+                del given  # an error that was thrown in may refer to this frame as well
 
 
 __all__ = ["Rest"]

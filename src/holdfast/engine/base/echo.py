@@ -1,4 +1,4 @@
-"""What a replay or a fork takes over from its source."""
+"""What a replay or a fork takes over from its source run."""
 
 from __future__ import annotations
 
@@ -15,38 +15,45 @@ from holdfast.core.waits import Decision, Wait
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What held the results of effects where a fork began: the ``results`` of tasks, and the ``records`` around the effects, as they were."""
+    """What contained the results of effects when a fork began: the ``results`` of tasks, and the ``records`` of the scopes and steps around the effects."""
 
     results: dict[str, TaskResult] = {}
     records: dict[tuple[int, str, str], StepRecord] = {}
 
     def is_among(self, results: Mapping[str, TaskResult], records: Mapping[tuple[int, str, str], StepRecord], place: tuple[int, str, str]) -> bool:
-        """Whether any of that holds the effect at a place, and is among these, which a fork has: it was taken over, and not made anew."""
+        """Whether one of these contains the effect at a place and equals the one that the fork has (``results``, ``records``): then the fork has taken the
+        effect over and not computed it again."""
         step, task, path = place
         if task in results and results[task] == self.results.get(task):
             return True
         return any((at := (step, task, around)) in records and records[at] == self.records.get(at) for around in outdated.list_around(path))
 
     def join(self, later: Held) -> Held:
-        """Both in one; ``later`` has the say where both have something."""
+        """Returns both merged. Where both have an entry, that of ``later`` is used."""
         return Held(self.results | later.results, self.records | later.records)
 
 
 class Children(msgspec.Struct, frozen=True):
-    """The runs that forebears have started as children: the last one at each place, and by the wait for its end."""
+    """The runs that the ancestors have started as children: ``by_place``, the last one at each place; ``by_wait``, by the wait for their end."""
 
     by_place: dict[tuple[int, str, str], str] = {}
     by_wait: dict[str, str] = {}
 
 
 class Echo(msgspec.Struct):
-    """What a run with a source goes by (§7.6): the records it is answered from, by (step, task, path); what its forebears did and
-    sent; and ``scope``, under which its own effects have their keys. ``forebears``: nearest first;
-    ``consents``: what people approved there, if it is inherited, with the questions (§5.8). A fork in the middle of a step is answered from
-    what was on record there too, as far as it calls the same with the same arguments (``exact``); ``results`` are the tasks finished there.
-    ``ended``: the barriers of a replay's source that tasks waited beyond or signals came to, by their number (§5.11);
-    ``reached``: how far it came. ``began``: the super-step of the checkpoint that a fork began at, and ``stood``: the effects of its
-    forebears that the tasks pending there had been given, by place, and ``held`` what held their results. ``outdated``: what may have been made of something that is no more. ``scopes``: places with calls beneath. ``children``: those that its forebears started, once somebody has asked."""
+    """What a replay or a fork reads of its source and of its other ancestors (§7.6). Places are (step, task, path).
+
+    ``scope``: the scope of the run's own effect keys. ``records``: the records that answer its calls.
+    ``forebears``: the ids of its ancestors, nearest first; ``effects`` and ``intents``: what they did and sent.
+    ``consents``: what people approved there, with the questions, if that is inherited (§5.8).
+    ``exact``: the run is a fork in the middle of a step: a record there answers a call only if the arguments are the same; ``results``: the tasks
+    that had finished there.
+    ``ended``: by number, the barriers of a replay's source beyond which tasks waited, or at which signals arrived (§5.11); ``reached``: the last
+    super-step of the source. ``began``: the super-step of the checkpoint from which a fork began; ``stood``: by place, the effects of the ancestors
+    that the tasks pending there had been given; ``held``: what contained their results.
+    ``outdated``: the places of records that may depend on something that no longer exists. ``scopes``: the places that have calls beneath them.
+    ``children``: the children of the ancestors; None until they are first asked for.
+    """
 
     scope: str
     records: dict[tuple[int, str, str], StepRecord] = {}
@@ -66,7 +73,8 @@ class Echo(msgspec.Struct):
     scopes: frozenset[tuple[int, str, str]] = frozenset()
 
     def answers(self, place: tuple[int, str, str], record: StepRecord, call: Call) -> bool:
-        """Whether a record of the source answers a call at its place. In an exact fork the arguments are the same; calls beneath it are looked at each by itself."""
+        """Whether a record of the source answers a call at its place. In an exact fork the arguments must be the same, and a step with calls beneath it is not
+        answered as a whole: each of those calls is decided separately."""
         if place in self.outdated:
             return outdated.is_same(record, call)
         if not self.exact:
@@ -75,7 +83,7 @@ class Echo(msgspec.Struct):
 
     @property
     def last(self) -> int:
-        """The last step with anything on record."""
+        """The last super-step that has a record."""
         return max((step for step, _, _ in self.records), default=0)
 
 

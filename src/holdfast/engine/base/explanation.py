@@ -1,4 +1,4 @@
-"""Reads what ``core.explain`` needs, and hides secrets in what it says."""
+"""Reads what ``core.explain`` needs, and hides secrets in the explanation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 async def explain_run(services: Services, run: Run, lease: Lease, hidden: Mask) -> dict[str, Any]:
-    """What happened to a run, why it stands where it stands, and what would move it, as plain values."""
+    """Returns, as plain values, what happened to a run, why it is where it is, and what would move it."""
     store = services.store
     events: list[ev.Event] = []
     previous = b""
@@ -42,7 +42,7 @@ async def explain_run(services: Services, run: Run, lease: Lease, hidden: Mask) 
     ahead = await obstacles.find_before(services, run, lease)
     lane, before = ("", "") if ahead is None else (f"the run {ahead.run_id} is before it in its lane ({ahead.why})", ahead.run_id)
     found = await obstacles.lacking(store, run, lease)
-    if hidden.names:  # before anything is cut: a part of a secret is not found again
+    if hidden.names:  # hidden before any text is shortened: part of a secret would not be recognized
         run = _hiding(hidden, run)
         events = [e if isinstance(e.fact, ev.Unknown) else replace(e, fact=_hiding(hidden, e.fact)) for e in events]
     no_worker, shape = ("", "") if found is None else (found.said, found.wanted if found.offered and found.wanted not in found.offered else "")
@@ -59,7 +59,7 @@ async def explain_run(services: Services, run: Run, lease: Lease, hidden: Mask) 
 
 
 async def _find_gone(services: Services, run: Run, effects: Sequence[Effect]) -> tuple[Effect, ...]:
-    """What completed steps of an ended run did and was undone, or may have been: a resume would be refused for it."""
+    """Returns the effects of completed steps of an ended run that were undone, or may have been: because of these a resume would be refused."""
     if run.status not in RESUMABLE or run.settled or not missing(effects, run.run_id) or (loaded := await services.store.load(run.run_id)) is None:
         return ()
     loaded = await services.threads.carry(loaded)
@@ -67,7 +67,7 @@ async def _find_gone(services: Services, run: Run, effects: Sequence[Effect]) ->
 
 
 async def _requests(store: Store, run: Run) -> tuple[str, ...]:
-    """How the requests of a run stand that tool runners have, or shall have."""
+    """Returns the states of a run's requests that tool runners have or are to take."""
     if all(place_of(w.name) is None for w in run.waits):
         return ()
     lacking = await unsendable(store, ())
@@ -82,7 +82,7 @@ async def _requests(store: Store, run: Run) -> tuple[str, ...]:
 
 
 def _hiding(hidden: Mask, value: T) -> T:
-    """The record without what is secret in its texts."""
+    """Returns the record with secrets hidden in its texts."""
     made: T = change_each(value, "", lambda said, place: hidden.text(said) if isinstance(said, str) else said)
     return made
 

@@ -1,15 +1,15 @@
-"""What may come out of a node: failures as records and as exceptions again, ways out that are no failure, and cancels (§4.12, §14.3).
+"""What may come out of a node: failures, as records and as exceptions made from records; ways out that are no failure; and cancels (§4.12, §14.3).
 
-Code that caught a failure the first time catches it on re-entry. A record keeps the frames of the user's own code: file, line,
-function and the text of the line (§13.2). Frames of this package and of the standard library's task and thread machinery between them say
-nothing to the user and are left out. Stored bytes name a class; they never choose what is imported or called. A class that this process
-has loaded already is taken, and its instance is made without its constructor: what an ``except`` clause can name is always loaded. Any
-other comes back as a StepFailure with the recorded code.
+Code that caught a failure when it first happened catches it again on re-entry. A record keeps the frames of the user's own code: file, line,
+function and the text of the line (§13.2). Frames of this package, and those of the standard library's task and thread code between them, mean
+nothing to the user and are left out. Stored bytes name a class; they never determine what is imported or called. If a class of that name is
+loaded already, an instance of it is made without calling its constructor; whatever an ``except`` clause can name is loaded. Otherwise
+the failure becomes a StepFailure with the recorded code.
 
-asyncio has one cancel for whoever asks: the house, somebody outside, or the step that runs in the task (X-24). A step that cancels its own
-task, or lets a CancelledError out that nobody asked for, has failed; only a cancel from outside ends the run's driving, and with it the
-worker. So the house marks the tasks that it cancels itself, and knows which tasks it has made: such a task, cancelled by nobody who may,
-was cancelled by its step."""
+asyncio has the same cancel for every caller: the engine, somebody outside, and the step that runs in the task (X-24). A step that cancels its own
+task, or raises a CancelledError that nobody asked for, has failed; only a cancel from outside ends the run's execution, and with it the
+worker. So the engine marks the tasks that it cancels, and knows which tasks it has made: if such a task was cancelled neither by the engine nor
+through the task it works for, its step cancelled it."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _MACHINERY = (
 
 
 def record(error: BaseException, where: str = "") -> ErrorValue:
-    """A failure as it is kept, with the frames of the user's code that led to it."""
+    """Returns the record of a failure, with the frames of the user's code that led to it."""
     return ErrorValue.of(error, where, frames_of(error))
 
 
 def frames_of(error: BaseException) -> tuple[Frame, ...]:
-    """The calls of the user's code that led to an exception, the outermost first; of many, the first and the last ones."""
+    """Returns the calls of the user's code that led to an exception, the outermost first. If there are many, only the first and the last ones."""
     found = []
     at = error.__traceback__
     while at is not None:
@@ -69,19 +69,19 @@ def _source(file: str, line: int, scope: dict[str, Any]) -> str:
 
 
 def with_traceback(error: ErrorValue) -> Exception:
-    """The exception of a recorded failure whose traceback shows the recorded frames."""
+    """Makes the exception of a recorded failure, with a traceback that shows the recorded frames."""
     made = revive(error)
     tail: types.TracebackType | None = None
     try:
         for frame in reversed(error.frames):
-            tail = types.TracebackType(tail, _standing(frame), -1, frame.line)  # -1: no instruction, so that the line is taken as given
+            tail = types.TracebackType(tail, _standing(frame), -1, frame.line)  # -1: no instruction, so that the given line number is used
         return made.with_traceback(tail)
     finally:
-        del made, tail  # the recorded frames refer to this one, from which they were called
+        del made, tail  # the recorded frames refer to this frame, which called them
 
 
 class _Recorded:
-    """Gives the traceback module the recorded line where the file cannot be read any more."""
+    """Gives the traceback module the recorded line if the file cannot be read any more."""
 
     def __init__(self, frame: Frame) -> None:
         self._text = "\n" * (frame.line - 1) + frame.source + "\n"
@@ -91,12 +91,12 @@ class _Recorded:
 
 
 def _standing(frame: Frame) -> types.FrameType:
-    """A frame with the recorded file and function. Nothing of the recorded code is run."""
+    """Makes a frame with the recorded file and function. None of the recorded code is run."""
     code = compile("at()", frame.file or "?", "exec").replace(co_name=frame.function, co_qualname=frame.function, co_firstlineno=max(1, frame.line))
     kept: list[types.FrameType] = []
     scope: dict[str, Any] = {"at": _caller(kept), "__name__": "recorded", "__loader__": _Recorded(frame)}
     exec(code, scope)
-    return kept.pop()  # its globals refer to what keeps it
+    return kept.pop()  # popped, because the frame's globals refer to this list
 
 
 def _caller(kept: list[types.FrameType]) -> Callable[[], None]:
@@ -108,13 +108,13 @@ def _caller(kept: list[types.FrameType]) -> Callable[[], None]:
 
 
 def revive(error: ErrorValue) -> Exception:
-    """The exception a recorded failure stands for."""
+    """Makes the exception that a recorded failure stands for."""
     made = _make(_find_loaded(error.type), error)
     return made if made is not None else StepFailure(f"{error.type}: {error.message}", code=error.code, hint=error.hint)
 
 
 def _find_loaded(name: str) -> type[Exception] | None:
-    """The exception class of this qualified name, if it is loaded."""
+    """Returns the exception class with this qualified name if it is loaded, else None."""
     found = getattr(builtins, name, None)
     if isinstance(found, type) and issubclass(found, Exception):
         return found
@@ -137,7 +137,7 @@ def _below(cls: type[Exception]) -> Iterator[type[Exception]]:
 
 
 def _make(cls: type[Exception] | None, error: ErrorValue) -> Exception | None:
-    """An instance that carries the message, made by the builtin it rests on; None where that needs more than a message."""
+    """Makes an instance that carries the message, through the builtin class that it derives from. None if that class needs more than a message."""
     if cls is None:
         return None
     base = next(c for c in cls.__mro__ if c.__module__ == "builtins")
@@ -159,35 +159,35 @@ _serving: weakref.WeakKeyDictionary[asyncio.Task[Any], weakref.ref[asyncio.Task[
 
 
 def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancels a task in the name of the house."""
+    """Cancels a task on behalf of the engine."""
     _told.add(task)
     task.cancel()
 
 
 def uncancel(task: asyncio.Task[Any]) -> int:
-    """Takes one's own cancel back; gives how many others are left."""
+    """Takes one cancel of the engine back; returns how many cancels remain."""
     _told.discard(task)
     return task.uncancel()
 
 
 def did_we_cancel(task: asyncio.Task[Any]) -> bool:
-    """Whether the house has cancelled it."""
+    """Whether the engine has cancelled the task."""
     return task in _told
 
 
 def count_own_cancels(task: asyncio.Task[Any], before: int) -> int:
-    """How many of the cancels of the current task, since it had ``before``, the code that ran meanwhile made itself.
+    """Returns how many of the cancels that the current task got since it had ``before`` were made by the code that ran meanwhile.
 
-    Ctrl-C is none of them: ``asyncio.run`` cancels its main task, and all that this task waits for, in the midst of whatever code the signal meets.
+    Ctrl-C does not count: ``asyncio.run`` cancels its main task, and all that this task waits for, in the middle of whatever code the signal interrupts.
     """
     made = max(0, task.cancelling() - before)
     return made - 1 if made and was_interrupted() else made
 
 
 def was_interrupted() -> bool:
-    """Whether SIGINT has canceled the main task of the ``asyncio.Runner`` (``asyncio.run``) in which this is called.
+    """Whether SIGINT has cancelled the main task of the ``asyncio.Runner`` (``asyncio.run``) that is running.
 
-    asyncio has no public name for that. Its signal handler says nothing to us where an application has put its own before it, so the runner is looked up in the stack.
+    asyncio has no public function for this. The signal handler is no help either, if an application has installed its own, so the runner is looked up on the stack.
     """
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
@@ -198,16 +198,16 @@ def was_interrupted() -> bool:
 
 
 def serve(task: asyncio.Task[Any], root: asyncio.Task[Any] | None = None) -> None:
-    """The task was made by the house and works for ``root``, which is the current one if none is named: whoever ends that one ends this one too."""
+    """Notes that the engine made this task and that it works for ``root`` (default: the current task): a cancel of ``root`` ends this task too."""
     root = root or asyncio.current_task()
     if root is not None:
         _serving[task] = weakref.ref(root)
 
 
 def was_asked(task: asyncio.Task[Any]) -> bool:
-    """Whether a cancel of this task was asked for by somebody who may: the house, or who cancels whom it works for.
+    """Whether a cancel of this task came from outside its step: from the engine, or through the task it works for.
 
-    A task that the house has not made is its maker's to cancel.
+    Any cancel of a task that the engine has not made counts, because its maker may cancel it.
     """
     if task in _told:
         return True
@@ -219,15 +219,15 @@ def was_asked(task: asyncio.Task[Any]) -> bool:
 
 
 class ControlFlow(BaseException):
-    """Leaves a node and is no failure of it: a wait, a fresh start, a halt. No code of a user has any business catching it."""
+    """Leaves a node without being a failure of it: a wait, a fresh start, a halt. User code should never catch it."""
 
     def join(self, others: Sequence[ControlFlow]) -> ControlFlow:
-        """One way out where several branches of a node found theirs: the first, unless its kind knows better."""
+        """Returns the way out of a node when several of its branches raised one: the first, unless a subclass decides otherwise."""
         return self
 
 
 def find_ways_out(error: BaseException | None) -> Iterator[ControlFlow]:
-    """The ways out in an error, also where a group of tasks has put several together."""
+    """Yields the ways out in an error, including those in exception groups."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             yield from find_ways_out(each)
@@ -236,10 +236,10 @@ def find_ways_out(error: BaseException | None) -> Iterator[ControlFlow]:
 
 
 def contain(error: BaseException, what: str) -> Exception:
-    """What a BaseException out of a user's code counts as: a failure of its step, not the end of the process that serves others.
+    """Returns the failure of its step that a BaseException from user code counts as, so that it does not end a process that serves other runs.
 
     Raises:
-        BaseException: this very one, where it is for the house (``ControlFlow``), somebody at the keyboard, or a cancel from outside.
+        BaseException: the same one, if it is for the engine (``ControlFlow``), from somebody at the keyboard, or a cancel from outside.
     """
     try:
         if isinstance(error, Exception):
@@ -263,7 +263,7 @@ def contain(error: BaseException, what: str) -> Exception:
             return StepFailure(f"{what} raised {type(error).__name__} of {len(error.exceptions)}: {'; '.join(map(_name, error.exceptions))}", code="base_exception")
         return StepFailure(f"{what} raised {_name(error)}", code="base_exception")
     finally:
-        del error  # where it is raised on, its traceback has this frame
+        del error  # if it is raised, its traceback refers to this frame
 
 
 def _name(error: BaseException) -> str:
@@ -271,7 +271,7 @@ def _name(error: BaseException) -> str:
 
 
 def _show(value: object) -> str:
-    """Its text, whatever its ``__str__`` does."""
+    """Returns the text of a value, even if its ``__str__`` raises."""
     try:
         return str(value) if isinstance(value, BaseException) else repr(value)
     except KeyboardInterrupt:
@@ -281,10 +281,10 @@ def _show(value: object) -> str:
 
 
 def result_of(run: Run[Any] | Rested) -> Any:
-    """What a run gave.
+    """Returns the result of a run.
 
     Raises:
-        RunFailed: it has ended otherwise.
+        RunFailed: it has ended without a result.
         RunWaiting: it has not ended.
     """
     if not isinstance(run, Run):
@@ -301,7 +301,7 @@ def result_of(run: Run[Any] | Rested) -> Any:
 
 
 def _read_rested(run: Rested) -> Any:
-    """The result of a run that another engine drove: its values, once it has completed (§4.16)."""
+    """Returns the result of a run that another engine drove: its values, if it has completed (§4.16)."""
     status = parse(str(run.status))
     if status is Status.COMPLETED:
         return run.values

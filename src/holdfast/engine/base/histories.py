@@ -1,4 +1,4 @@
-"""Looking back: a thread's snapshots, oldest first (§4.16), and what changed between two checkpoints."""
+"""Looking back: a thread's snapshots, oldest first (§4.16), and the differences between two checkpoints."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from holdfast.ports import RunFilter, Store
 
 LIMIT = 10_000
 IN_HAND = 8
-"""Of how many runs the ends are kept while a thread is gone through: a run begins with the newest that had what it carries."""
+"""How many runs' ends are kept while a thread is walked: a run begins with those of the newest earlier runs that had what it carries."""
 
 
 async def history(store: Store, reader: Reader, thread_id: str, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
-    """The checkpoints of a thread's runs, run after run in the order of their turns: no clock decides (§3.4).
+    """Returns the checkpoints of a thread's runs, run after run in the order of their turns, which does not depend on a clock (§3.4).
 
-    Each run is walked once, from where the one before it ended. Lists and dicts within their values are read-only, for they share what they have in common. ``after`` is a checkpoint's id: what came later.
+    Each run is walked once, from where the run before it ended. Lists and dicts in the values are read-only, because checkpoints share them. ``after``: a checkpoint's id; only what came later is returned.
 
     Raises:
         InvalidInput: a limit below 1.
@@ -37,7 +37,7 @@ async def history(store: Store, reader: Reader, thread_id: str, *, limit: int | 
             del ends[next(iter(ends))]
         async for c in reader.walk(run_id, ends):
             if begun:
-                out.append(_show(c, dict(c.values)))  # each has the whole conversation up to there: what they have in common is not copied
+                out.append(_show(c, dict(c.values)))  # each contains the whole conversation up to there, so the shared parts are not copied
             elif c.checkpoint_id == after:
                 begun = True
             if limit is not None and len(out) == limit:
@@ -55,7 +55,7 @@ def _run_of(checkpoint_id: str | None, runs: list[str]) -> str:
 
 
 def snapshot(view: CheckpointView) -> dict[str, Any]:
-    """The JSON shape of §4.16; ids say which run and checkpoint it is. Its values are the caller's own, to be changed and put back."""
+    """Returns the JSON shape of §4.16; the ids name the run and the checkpoint. The values are a copy, which the caller may change and put back."""
     return _show(view, canon.thaw(view.values))
 
 
@@ -71,10 +71,10 @@ def _show(view: CheckpointView, values: dict[str, Any]) -> dict[str, Any]:
 
 
 async def diff(reader: Reader, run_id: str, a: str, b: str) -> dict[str, Any]:
-    """Channels only ``b`` has, only ``a`` has, and those whose value differs as ``{"from": …, "to": …}``.
+    """Returns the channels that only ``b`` has, those that only ``a`` has, and those whose value differs, as ``{"from": …, "to": …}``.
 
     Raises:
-        CheckpointNotFound: one of them is no checkpoint of this run.
+        CheckpointNotFound: one of them is not a checkpoint of this run.
     """
     before, after = await reader.checkpoint(run_id, a), await reader.checkpoint(run_id, b)
     was, now = before.values, after.values

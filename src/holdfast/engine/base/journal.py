@@ -1,10 +1,10 @@
-"""The one writer of a claimed run: what it decides goes through here, one commit at a time (§1.6).
+"""The only writer of a claimed run: every decision about the run becomes durable here, one commit at a time (§1.6).
 
-Tasks of a super-step finish when they like; whatever is handed in while a commit is in flight goes into the next one. A failed commit kills the
-journal: every later write gets the same error, so nothing can be reported that is not durable (§1.12).
+Tasks of a super-step finish at any time; drafts that are handed in while a commit is in flight go into the next commit. A failed commit kills
+the journal: every later write raises the same error, so that nothing can be reported that is not durable (§1.12).
 
-While plain steps go along the fused line (``core/fused``), that holds where the run stands, and this holds what it was when the line
-began. Whoever looks ends the line: what they find is what each step would have left, had it come by here.
+While plain steps are executed on the fused line (``core/fused``), the ``Line`` holds the current state of the run, and the journal holds the state
+from when the line began. Reading ``run``, ``tip`` or ``progress`` ends the line: the reader gets the state that the general way would have left.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _making = threading.Lock()
 
 
 class Draft(msgspec.Struct):
-    """What somebody wants to be durable with the next commit; drafts merge."""
+    """What a caller wants to make durable with the next commit. Drafts can be merged."""
 
     facts: list[ev.Fact] = []
     results: list[Result] = []
@@ -103,7 +103,7 @@ class Draft(msgspec.Struct):
         self.due_stands |= other.due_stands
 
     def join(self, later: Draft) -> Draft:
-        """Both in one, and neither changed."""
+        """Returns both drafts merged into a new one; changes neither."""
         both = Draft()
         both.merge(self)
         both.merge(later)
@@ -114,23 +114,23 @@ class Draft(msgspec.Struct):
 
     @property
     def only_facts(self) -> bool:
-        """Whether its facts are all there is to it."""
+        """Whether the draft contains facts and nothing else."""
         return not any(msgspec.structs.astuple(self)[1:])
 
 
 _NOTHING = Draft()
-"""What is held where nothing is; nobody changes it."""
+"""The value of ``_held`` while nothing is held. It is shared and must not be changed."""
 
 
 class Act(msgspec.Struct, frozen=True):
-    """An effect in the middle of its act. ``task`` is what a cancel can end; a thread has none."""
+    """An effect that is being executed. ``task``: the task that a cancel can end; None if the effect runs in a thread."""
 
     name: str
     task: asyncio.Task[Any] | None
 
 
 class Journal:
-    """A run under a lease, its progress, and the way to make more of it durable."""
+    """A run under a lease, its progress, and the methods that make further decisions durable."""
 
     def __init__(self, store: Store, run: Run | None, tip: Tip | None, fence: int, progress: Progress) -> None:
         self.store = store
@@ -140,24 +140,24 @@ class Journal:
         self.dead: BaseException | None = None
         self.cut = False
         self.stopped: Sequence[str] = ()
-        self.sendings: Sendings | None = None  # who sends its intents while it is driven, where somebody here does
+        self.sendings: Sendings | None = None  # sends the run's intents while it is driven; None if nothing in this process does
         self.posted = False
-        self.expects: Callable[[int | None], None] = call_nobody  # told of each change of the open waits: when they fall due
+        self.expects: Callable[[int | None], None] = call_nobody  # called at each change of the open waits, with their next deadline
         self._held = _NOTHING
         self.echo: Echo | None = None
         self._ring: Ring | None = None
         self._lock = asyncio.Lock()
-        self.stepping = False  # whether a step of the line is with the store
+        self.stepping = False  # whether the store is writing a step of the line
         self._stepped: asyncio.Future[None] | None = None
         self._next: Draft | None = None
         self._joined: asyncio.Task[None] | None = None
 
     @classmethod
     def load(cls, store: Store, loaded: Loaded, fence: int) -> Journal:
-        """The journal of a claimed run, its progress read back from the log.
+        """Makes the journal of a claimed run. Its progress is read back from the log.
 
         Raises:
-            StoreCorrupt: the log does not hold together.
+            StoreCorrupt: the log is inconsistent.
         """
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
         journal = cls(store, loaded.run, loaded.tip, fence, progress)
@@ -167,18 +167,18 @@ class Journal:
 
     @property
     def ring(self) -> Ring:
-        """Where this driving puts what its steps emit; plain nodes ask for it from their threads."""
+        """The ring buffer for what steps emit under this claim. Plain nodes ask for it from their threads."""
         with _making:
             if self._ring is None:
                 self._ring = Ring(self.run.run_id, self.fence)
             return self._ring
 
     def supersede(self) -> None:
-        """What the driving before has emitted goes on nowhere: its attempts begin again."""
+        """Marks what was emitted under earlier claims as finished, because its attempts begin again."""
         if self._ring is not None:
             self._ring.supersede()
 
-    # Where the run stands, as the last commit left it. While a line goes on these are not there: whoever looks at one ends it.
+    # The state of the run after the last commit. While a line is in use these attributes are absent: reading one of them ends the line.
 
     @cached_property
     def run(self) -> Run:
@@ -198,14 +198,14 @@ class Journal:
 
     @cached_property
     def safe_points(self) -> SafePoints:
-        """Those of its driver, which puts them here; of a run that nobody drives nobody asks."""
+        """The safe points of the driver, which assigns them here. This default is for a run without a driver, whose safe points nobody asks for."""
         return SafePoints(call_nobody)
 
-    # What few runs have is made when it is first asked for: many are driven at once, and the garbage collector goes through all that each has.
+    # The attributes that few runs use are made on first use: many runs are driven at once, and the garbage collector visits every object of each run.
 
     @cached_property
     def acting(self) -> set[str]:
-        """The effects in flight."""
+        """The ids of the effects in flight."""
         return set()
 
     @cached_property
@@ -214,7 +214,7 @@ class Journal:
 
     @cached_property
     def taking(self) -> set[tuple[str, str]]:
-        """Signals, by name and key, that a wait of this driving has taken."""
+        """The signals, by name and key, that a wait has taken under this claim."""
         return set()
 
     @cached_property
@@ -226,7 +226,7 @@ class Journal:
 
     @cached_property
     def weights(self) -> Weights:
-        """What the channels weigh; most runs hold too little for anybody to ask."""
+        """The sizes of the channels. Most runs are so small that nobody asks for them."""
         return Weights()
 
     def _stands(self, run: Run | None, tip: Tip | None, progress: Progress) -> None:
@@ -237,13 +237,13 @@ class Journal:
 
     @property
     def due(self) -> int | None:
-        """When the earliest deadline of its open waits falls due; a run on the fused line waits for nothing."""
+        """The earliest deadline of the open waits. None on the fused line, where a run waits for nothing."""
         return None if self._line is not None or self._run is None or not self._run.waits else self._run.wake_at
 
     # -- the fused line -----------------------------------------------------------------------------
 
     def line(self, program: Program) -> Line | None:
-        """Begins a line of plain steps where the run stands; None if something about the run is not plain."""
+        """Begins a line of plain steps at the current state of the run. Returns None if something about the run is not plain."""
         run, progress = self._run, self._progress
         checkpoint = progress.checkpoint
         if run is None or self._tip is None or run.status is not Status.RUNNING or run.budgets or run.waits or run.cancel_requested_at is not None:
@@ -260,14 +260,14 @@ class Journal:
         return self._line
 
     def goes_along(self, line: Line) -> bool:
-        """Whether nobody has looked since the line began, and nothing is wrong."""
+        """Whether nobody has read the state since the line began, and no commit has failed."""
         return self._line is line and self.dead is None
 
     async def step(self, write: Callable[[Step], Awaitable[Tip]], line: Line, step: Step) -> None:
-        """Makes a step of the line durable; returns after the sync.
+        """Makes a step of the line durable. Returns after the sync.
 
         Raises:
-            LeaseLost, VersionConflict, StoreError: and the journal is dead from then on.
+            LeaseLost, VersionConflict, StoreError: the journal is dead from then on.
         """
         self.stepping = True
         try:
@@ -278,7 +278,7 @@ class Journal:
         self.end_step(line, tip)
 
     def end_step(self, line: Line, tip: Tip | None, error: BaseException | None = None) -> bool:
-        """The step that was decided last is durable, or what has become of it is not known and the journal is dead. Gives whether the line goes on."""
+        """Takes the result of the last step: its tip if it is durable; else ``error``, and the journal is dead. Returns whether the line continues."""
         self.stepping = False
         if tip is None:
             self.dead = error
@@ -292,7 +292,7 @@ class Journal:
         return False
 
     async def _until_stepped(self) -> None:
-        """A step of the line, which is over, is with the store: waits until it is known what has become of it. One task at most does, that which has the lock."""
+        """Waits until the step that the store is writing has succeeded or failed; its line has ended. Only the task that holds the lock calls this."""
         self._stepped = stepped = asyncio.get_running_loop().create_future()
         try:
             await stepped
@@ -300,22 +300,22 @@ class Journal:
             self._stepped = None
 
     async def end(self, line: Line, commit: Commit) -> None:
-        """Makes the end of a run durable that has come along the line; which is over, whatever becomes of it.
+        """Makes the end of a run on the line durable. The line is over, whether this succeeds or not.
 
         Raises:
-            InboxUnread: somebody has put a command into the run's inbox; nothing was written and the journal lives on.
-            LeaseLost, VersionConflict, StoreError: and the journal is dead from then on.
+            InboxUnread: a command is in the run's inbox; nothing was written, and the journal stays usable.
+            LeaseLost, VersionConflict, StoreError: the journal is dead from then on.
         """
         async with self._lock:
             try:
-                await self._durable(lambda: commit)  # whoever looks meanwhile finds the run as the last step left it
+                await self._durable(lambda: commit)  # a reader sees the run meanwhile as the last step left it
             finally:
                 if self._run is commit.run:
                     self._line = None
                 self._look()
 
     def _look(self) -> None:
-        """Makes what others look at from what the line holds, which ends it."""
+        """Ends the line, if there is one, and takes the state of the run over from it."""
         if self._line is not None:
             line, self._line = self._line, None
             self._follow(line)
@@ -331,23 +331,23 @@ class Journal:
 
     @property
     def held(self) -> Draft:
-        """What goes into the next commit, whoever makes it."""
+        """The draft that goes into the next commit, whichever caller makes that commit."""
         return self._held
 
     @property
     def waived(self) -> tuple[str, ...]:
-        """The steps whose gates were waived by force, what is not durable yet included."""
+        """The steps whose gates were waived by force, including those not durable yet."""
         return (*self.run.waived, *(f.subject for f in self.held.facts if isinstance(f, ev.PolicyEvaluated) and f.verdict == ev.WAIVED))
 
     def has_answer(self, wait: Wait) -> bool:
-        """Whether this asking of a wait has its answer on record."""
-        record = self.progress.records.get((wait.task, wait.path))  # its own: what a fork has from its source is taken over by the call that it answers alone
+        """Whether the answer to this wait, identified by ``wait_id``, is on record."""
+        record = self.progress.records.get((wait.task, wait.path))  # own records only: a fork takes a record of its source over only in the call that it answers
         return record is not None and record.kind == "wait" and decisions.read_answer(record).wait_id == wait.wait_id
 
     def record(self, task: str, path: str, call: Call | None = None) -> StepRecord | None:
-        """The record at a place. A replay is answered from its echo, and writes what it is given into its own log.
+        """Returns the record at a place. A replay gets it from its echo and writes it into its own log.
 
-        ``call``: that which is to be answered. A fork computes anew what it calls with other arguments.
+        ``call``: the call to be answered. A fork does not use the record if the call has other arguments.
         """
         known = self.progress.records.get((task, path))
         if known is not None or self.echo is None:
@@ -361,23 +361,23 @@ class Journal:
         return echoed
 
     async def whole(self, record: StepRecord) -> StepRecord:
-        """The record with its value, also where that is kept apart. One that cannot be read stops the run where it stands (§1.12)."""
+        """Returns the record with its value, which is read if it is stored separately. If it cannot be read, the run stops where it is (§1.12)."""
         if record.value is None or len(record.value) != blobs.REFERENCE_BYTES:
             return record
         return await self.asking(whole(self.store, record))
 
     @property
     def stored(self) -> int:
-        """How many bytes are stored of the run since its last whole checkpoint, and that one: no channel is heavier than this."""
+        """The bytes stored since the run's last whole checkpoint, plus that checkpoint. No channel is larger than this."""
         return 0 if self.tip is None else self.tip.since + self.tip.whole
 
     def stop(self, error: HoldfastError) -> None:
-        """The house is in trouble: from here on nothing of this driving is written, and nothing that its nodes make of it is an outcome (X-18)."""
+        """Marks the journal as dead because of an error that is no node's: nothing more is written, and no result or error of a node counts from now on (X-18)."""
         if self.dead is None:
             self.dead = error
 
     async def asking(self, answer: Awaitable[T]) -> T:
-        """What the store answers; if it cannot, that is no failure of the step that wanted to know."""
+        """Returns the store's answer. If the store fails, the journal is dead, so that the step that asked does not count as failed."""
         try:
             return await answer
         except StoreError as e:
@@ -385,16 +385,16 @@ class Journal:
             raise
 
     def find_echo(self, task: str, path: str) -> StepRecord | None:
-        """What the source has on record at a place, effects included."""
+        """Returns the source's record at a place, effects included."""
         return None if self.echo is None else self.echo.records.get((self.progress.checkpoint.step_of(task), task, path))
 
     def end_replay(self) -> None:
-        """The first call without a record ends the replaying (§7.6)."""
+        """Ends replaying, at the first call without a record (§7.6)."""
         if self._run is not None and self.run.status is Status.REPLAYING and not any(isinstance(f, ev.RunResumed) for f in self.held.facts):
             self.hold(Draft(facts=[ev.RunResumed(cause=decisions.REPLAYED)]))
 
     def hold(self, draft: Draft) -> None:
-        """Keeps a draft for the next commit, whoever makes it: recorded clocks and dice, ledger rows, intents."""
+        """Keeps a draft for the next commit, whichever caller makes it: recorded clock readings and random numbers, ledger rows, intents."""
         self._look()
         if self._held is _NOTHING:
             self._held = Draft()
@@ -402,18 +402,18 @@ class Journal:
         self._note(draft)
 
     async def save(self, draft: Draft) -> None:
-        """Makes a draft durable, together with whatever else waits; returns after the sync.
+        """Makes a draft durable, together with any other drafts that wait. Returns after the sync.
 
-        A caller that is cancelled meanwhile (a step's timeout) does not cancel the commit.
+        If the caller is cancelled meanwhile (a step's timeout), the commit is not cancelled.
 
         Raises:
-            LeaseLost, VersionConflict, StoreError: and the journal is dead from then on.
+            LeaseLost, VersionConflict, StoreError: the journal is dead from then on.
         """
         if self.dead is not None:
             raise make_own(self.dead)
         if not self._lock.locked():
             if not await self._at_once(draft):
-                await asyncio.sleep(0)  # calls of one scope that run at once are seen to, and others have their turn, whatever the store
+                await asyncio.sleep(0)  # gives concurrent calls of the scope and other tasks a turn, whichever store is used
             return
         if self._next is None or self._joined is None:
             self._next = Draft()
@@ -422,23 +422,23 @@ class Journal:
         await _to_its_end(self._joined)
 
     async def attempt(self, draft: Draft) -> None:
-        """Makes an effect's attempt durable, in a commit of its own, before the act.
+        """Makes an effect's attempt durable before the effect is executed, in a commit of its own.
 
         Raises:
-            EffectInProgress, ClaimTaken: the key is in use by another; nothing was written and the journal lives on (§6.8).
+            EffectInProgress, ClaimTaken: another call uses the key; nothing was written, and the journal stays usable (§6.8).
         """
         await self._at_once(draft)
 
     def close(self) -> None:
-        """Nobody goes on with the run here. It lets go of what refers back to it: of the driver, and of the error that it died of, which has gone to its caller."""
+        """Ends this process's work on the run. Drops the references to the driver and to the error that killed the journal, which its caller has received."""
         self.safe_points.on_reached = call_nobody
         if self.dead is not None:
             self.dead = LeaseLost("this process no longer executes the run")
 
     async def command(self, become: Callable[[Run], Draft | None], actor: str) -> None:
-        """Makes what a command becomes durable, in a commit of its own that names who asked; None writes nothing.
+        """Makes what a command becomes durable, in a commit of its own that names the actor; writes nothing if ``become`` returns None.
 
-        It is decided on the run as the last commit left it: one in flight may be what the command answers.
+        ``become`` gets the run after the last commit, because a commit in flight may contain the very thing that the command answers.
         """
         if self.dead is not None:
             raise make_own(self.dead)
@@ -451,8 +451,8 @@ class Journal:
                 await self._write(draft, actor=actor)
 
     async def _at_once(self, draft: Draft) -> bool:
-        """Has a commit made and handed to the store in this turn of the loop; a task, in which it goes on if it has to wait, would begin in a later one.
-        Gives whether it had to."""
+        """Makes a commit and hands it to the store in this turn of the event loop; a task would begin in a later turn. If the commit has to wait, it continues
+        in a task. Returns whether it had to wait."""
         writing = self._alone(draft)
         try:
             waiting = writing.send(None)
@@ -475,14 +475,14 @@ class Journal:
         self, draft: Draft, delta: Delta, checkpoint: Checkpoint, *, lease: LeaseAction = KEEP, due: int | None = None, actor: str = ev.SYSTEM,
         behind: Behind | None = None, follows: ThreadEnd | None = None
     ) -> None:
-        """A commit with a checkpoint. Its hash goes into the last completed step's fact, else into ``checkpoint.saved`` (§13.2)."""
+        """Makes a commit with a checkpoint. The checkpoint's hash goes into the fact of the last completed step, else into ``checkpoint.saved`` (§13.2)."""
         async with self._lock:
             await self._write(draft, checkpoint, delta, lease, due, actor, behind, follows)
 
     async def rest(self, draft: Draft, source: Source, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM) -> None:
-        """Ends this claim in a wait or for good: a checkpoint with the parent's values (§4.8), and the lease goes back.
+        """Ends this claim because the run waits or has ended: saves a checkpoint with the parent's values (§4.8) and releases the lease.
 
-        A run that never started has no parent: its single checkpoint holds its input (§2.4).
+        A run that never started has no parent: its only checkpoint holds its input (§2.4).
         """
         parent = self.progress.checkpoint
         delta = Delta(parent.step, source) if parent.seq else Delta(0, source, (INPUT_TASK,))
@@ -490,7 +490,7 @@ class Journal:
         await self.checkpoint(draft, delta, checkpoint, lease=lease, due=due, actor=actor)
 
     async def leave(self, draft: Draft, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM, at: int | None = None) -> None:
-        """A commit that moves no checkpoint and leaves the run without an owner. ``at``: when it was decided, if not now."""
+        """Makes a commit without a checkpoint that leaves the run without an owner. ``at``: the time of the decision, if not now."""
         async with self._lock:
             await self._write(draft, None, None, lease, due, actor, at=at)
 
@@ -515,7 +515,7 @@ class Journal:
             raise
 
     async def _durable(self, make: Callable[[], Commit]) -> None:
-        """Has a commit written, which is made once all that was emitted before it is there, and takes over what has become of the run."""
+        """Makes a commit after any write of emitted chunks in flight has ended, has it written, and takes over the new state of the run."""
         ring = self._ring
         if ring is not None and ring.writing is not None:
             await asyncio.wait([ring.writing])
@@ -528,13 +528,13 @@ class Journal:
         try:
             tip = await self.store.commit(commit)
         except REFUSED:
-            raise  # refused, and nothing is lost: whoever decided decides again
+            raise  # the store refused it, and nothing is lost: the caller decides again
         except BaseException as e:
             self.dead = e
             raise
         kinds = commit.events.kinds if type(commit.events) is Recorded else {*map(type, map(ev.fact_of, commit.events))}
         if logs.LISTENERS or METERS or logs.LOG.isEnabledFor(logging.INFO) or not _LOUD.isdisjoint(kinds):
-            logs.log_commit(commit)  # seldom: nobody listens to what goes well
+            logs.log_commit(commit)  # rarely true: usually nobody listens to commits that succeed
         if ring is not None and commit.emitted is not None:
             ring.forget(commit.emitted.replaced)
         before, progress = self._run, self._progress
@@ -555,20 +555,20 @@ class Journal:
             self.expects(commit.run.wake_at if commit.run.waits else None)
 
     def post(self) -> None:
-        """What is to be sent of the run is durable: whoever sends for it may begin (§1.7)."""
+        """Tells the sender that intents of the run are durable and can be sent (§1.7)."""
         if self.sendings is not None:
             self.posted = True
             self.sendings.post(self.run.run_id)
 
     async def _standing(self, commit: Commit) -> Commit:
-        """The commit of a signal with what is to be saved whole, so that the log need not be walked from further back each time (§5.11).
+        """Adds a whole checkpoint to the commit of a signal, so that later loads need not walk the log from further back each time (§5.11).
 
-        It is made from what is on record, not from what this driving has in hand: that is what loading would find.
+        The checkpoint is made from what is on record, not from this journal's state in memory, because that is what a load would find.
         """
         if not commit.signals or (loaded := await self.store.load(self.run.run_id)) is None or loaded.tip != self.tip:
             return commit
         if loaded.whole is None and codec.read_carried(loaded.rows):
-            return commit  # what it carries from its thread is not at hand here
+            return commit  # the values that it carries from its thread are not available here
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
         for result in commit.results:
             progress.record(result)
@@ -576,13 +576,13 @@ class Journal:
         return msgspec.structs.replace(commit, stands=progress.whole())
 
     async def catch_up(self) -> None:
-        """Reads the signals since the last barrier that a whole checkpoint has left in the log (§5.11)."""
+        """Reads the signals since the last barrier that are only in the log, because the whole checkpoint does not contain them (§5.11)."""
         assert self._progress.older is not None
         news = [e.fact async for e in self._read_events(*self._progress.older) if isinstance(e.fact, ev.SignalReceived)]
         self._progress.catch_up(news)
 
     async def later(self, name: str) -> tuple[Buffered, int] | None:
-        """The oldest signal of a name that nobody has asked for and that the run's record does not hold, and the event that tells of it."""
+        """Returns the oldest signal of a name that no wait has taken and that is only in the log, not in the run's row; and the number of its event."""
         kept = next((x for x in self.run.later if x.name == name), None)
         if kept is None:
             return None
@@ -593,7 +593,7 @@ class Journal:
         return None
 
     async def _read_events(self, first: int, last: int) -> AsyncIterator[ev.Event]:
-        """The events of the run from one number to another, as the log has them."""
+        """Yields the run's events from number ``first`` to number ``last``, as they are in the log."""
         while first <= last and (rows := await self.asking(self.store.rows(self.run.run_id, first - 1, SOME_ROWS))):
             for row in rows:
                 for event in open_row(row).events:
@@ -602,14 +602,14 @@ class Journal:
             first = rows[-1].seq + 1
 
     def _riding(self, commit: Commit, ring: Ring) -> Commit:
-        """The commit with what steps have emitted until now, and with what its results replace of that."""
+        """Adds to the commit the chunks that steps have emitted so far, and which earlier chunks its results replace."""
         parent = self.progress.checkpoint
         moved = commit.checkpoint is not None and commit.checkpoint.step > max(parent.step, 0)
         emitted = ring.take(ring.end(commit.results, parent.step + 1, over=moved or commit.run.terminal))
         return msgspec.structs.replace(commit, emitted=emitted) if emitted else commit
 
     def _account(self, events: Iterable[ev.Event]) -> None:
-        """Keeps account of the effects in flight: a cancel lets them come to their end."""
+        """Tracks which effects are in flight, because a cancel lets them finish."""
         for event in events:
             if isinstance(event.fact, ev.SideEffectAttempted):
                 self.acting.add(event.fact.effect_id)
@@ -620,14 +620,14 @@ class Journal:
                     self.quiet.set()
 
     def unsent(self, draft: Draft, lease: LeaseAction, actor: str = ev.SYSTEM) -> Commit:
-        """A commit made but not applied: a run's birth that travels in another run's commit, or moves a schedule on."""
+        """Makes a commit without applying it: the birth of a run, which is part of another run's commit or advances a schedule."""
         return self._number(draft, None, None, lease, None, actor)
 
     def _number(
         self, draft: Draft, checkpoint: Checkpoint | None, delta: Delta | None, lease: LeaseAction, due: int | None, actor: str, behind: Behind | None = None,
         follows: ThreadEnd | None = None, at: int | None = None
     ) -> Commit:
-        """Numbers and folds the facts. A checkpoint gets what only its commit knows, and is named after the fact that vouches for it."""
+        """Numbers the facts and applies them to the run. The checkpoint gets its remaining fields, and the number of the event that contains its hash."""
         facts, before, parent, plain = draft.facts, self._run, self._progress.checkpoint, draft.only_facts
         seq = 0 if self.tip is None else self.tip.seq
         fence = self.fence & COUNTER
@@ -677,7 +677,7 @@ class Journal:
 
 
 async def _to_its_end(writing: asyncio.Task[None]) -> None:
-    """Waits for a commit, which a caller that is cancelled leaves under way. How it ended is then nobody's to tell: whoever writes next meets it."""
+    """Waits for a commit. If the caller is cancelled, the commit continues; if it fails then, the next write of the journal raises the error."""
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
@@ -686,6 +686,6 @@ async def _to_its_end(writing: asyncio.Task[None]) -> None:
 
 
 def _ignore_error(writing: asyncio.Task[None]) -> None:
-    """An error of the house is in the journal, or nothing was written; any other is still reported by the loop."""
+    """Ignores a HoldfastError, because the journal holds it or nothing was written. Reports any other error through the event loop."""
     if not writing.cancelled() and (error := writing.exception()) is not None and not isinstance(error, HoldfastError):
         writing.get_loop().call_exception_handler({"message": "a commit failed, and no call was waiting for it", "exception": error, "task": writing})

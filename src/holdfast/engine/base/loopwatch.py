@@ -1,14 +1,15 @@
-"""Ends what holds the event loop: an async node that never lets others have their turn (§10.10).
+"""Stops code that holds the event loop: an async node that never yields to other tasks (§10.10).
 
-Theory of operation. No timer fires while code holds the loop, so a thread looks four times a second whether the loop moves. If it has stood
-still, the thread reads from the loop's stack whose code that is, and whether that is past its time; then it raises ``Overdue`` there, and the
-step fails as one that timed out. What is raised into a thread strikes wherever that thread is next, so it is raised only while the
-innermost frame is code of the user's: this is looked up and acted upon in one call of C, during which no other thread can run. A frame that was left
-before it struck is dealt with at its gate, the place of the engine where the user's code is called (``settle``). So it never strikes the engine,
-but for one thing: since Python 3.13 it may strike a function of the engine's that the user's code calls, as that begins, when nothing of it has run.
+Theory of operation. No timer fires while code holds the loop, so a thread checks four times a second whether the loop moves. If it has not
+moved, the thread reads from the stack of the loop's thread whose code is running and whether its time is up. If so, it raises ``Overdue`` in that
+code (a *strike*), and the step fails like one that timed out. An exception raised into another thread takes effect wherever that thread is next, so it
+is raised only while the innermost frame is user code: checking the frame and raising are one C call, during which no other thread can run. If the
+frame is left before the exception takes effect, its *gate*, the function of the engine that called the user code, deals with the exception (``settle``).
+So a strike never takes effect in the engine, with one exception: since Python 3.13 it may do so in a function of the engine that user code calls, at
+the start of that function, before any of it has run.
 
-What is in C meets it when it comes back. If it does not, the process renews no leases any more, so that others go on with its runs;
-a worker ends, and says which step it was.
+Code in C gets the exception when it returns to Python. If it does not return, the process stops renewing its leases, so that other processes
+continue its runs; a worker exits, and says which step held the loop.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from holdfast.core.errors import StepTimeout
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
 
 TICK_SECONDS = 0.25
-"""So often is looked; a loop that has not moved between two looks stands still."""
+"""The time between two checks; a loop that has not moved between two checks stands still."""
 CLEANUP_SECONDS = 5.0
-"""So long may code go on after it was struck first, to tidy up; then it is struck again and again, and leases are renewed no more."""
+"""How long code may continue after the first strike, to clean up. After that it is struck repeatedly, and leases are no longer renewed."""
 BRIEF_SECONDS = 0.001
-"""Between two strikes then: one of them meets code that catches everything outside of its try."""
-CODE = 70  # what a worker's process ends with (EX_SOFTWARE)
+"""The pause between these repeated strikes, which is short so that one of them takes effect outside any try that catches everything."""
+CODE = 70  # the exit code of the worker's process (EX_SOFTWARE)
 
 log = logs.logger("holdfast.worker")
 
 
 class Overdue(BaseException):
-    """Raised into code that holds the loop and is past its time. ``timeout`` is what its step fails with; each strike makes a class of its own,
-    for what is raised into a thread is a class."""
+    """Raised into code that holds the loop and whose time is up. ``timeout``: the error with which the step fails. Each strike creates a subclass, because
+    only a class, not an instance, can be raised into another thread."""
 
     timeout: StepTimeout
 
 
 class Placed(Protocol):
-    """Where user code belongs: its time, and its step."""
+    """What user code belongs to: its time limit and its step."""
 
     @property
     def patience(self) -> Timed: ...
@@ -63,18 +64,18 @@ class Placed(Protocol):
 
 
 class Timed(Protocol):
-    """How long something may take (``calls.functions.Patience``)."""
+    """A time limit (``calls.functions.Patience``)."""
 
     limit_us: int
 
     def overdue(self, now: float, still: float) -> bool:
-        """Whether its time is up, where it has held the loop for so long."""
+        """Whether the time is up at ``now``, for code that has held the loop for ``still`` seconds."""
 
     def over(self, what: str, more: str) -> StepTimeout: ...
 
 
 class Whole:
-    """The time of what has no clock of its own: a condition, a router, a reducer."""
+    """The time limit of user code that has no clock of its own: a condition, a router, a reducer."""
 
     def __init__(self, limit_us: int = DEFAULT_TIMEOUT_US) -> None:
         self.limit_us = limit_us
@@ -88,8 +89,8 @@ class Whole:
 
 # -- whose code it is -------------------------------------------------------------------------------
 
-# Frames of the engine from which user code is called, by module and name; what is raised out of that call is a failure of its step.
-# At those of ``SETTLING`` ``settle`` is called; the others are all within one try of the engine's, with nothing but pure code.
+# Functions of the engine from which user code is called, by module and name; an exception out of that call is a failure of the step.
+# Those in ``SETTLING`` call ``settle``; in the others, one try of the engine contains the call and nothing else but pure code.
 SETTLING = frozenset({
     "holdfast.engine.calls.functions:Begun.__init__", "holdfast.engine.calls.functions:Begun._step", "holdfast.engine.drive.fused:_Ride.call",
     "holdfast.engine.drive.beginner:Beginner.begin",
@@ -98,20 +99,20 @@ GATES = SETTLING | frozenset({
     "holdfast.engine.drive.executor:_attempt", "holdfast.engine.drive.executor:_finish", "holdfast.engine.drive.beginner:pack_looked_at", "holdfast.engine.drive.driver:Driver.begin",
     "holdfast.engine.drive.driver:Driver._barrier", "holdfast.engine.drive.driver:Driver._is_woken",
 })
-# Frames of the engine that only hand through: nothing is lost if what they call raises.
+# Functions of the engine that only pass calls on: nothing is lost if what they call raises.
 BETWEEN = frozenset({
     "holdfast.engine.calls.functions:Begun._keep", "holdfast.engine.calls.functions:First.__await__", "holdfast.engine.base.begun:Rest.__await__",
     "holdfast.engine.calls.functions:await_any", "holdfast.engine.calls.functions:_in_thread", "holdfast.engine.calls.scopes:_branches.<locals>.branch",
     "holdfast.engine.drive.executor:_route", "holdfast.engine.drive.executor:_interpret", "holdfast.engine.drive.executor:pack", "holdfast.engine.calls.effects:Performance._gate.<locals>.act",
 })
-PURE = ("holdfast.core.", "holdfast.authoring")  # functions over what nodes give, which may have code of its own
+PURE = ("holdfast.core.", "holdfast.authoring")  # pure functions over what nodes return; the returned objects may have code of their own
 NODES = ("holdfast.demo", "holdfast.integrations")
 DEBUGGERS = frozenset({"bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy"})
 TURN = asyncio.Handle._run.__code__  # one turn of the loop
 
 
 class Region(NamedTuple):
-    """Code that is called from one place and has one time. ``key`` tells this very call from the one before."""
+    """User code that is called from one place under one time limit. ``key`` distinguishes this call from earlier ones."""
 
     key: tuple[FrameType, float]
     what: str
@@ -119,8 +120,8 @@ class Region(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What holds the loop: the frame that runs now, the ``gate`` through which it was called, if it is not in a task of its own, and the regions
-    it is in, the inner ones first. ``users``: that frame is user code, and nothing of the engine's is beneath it but its gate."""
+    """What holds the loop. ``frame``: the innermost frame; ``gate``: the function through which user code was called, None if that code has a task of its own;
+    ``regions``: the regions that the frame is in, the innermost first; ``users``: the frame is user code, and it was called from user code up to its gate."""
 
     frame: FrameType
     gate: FrameType | None
@@ -130,7 +131,7 @@ class Held(NamedTuple):
 
 
 def holder(frame: FrameType, whose: Callable[[contextvars.Context], Placed | None]) -> Held | None:
-    """Whose code runs in a thread whose innermost frame is this one; None if it is no step's, or somebody debugs it."""
+    """Returns whose code runs in a thread whose innermost frame is this one. None if it belongs to no step, or a debugger is active."""
     users, gates, placed, turn = not _engines(frame), [], None, frame
     for f in _outward(frame):
         module = str(f.f_globals.get("__name__", ""))
@@ -144,7 +145,7 @@ def holder(frame: FrameType, whose: Callable[[contextvars.Context], Placed | Non
         elif not gates and _engines(f):
             users = users and (module.startswith(PURE) or _name(f) in BETWEEN)
     if gates and (hand := gates[0].f_locals.get("hand")) is not None:
-        placed = hand  # it may be called for a task that waits, in a turn of somebody else's
+        placed = hand  # the code may run in another task's turn, for a task that waits
     regions = tuple(r for f in gates if (r := _region(f)).time.limit_us > 0)
     if not regions and placed is not None:
         regions = (Region((gates[0] if gates else turn, 0.0), frame.f_code.co_qualname, placed.patience),)
@@ -180,7 +181,7 @@ def _outward(frame: FrameType | None) -> Iterator[FrameType]:
 # -- the strike -------------------------------------------------------------------------------------
 
 struck: dict[int, type[Overdue]] = {}
-"""Threads that were struck in code that was called from a gate, which has not been left since."""
+"""By thread: the class of the last strike in code that was called from a gate in ``SETTLING`` and has not returned to that gate yet."""
 _guard = threading.Lock()
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
@@ -188,13 +189,13 @@ _raise_in.restype = ctypes.c_int
 
 
 class _Taken(BaseException):
-    """Raised in the place of a strike that is taken back."""
+    """Raised in place of a strike that is withdrawn."""
 
 
 @contextlib.contextmanager
 def pause_collection() -> Iterator[None]:
-    """No garbage is collected meanwhile. The interpreter lists the frames of all threads under a lock, and before 3.12 may collect within: a finalizer there can
-    hand over to a thread that is ending, which holds the interpreter and waits for that lock, for ever."""
+    """Disables garbage collection meanwhile. The interpreter lists the frames of all threads under a lock, and before Python 3.12 it may collect garbage while it holds
+    that lock. A finalizer can then switch to a thread that is ending, which holds the interpreter and waits for that lock: a deadlock."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -205,7 +206,7 @@ def pause_collection() -> Iterator[None]:
 
 
 def strike(thread: int, held: Held, error: type[Overdue]) -> bool:
-    """Raises it in that thread if that very frame is still what runs there. Looking and raising are one call of C: no thread runs in between."""
+    """Raises ``error`` in that thread if it still runs the very frame that was looked at. Checking and raising are one C call: no thread runs in between."""
     there = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, itertools.repeat((), 1)))
     same = map(partial(operator.is_, held.frame), there)
     act = itertools.starmap(partial(_raise_in, thread, error), itertools.compress(itertools.repeat(()), same))
@@ -227,16 +228,16 @@ def strike(thread: int, held: Held, error: type[Overdue]) -> bool:
 
 
 def settle() -> None:
-    """Called at a gate where this thread was struck: takes back what has not struck yet, and ends the step all the same; its time was up.
+    """Withdraws a strike that has not taken effect yet, and ends the step nevertheless, because its time was up. Called at a gate whose thread was struck.
 
     Raises:
-        Overdue: it was struck.
+        Overdue: the thread was struck.
     """
     thread = threading.get_ident()
     with _guard:
         try:
-            # Taking it back by NULL would leave the interpreter's flag for it up for ever: each look would take the long way, and under a
-            # trace function no call would begin. So another one takes its place, and is met here.
+            # Withdrawing it with NULL would leave the interpreter's flag for it set for ever: each check would take the slow path, and under a
+            # trace function no call would begin. So another exception replaces it and is caught here.
             _raise_in(thread, _Taken)
             while True:
                 pass
@@ -250,17 +251,17 @@ def settle() -> None:
 
 
 class Renewing(Protocol):
-    """What renews this process' leases."""
+    """What renews the leases of this process."""
 
     def lapse(self, why: str | None) -> None:
-        """Renews no more, or again."""
+        """Stops renewing, for this reason; None resumes it."""
 
     @property
     def ttl(self) -> float: ...
 
 
 class Watch:
-    """Looks after one loop, from a thread of its own. ``ends``: whether this process is a worker's, to be ended if nothing else helps."""
+    """Watches one event loop from a thread. ``ends``: whether this process is a worker's and can be ended as the last resort."""
 
     def __init__(
         self,
@@ -278,7 +279,7 @@ class Watch:
         self._moved = False
 
     def start(self) -> None:
-        """Looks after the loop that runs here, if real time passes in it: one of virtual time draws by its seed what runs next, and a mark would be drawn too."""
+        """Watches the loop that runs here, if it runs in real time. A loop of virtual time chooses by its seed what runs next, and a mark would change its choices."""
         if self._thread is not None:
             return
         self._loop, self._watched = asyncio.get_running_loop(), threading.get_ident()
@@ -301,7 +302,7 @@ class Watch:
             if frame is None or self._loop.is_closed():
                 return
             if frame.f_globals.get("__name__") == "selectors":
-                continue  # it waits for something to do
+                continue  # the loop is idle
             del frame
             self._moved = False
             try:
@@ -311,7 +312,7 @@ class Watch:
             self._look_on()
 
     def _look_on(self) -> None:
-        """Looks on while the loop stands still, until it moves again."""
+        """Watches a loop that stands still, until it moves again."""
         seen: dict[tuple[FrameType, float], float] = {}
         first = lapsed = struck_in = None
         pause = 0.0
@@ -332,7 +333,7 @@ class Watch:
                     first, pause = now, TICK_SECONDS
                     _say(logging.WARNING, f"{_name_held(held, late)} has blocked the event loop beyond its timeout, and is being stopped")
                 elif held.frame is held.gate:
-                    first = first or now  # it is in C, and was called from the engine
+                    first = first or now  # C code that the engine called directly
             if first is not None and now - first >= CLEANUP_SECONDS:
                 lapsed = lapsed or self._lapse(held, late, now)
                 if now - lapsed >= self._renewing.ttl and self._ends():
@@ -350,7 +351,7 @@ class Watch:
         try:
             return None if frame is None else holder(frame, self._whose)
         except (AttributeError, LookupError, RuntimeError):
-            return None  # it was read while it was being made: the next look finds it whole
+            return None  # the stack changed while it was read; the next check tries again
 
     def _strike(self, held: Held, late: Region) -> bool:
         timeout = late.time.over(late.what, ", and let nothing else have its turn")
@@ -370,7 +371,7 @@ class Watch:
 
 
 def _say(level: int, text: str) -> None:
-    """Logs from a thread of its own: what holds the loop may hold a handler's lock as well."""
+    """Logs from a separate thread: the code that holds the loop may also hold a log handler's lock."""
     threading.Thread(target=log.log, args=(level, "%s", text), name="holdfast-watch-log", daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""What stands in a run's way: others in its lane (§4.16, §10.8), or that nobody who is up can take it (§10.11)."""
+"""What keeps a run from being driven: other runs in its lane (§4.16, §10.8), or that no running process can take it (§10.11)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _due(lease: Lease, now: int) -> bool:
 
 
 class Sight:
-    """What the runs of one list are held against, at one moment: what several of them share is read once. Where it need not be ``fresh``, limits and workers
-    are those of at most a second ago."""
+    """What the runs of one list are judged by, at one moment. Data that several runs share is read once. If not ``fresh``, limits and workers
+    are at most a second old."""
 
     def __init__(self, services: Services, now: int | None = None, *, fresh: bool = True) -> None:
         self._services = services
@@ -36,7 +36,7 @@ class Sight:
         self._offers: list[Offer] | None = None
 
     async def before(self, run: Run, lease: Lease) -> list[tuple[Run, Lease]]:
-        """The first that goes before a run that is queued. Once that is due, it is the first of its lane, which all that are queued there share."""
+        """Returns the first run that goes before a queued one. Once the queued run is due, that is the first run of its lane, which all runs queued there share."""
         if not _due(lease, self.now):
             return await before(self._services.store, run, 1)
         place = (run.tenant_id, run.session_key, run.lane)
@@ -61,20 +61,20 @@ class Sight:
 
 
 def has_lane(run: Run, lease: Lease) -> bool:
-    """Whether a run has its lane already, as far as its row tells: somebody drives it, it waits and has not let go, or its session is its own and it has
-    not begun. What was submitted after it to the same session may go first all the same where it begins later: whoever claims it looks again."""
+    """Whether a run has its lane already, as far as its row tells: it is driven; it waits and has kept the lane; or its session is its own and it has
+    not begun. If it begins later, a run submitted after it to the same session may still go first; the claim checks that again."""
     if run.status is Status.PENDING:
         return run.session_key == run.run_id
     return (run.status in LIVE and lease.owner is not None) or (run.status in WAITING and run.paused_lane != "release")
 
 
 async def ahead(store: Store, tenant_id: str, session_key: str, lane: str, limit: int, until: str | None = None) -> list[tuple[Run, Lease]]:
-    """The first runs of a lane that go before others of it: whoever holds it, then those that are due, by their turns (``ports.RunFilter``)."""
+    """Returns the first runs of a lane that go before others: the holder, then those that are due, by their turns (``ports.RunFilter``)."""
     return await store.runs(RunFilter(tenant_id=tenant_id, session_key=session_key, lane=lane, ahead=True, until=until, limit=limit))
 
 
 async def before(store: Store, run: Run, limit: int) -> list[tuple[Run, Lease]]:
-    """The first runs of its lane that go before this one. One that has ended comes after all, for it gets a new turn if it is resumed."""
+    """Returns the first runs of its lane that go before this one. A run that has ended comes after all others, because it gets a new turn if it is resumed."""
     found = await ahead(store, run.tenant_id, run.session_key, run.lane, limit, None if run.status in TERMINAL else run.run_id)
     for n, (other, _) in enumerate(found):
         if other.run_id == run.run_id:
@@ -83,13 +83,13 @@ async def before(store: Store, run: Run, limit: int) -> list[tuple[Run, Lease]]:
 
 
 def put_off(run: Run, lease: Lease, now: int) -> int:
-    """For how many microseconds more a run rests in mid-step until a limit has room (§10.11); zero for any other."""
+    """Returns for how many more microseconds a run pauses in the middle of a step until a limit has room (§10.11); 0 for any other run."""
     resting = run.status in LIVE and lease.owner is None and run.interrupted_at is None
     return max(0, lease.due - now) if resting and lease.due is not None else 0
 
 
 def judge(services: Services, run: Run, lease: Lease) -> May:
-    """What this process may do about the run at the head of a lane."""
+    """Decides what this process may do about the run at the head of a lane."""
     now = services.store.now()
     return lanes.may(
         Head(
@@ -113,7 +113,7 @@ def _is_known(services: Services, run: Run) -> bool:
 
 
 def tell(what: May, run: Run, lease: Lease) -> Blocked:
-    """Why a head is not driven, in words."""
+    """Says why a head is not driven."""
     match what:
         case May.LIVE | May.AWAIT | May.DRIVE:
             detail = f"{lease.owner} executes it, and its lease lasts until {views.iso(lease.expires_at)}" if lease.owner is not None else f"it is {run.status}, and goes first"
@@ -137,20 +137,20 @@ _STANDS = {
 
 
 async def find_before(services: Services, run: Run, lease: Lease) -> Blocked | None:
-    """The run of its lane for which a run at rest has to wait, and how that one stands: it says nothing of what that one asks, which may be secret. Of an ended run
-    only what refuses a resume: what is due and has the same code, the resume drives first."""
+    """Returns the run of its lane for which a run at rest has to wait, and that run's state, without what it asks, which may be secret. For an ended run, returns
+    only a run because of which a resume is refused: a run that is due and has the same code is driven first by the resume itself."""
     if lease.live(services.store.now()) or has_lane(run, lease) or not (found := await before(services.store, run, 1)):
         return None
     head, held = found[0]
     what = judge(services, head, held)
-    drivable = what in (May.DRIVE, May.NO_SKILL)  # the code that this process has says nothing of the one that resumes
+    drivable = what in (May.DRIVE, May.NO_SKILL)  # whether this process has the code does not say whether the one that resumes has it
     if drivable and run.status is not Status.PENDING and (head.skill_id, head.fingerprint) == (run.skill_id, run.fingerprint):
         return None
     return Blocked(head.run_id, _STANDS.get(what, "it is due and goes first" if drivable else f"it is {head.status}"))
 
 
 async def find_blocker(services: Services, run: Run, lease: Lease, sight: Sight, *, first: bool = False) -> Blocked | None:
-    """What a pending run waits behind now; None where nothing is in its way. ``first``: there is no other run in its session."""
+    """Returns what a pending run waits for now; None if nothing is in its way. ``first``: there is no other run in its session."""
     if run.status is not Status.PENDING or lease.owner is not None:
         return None
     if not first and (others := await sight.before(run, lease)):
@@ -162,7 +162,7 @@ async def find_blocker(services: Services, run: Run, lease: Lease, sight: Sight,
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A limit or a pause that holds a run back: until when, if that is known; ``mine``: whether this process drives others that it counts."""
+    """A limit or a pause that holds a run back; ``until``: until when, if that is known; ``mine``: whether this process drives runs that count towards it."""
 
     why: str
     until: int | None
@@ -170,7 +170,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 async def find_limit(services: Services, run: Run, sight: Sight | None = None) -> Held | None:
-    """What of the limits in force holds a run back that may otherwise be driven (§10.11)."""
+    """Returns the limit in force that holds back a run which could otherwise be driven (§10.11)."""
     sight = sight or Sight(services)
     rules = await sight.rules()
     if not rules.touches(run.queue, run.tenant_id):
@@ -184,7 +184,7 @@ async def find_limit(services: Services, run: Run, sight: Sight | None = None) -
 
 
 async def lacking(store: Store, run: Run, lease: Lease, sight: Sight | None = None) -> NoWorker | None:
-    """Why no living worker of its queue takes a due run (§10.11); None where one can, and where none is up."""
+    """Returns why no living worker of its queue takes a due run (§10.11); None if one can, or if no worker is up."""
     if run.status in TERMINAL or lease.due is None:
         return None
     now = store.now() if sight is None else sight.now

@@ -1,7 +1,7 @@
-"""Threads for plain functions: our own, so that they are named, bounded, and keep no process from ending (§10.10).
+"""Threads for plain functions. They are Holdfast's own, so that they are named, limited in number, and do not keep a process from ending (§10.10).
 
-A thread cannot be ended from outside. One whose caller has given up goes on, and what it does is fenced off; its place is
-given to another, up to as many again. Closing waits for what runs for a bounded time and says what still does.
+A thread cannot be ended from outside. If its caller has given up, the thread continues, and what it does is fenced off. Its place is
+given to another thread, up to ``size`` more. Closing waits for running calls for a limited time, and then says which still run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SIZE = 64
 
 
 def _nothing() -> None:
-    """Nobody is to be told: the call was cancelled before it began."""
+    """Tells nobody: the call was cancelled before it began."""
 
 
 _handed_on: Future[Any] = Future()
 
 
 class Job:
-    """One call. ``begun`` is told when a thread takes it up, if it had to wait for one."""
+    """One call. ``begun`` is called when a thread takes the call, if the call had to wait for one."""
 
     __slots__ = ("_hand_on", "args", "begun", "context", "function", "future", "running", "what")
 
@@ -54,7 +54,7 @@ class Job:
         try:
             try:
                 value = self.context.run(self.function, *self.args)
-            finally:  # what it left to be called with its thread ends with it: one that raises would end the thread, and nobody would hear
+            finally:  # trace functions that the call has set end with it: if one raised, it would end the thread, and nobody would notice
                 sys.settrace(traced)
                 sys.setprofile(profiled)
         except BaseException as e:
@@ -65,13 +65,13 @@ class Job:
             self._hand_on = partial(self.future.set_result, value)
 
     def tell(self) -> None:
-        """Hands on what ``run`` brought, and keeps none of it: the frames of an error's traceback refer to this."""
+        """Passes on the result or error of ``run`` and keeps no reference to it: the frames of an error's traceback refer to this job."""
         hand_on, self._hand_on, self.future = self._hand_on, _nothing, _handed_on
         hand_on()
 
 
 class Taking(Executor):
-    """Hands one call to the pool of this context, in the words of ``loop.run_in_executor``: loops of tests make it in place instead."""
+    """Hands one call to the pool of this context through ``loop.run_in_executor``; the event loops of tests make the call in place instead."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -81,9 +81,9 @@ class Taking(Executor):
 
 
 class Pool:
-    """Threads as they are needed, at most ``size`` and as many again for those that nobody waits for any more.
+    """Threads, started as they are needed: at most ``size``, and as many again in place of those whose callers have given up.
 
-    An executor as far as ``loop.run_in_executor`` wants one.
+    An executor, as far as ``loop.run_in_executor`` requires.
     """
 
     def __init__(self, size: int = SIZE) -> None:
@@ -101,18 +101,18 @@ class Pool:
 
     @property
     def running(self) -> list[str]:
-        """What its threads are at, the oldest first."""
+        """The calls that its threads execute, the oldest first."""
         with self._guard:
             return [job.what for job in self._running]
 
     def submit(self, job: Job) -> Future[Any]:
-        """Has a call made by the next free thread.
+        """Has the next free thread make a call.
 
         Raises:
             StoreClosed: its runtime was closed.
-            StepFailure: too many threads run for ever.
+            StepFailure: too many threads are still running calls that timed out.
         """
-        future = job.future  # the job forgets it once a thread has told what came of it
+        future = job.future  # read now: the job drops it once a thread has passed the result on
         with self._guard:
             if self._closed:
                 raise StoreClosed("this runtime was closed")
@@ -122,7 +122,7 @@ class Pool:
                     code="threads_exhausted", hint="give the code they call its own timeout, then restart this process",
                 )
             if self._free:
-                job.begun = None  # it is taken up at once
+                job.begun = None  # a thread takes it at once
                 self._free -= 1
             elif self.threads < self.size + len(self._given_up):
                 job.begun = None
@@ -135,13 +135,13 @@ class Pool:
         return future
 
     def give_up(self, job: Job) -> None:
-        """Nobody waits for this call any more."""
+        """Notes that nobody waits for this call any more."""
         with self._guard:
             if job in self._running:
                 self._given_up.add(job)
 
     def close(self, seconds: float) -> list[str]:
-        """Takes no more calls, waits so long for those that run, and gives what still runs."""
+        """Takes no more calls, waits up to ``seconds`` for those that run, and returns those that still run."""
         with self._guard:
             self._closed = True
             for _ in range(self.threads):
@@ -150,7 +150,7 @@ class Pool:
             return [job.what for job in self._running]
 
     def _work(self) -> None:
-        """Takes one job after another; it was made for one, or is free until it is given one."""
+        """Takes one job after another. A thread is started for one job, and is free afterwards until it is given another."""
         while True:
             job = self._jobs.get()
             with self._guard:
@@ -159,7 +159,7 @@ class Pool:
                     return
                 self._running[job] = None
             job.run()
-            with self._guard:  # free before anybody hears of it: who makes the next call at once is given this thread, and no new one
+            with self._guard:  # freed before the result is passed on: a caller that makes its next call at once gets this thread and not a new one
                 self._given_up.discard(job)
                 leaves = not self._closed and self.threads > self.size + len(self._given_up)
                 if leaves:

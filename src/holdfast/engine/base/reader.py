@@ -1,4 +1,4 @@
-"""Reading: runs, events, checkpoints and state as they stand; changes nothing."""
+"""Reads runs, events, checkpoints and state as they are; changes nothing."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ PAGE = 1000
 
 
 def at_rest(run: records.Run, lease: Lease, now: int) -> bool:
-    """Whether a run has ended, or waits for an answer that nobody has given yet."""
+    """Whether a run has ended, or waits for an answer that has not been given yet."""
     asks = run.status in AT_REST and any(w.kind not in (WaitKind.TIMER, WaitKind.CHILD) for w in run.waits)
-    # An answer in the inbox makes the run due, and its claimer has it in hand before the events say so.
+    # An answer in the inbox makes the run due, and the process that claims the run has the answer before the events show it.
     return run.status in TERMINAL or (asks and not lease.live(now) and not (lease.due is not None and lease.due <= now))
 
 
 class Reader:
-    """Reads through one store; ``services`` says which skills are known, so that states come typed."""
+    """Reads through one store. ``services`` knows the skills, so that states have their types."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -49,20 +49,20 @@ class Reader:
         self._looker = Looker(services.store, services.threads, blocked=self.obstacles)
 
     async def obstacles(self, found: Sequence[tuple[records.Run, Lease]]) -> list[tuple[Blocked | None, NoWorker | None]]:
-        """What stands in the way of each of these runs now, and why no living worker can take it."""
+        """Returns for each of these runs what is in its way now, and why no living worker can take it."""
         sight = obstacles.Sight(self._services)
         return [
             (await obstacles.find_blocker(self._services, run, lease, sight), await obstacles.lacking(self._store, run, lease, sight)) for run, lease in found
         ]
 
     async def before(self, run: records.Run, lease: Lease) -> Blocked | None:
-        """The run of its lane that a run at rest has to wait for."""
+        """Returns the run of its lane for which a run at rest has to wait."""
         return await obstacles.find_before(self._services, run, lease)
 
     # -- reading ------------------------------------------------------------------------------------
 
     async def find(self, run_id: str) -> tuple[records.Run, Lease]:
-        return (await self._store.get(run_id) if run_id else None) or await find_run(self._store, run_id)  # which says why there is none
+        return (await self._store.get(run_id) if run_id else None) or await find_run(self._store, run_id)  # raises an error that says why there is none
 
     async def load(self, run_id: str) -> Loaded:
         if not run_id:
@@ -75,17 +75,17 @@ class Reader:
         return await self._services.threads.carry(loaded)
 
     async def get(self, run_id: str) -> Run[Any]:
-        """The run as it stands, with its state."""
+        """Returns the run as it is, with its state."""
         loaded = await self.load(run_id)
         if loaded.run.status is not Status.PENDING and loaded.lease.due is None:
-            return self.handle(loaded)  # nobody is to take it, so nothing is in its way
+            return self.handle(loaded)  # it is not to be claimed, so nothing is in its way
         sight = obstacles.Sight(self._services)
         blocked = await obstacles.find_blocker(self._services, loaded.run, loaded.lease, sight)
         return self.handle(loaded, blocked, await obstacles.lacking(self._store, loaded.run, loaded.lease, sight))
 
     async def wait_for_rest(self, run_id: str) -> Run[Any]:
-        """Waits until a run has ended, or waits for an answer that nobody has given yet. Of one that moves only its row is read."""
-        await self._store.wait_for_change(0.0)  # what was written here before is no news
+        """Waits until a run has ended, or waits for an answer that has not been given yet. While the run moves, only its row is read."""
+        await self._store.wait_for_change(0.0)  # earlier writes of this process do not count as a change
         while True:
             found = await self._look(run_id)
             run, lease = (found.run, found.lease) if isinstance(found, Loaded) else found
@@ -96,7 +96,7 @@ class Reader:
             await self._store.wait_for_change(POLL_SECONDS)
 
     async def _look(self, run_id: str) -> Loaded | tuple[records.Run, Lease]:
-        """The row of a run; all of it where it has ended, from a store that says both in one read."""
+        """Returns the row of a run, or all of the run if it has ended and the store can return both in one read."""
         store = self._store
         return (await store.load_if_ended(run_id) if run_id and offers_awaited(store) else None) or await self.find(run_id)
 
@@ -108,9 +108,9 @@ class Reader:
         return Run(loaded.run, loaded.lease, self._store.now(), values, view, blocked=blocked, no_worker=no_worker)
 
     async def show_born(self, journal: Journal, now: int) -> Run[Any]:
-        """A run that was made ``now`` and not begun. It stands as its first commit left it, so it is not read back. What stands in its way is looked
-        up, but for other runs of its session where it has one of its own: by the limits and workers of a moment ago, and anew where these let it not begin."""
-        if journal.tip is None:  # nobody is told of a run that is not on record, whatever has become of its commit (§1.7)
+        """Returns a run that was created at ``now`` and has not begun. It is as its first commit left it, so it is not read back. What is in its way is looked
+        up, except for other runs if its session is its own: first by limits and workers of the last second, then afresh if these would not let it begin."""
+        if journal.tip is None:  # a run that is not on record is not reported, whatever the result of its commit (§1.7)
             raise await missing(self._store, journal.progress.checkpoint.run_id)
         run = journal.run
         begins = run.begins_at
@@ -126,18 +126,18 @@ class Reader:
         return Run(run, lease, now, progress.checkpoint.values, view, blocked=blocked, no_worker=no_worker)
 
     def show_left(self, run: records.Run, lease: Lease, values: Mapping[str, Any], now: int) -> Run[Any]:
-        """A run as its driver has just left it, ended or in a wait. What is live is what would be loaded (§4.5), so nothing is read back."""
+        """Returns a run as its driver has just left it, ended or waiting. The live values are what would be loaded (§4.5), so nothing is read back."""
         return Run(run, lease, now, values, self._view(run, values))
 
     def _view(self, run: records.Run, values: Mapping[str, Any]) -> State:
         known = run.skill_id in self._services.skills.ids
         cls: type[State] = self._services.skills.find(run.skill_id, run.skill_version).state if known else Values
-        if run.status is Status.PENDING and cls.__channels__:  # it has no checkpoint yet: its input and the defaults, before any reducer
+        if run.status is Status.PENDING and cls.__channels__:  # no checkpoint yet: its input and the defaults, before any reducer
             values = cls._defaults() | {n: v for n, v in values.items() if n in cls.__channels__}
         return cls._view(canon.FrozenDict(values))
 
     async def runs(self, wanted: Wanted) -> list[Run[Any]]:
-        """Runs with their values, newest first."""
+        """Returns runs with their values, newest first."""
         now = self._store.now()
         out: list[Run[Any]] = []
         found = await self._looker.find(wanted)
@@ -147,17 +147,17 @@ class Reader:
         return out
 
     async def waits(self, run_id: str | None = None, *, limit: int = 100) -> list[Wait]:
-        """Open waits, of one run or of all that wait."""
+        """Returns the open waits of one run, or of all runs that wait."""
         if run_id is not None:
             run, _ = await self.find(run_id)
             return [Wait.of(w, run.status) for w in run.waits]
         found = await self._store.runs(RunFilter(statuses=(Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL), limit=limit))
-        # One act asks once, also where several runs of a lineage rest in that question: the run that attempted it shows it.
+        # An effect asks once, even if several runs of a lineage wait for that question: it is shown for the run that attempted the effect.
         waits = [Wait.of(w, run.status) for run, _ in found for w in sorted(run.waits, key=lambda w: not w.wait_id.startswith(run.run_id))]
         return list({w.wait_id: w for w in waits}.values())
 
     def events(self, run_id: str, after: int = 0, follow: bool = False, limit: int | None = None) -> Feed[EventView]:
-        """Events newer than ``after``: ``await`` it for a list, or ``async for``; with ``follow`` until the run has ended."""
+        """Returns events newer than ``after``: ``await`` it for a list, or use ``async for``; with ``follow`` until the run has ended."""
         return Feed(lambda: self._events(run_id, after, follow, limit))
 
     async def _events(self, run_id: str, after: int, follow: bool, limit: int | None) -> AsyncIterator[EventView]:
@@ -185,7 +185,7 @@ class Reader:
             await self._store.wait_for_change(POLL_SECONDS)
 
     async def _chain_at(self, run_id: str, after: int) -> bytes | None:
-        """The hash that the first commit with an event newer than ``after`` follows; None if there is no such commit."""
+        """Returns the hash of the row before the first row with an event newer than ``after``; without such a row, the last row's; None if there is none."""
         newer = await self._store.rows(run_id, after, 1)
         if not newer:
             held = await self._store.rows(run_id, max(0, after - 1), 1)
@@ -200,8 +200,8 @@ class Reader:
         return [view async for view in self.walk(run_id)]
 
     async def walk(self, run_id: str, ends: Ends | None = None) -> AsyncIterator[CheckpointView]:
-        """The checkpoints of a run, oldest first. ``ends``: how runs gone through before have ended, which a thread's next one begins with;
-        this one's end is added."""
+        """Yields the checkpoints of a run, oldest first. ``ends``: the ends of earlier runs that were walked, with which a thread's next run begins;
+        this run's end is added."""
         rows = await self._store.rows(run_id)
         progress = Progress(run_id, await self._services.threads.origin(run_id, rows, ends or {}))
         for row in rows:
@@ -213,7 +213,7 @@ class Reader:
             ends[run_id, progress.seq, progress.hash] = progress.checkpoint.values
 
     async def checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> CheckpointView:
-        """One checkpoint; the head by default. What is newer than the run's newest whole one is found from there."""
+        """Returns one checkpoint, by default the head. A checkpoint newer than the run's newest whole checkpoint is found from there."""
         loaded = await self.load(run_id)
         seq = None if checkpoint_id is None else ids.checkpoint_seq(run_id, checkpoint_id)
         if loaded.whole is not None and loaded.whole[0].seq and (checkpoint_id is None or (seq is not None and seq > loaded.whole[0].seq)):
@@ -235,7 +235,7 @@ class Reader:
         raise CheckpointNotFound(f"{run_id} has no checkpoint {checkpoint_id}", hint=f"holdfast checkpoints {run_id} lists them")
 
     async def mask(self, run_id: str) -> Mask:
-        """What is to be hidden of this run from those who look (§13.5)."""
+        """Returns what of this run must be hidden from readers (§13.5)."""
         run, _ = await self.find(run_id)
         return await self._looker.mask(run)
 

@@ -1,25 +1,25 @@
-"""What an engine works with: one value handed down instead of globals; what it holds meanwhile, the runs that this process drives; and the lease
-under which it does.
+"""What an engine works with, as one value that is passed down instead of globals: the store, the registries, the runs that this process drives, and
+the lease under which it drives them.
 
-It is long, for none of these is there without the others: a process that drives renews its lease, and asks before anything new begins; and
-whoever drives a run is told here of its news, where it may stop, and whether it is driven alone.
+The module is long because these parts need each other: a process that drives runs renews its lease and checks it before anything new begins; and
+from here each driver learns that its run has news, where it may stop, and whether the run is driven alone.
 
-*News* (§10.12, §10.16). Other processes put commands into a live run's inbox; its owner is to see them within milliseconds, also in
-mid-step. One task looks for all of them together whenever the store may have changed, and at the latest twice a second. What merely
-exists is not looked at: the store names the runs with news, and a heap the ones whose deadline has passed.
+*News* (§10.12, §10.16). Other processes put commands into a live run's inbox; the run's owner must see them within milliseconds, also in the
+middle of a step. One task polls for all driven runs together, whenever the store may have changed and at least twice a second. It does not
+look at every run: the store names the runs with news, and a heap gives the runs whose deadline has passed.
 
-*Safe points* (§10.13). Between super-steps a run may be left anywhere without cutting anything short. Inside one, a node stands at a safe
-point when its next ctx call would begin and none is in flight: what it did so far is on record. A plain node, and a call, are let come to
-their end first.
+*Safe points* (§10.13). Between super-steps a run can be left without interrupting anything. Inside a super-step, a node is at a safe
+point when it is about to begin its next ctx call and no call is in flight: what it has done so far is on record. A plain node, and a call,
+are allowed to finish first.
 
-*Quarantine* (§10.6). A run whose owner has died, and before that another one without any progress in between, is a suspect: what it does
-next may end this process too, with all that is driven beside it. Those would be counted as if the fault were theirs, and end with it. So a
-suspect waits until the runs in hand have come to a rest, for a little while, and is driven alone until it gets on, or for a little while;
-whoever comes meanwhile waits. Suspects take turns. What has waited has not been begun, and does not count.
+*Quarantine* (§10.6). A run is a suspect if its owner has died and an earlier owner died too, with no progress in between: the run may
+end this process too, and with it all runs driven beside it. The death would be counted against those runs as well and could end them. So a
+suspect waits, for a limited time, until the other runs here have come to rest. Then it is driven alone until it makes progress, or for a limited
+time; runs that arrive meanwhile wait. Suspects are driven one after another. A run that waits here has not begun, so a death does not count against it.
 
-*The lease* (§10.3, §10.4). It is renewed in a thread of its own, off the event loop's busy path. One row per worker holds the expiry, so one update renews
-all its runs. A worker judges its lease by a clock that goes on while the machine sleeps, and begins nothing later than 60 % of the TTL after its
-last confirmed renewal."""
+*The lease* (§10.3, §10.4). It is renewed in a separate thread, so that a busy event loop does not delay it. One row per worker holds the expiry, so
+one update renews all its runs. A worker judges its lease by a clock that continues while the machine sleeps, and begins nothing later than 60 % of
+the TTL after its last confirmed renewal."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ BOUNDS_SECONDS = 1.0
 
 
 class StoreClock:
-    """The store's time for whatever is stored, or compared with what is (§1.9); a worker's own clock measures spans only."""
+    """A clock that takes the time from the store for all that is stored or compared with stored times (§1.9), and spans from the worker's own clock."""
 
     def __init__(self, store: Store, spans: Clock) -> None:
         self.now = store.now
@@ -86,7 +86,7 @@ class Skills:
     def __init__(self) -> None:
         self._by_id: dict[str, dict[str, Program]] = {}
         self._ref: str | None = None
-        self._shapes: tuple[str, ...] | None = None  # a worker asks for them with each look
+        self._shapes: tuple[str, ...] | None = None  # cached: a worker needs them at each poll
 
     def add(self, program: Program) -> Program:
         versions = self._by_id.setdefault(program.id, {})
@@ -104,23 +104,23 @@ class Skills:
 
     @property
     def ref(self) -> str:
-        """A name for what is registered here, which changes with it: programs, their versions and shapes."""
+        """A fingerprint of what is registered here: it changes when a program, a version or a shape does."""
         if self._ref is None:
             self._ref = canon.fingerprint([[p.id, p.version, p.fingerprint] for p in self])
         return self._ref
 
     @property
     def shapes(self) -> tuple[str, ...]:
-        """The fingerprints of runs that can be gone on with here, migrations included (§10.11)."""
+        """The fingerprints of the runs that this process can continue, migrations included (§10.11)."""
         if self._shapes is None:
             self._shapes = tuple(dict.fromkeys(f for p in self for f in (p.fingerprint, *p.migrates)))
         return self._shapes
 
     def find(self, skill_id: str, version: str | None = None) -> Program:
-        """The program of an id; of several versions the one asked for, else the newest registered.
+        """Returns the program with this id, in the version asked for if it is registered, else in the version registered last.
 
         Raises:
-            SkillUnknown: this process does not have it; says what it has.
+            SkillUnknown: this process does not have it; the error says which skills it has.
         """
         versions = self._by_id.get(skill_id)
         if not versions:
@@ -131,7 +131,7 @@ class Skills:
         return next(reversed(versions.values()))
 
     def for_run(self, run: Run, *, upgrade: bool = False) -> Program:
-        """The program that may go on with a run (§3.2).
+        """Returns the program that may continue a run (§3.2).
 
         Raises:
             SkillUnknown: it is not registered here.
@@ -151,7 +151,7 @@ class Skills:
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A call through ``ctx``: where it stands in which run, what it is, and with what. ``digest`` tells arguments apart."""
+    """A call through ``ctx``: its place in its run, its kind, its name and its arguments. ``digest`` identifies the arguments."""
 
     run_id: str
     step: int
@@ -164,26 +164,26 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Sendings(Protocol):
-    """Who sends the intents of runs that are driven here (§4.18)."""
+    """Sends the intents of the runs that are driven here (§4.18)."""
 
     def post(self, run_id: str) -> None:
-        """A run that is driven here may have intents to send: a commit of it has some, or one from before."""
+        """Notes that a run that is driven here may have intents to send, from a new commit or from an earlier one."""
 
     async def deliver(self, run_id: str) -> None:
-        """The run rests: what it has to be sent is sent, as far as that can be done now."""
+        """Sends what a run at rest has to send, as far as that is possible now."""
 
     def leave(self, run_id: str) -> None:
-        """The run is not driven here any more."""
+        """Notes that the run is no longer driven here."""
 
 
 class Recording(Protocol):
-    """What answers the calls of a run in the place of the outside (``holdfast.testing.replay``)."""
+    """Answers the calls of a run from records instead of executing them (``holdfast.testing.replay``)."""
 
     def answer(self, call: Asked) -> StepRecord | None:
-        """What is on record there; None where the call may go on: it opens a scope, or a wait."""
+        """Returns the record for the call. None if the call may be executed, because it opens a scope or a wait."""
 
     def find_end(self, run_id: str, step: int) -> Ended | None:
-        """How the barrier of this number went, where it was no plain one."""
+        """Returns how the barrier with this number ended; None if it was a plain one."""
 
 
 # -- the runs that are driven here -----------------------------------------------------------------
@@ -191,39 +191,39 @@ class Recording(Protocol):
 
 LOOK_SECONDS = 0.5
 REST_SECONDS = 0.002
-FIRST_SECONDS = 0.005  # a run of one short step over a server has ended by then
+FIRST_SECONDS = 0.005  # a run of one short step on a database server has ended by then
 ASK_AGAIN_SECONDS = 0.1
 STALE = 64
 
 
 class Written(Protocol):
-    """What is written of a run that is driven. ``quiet`` is set while nothing of it acts outside."""
+    """The journal of a run that is driven. ``quiet`` is set while no effect of the run is in flight."""
 
     @property
     def quiet(self) -> asyncio.Event: ...
 
     def stop(self, error: HoldfastError) -> None:
-        """From here on nothing is written."""
+        """Makes sure that nothing is written from now on."""
 
 
 class Driven(Protocol):
-    """What the drivers have in common."""
+    """The interface that all drivers share."""
 
     @property
     def journal(self) -> Written: ...
 
     def nudge(self) -> None:
-        """The run's inbox may have something."""
+        """Tells the driver that the run's inbox may have something."""
 
     def drain(self) -> None:
-        """Stop at the next safe boundary."""
+        """Makes the driver stop at the next safe boundary."""
 
     def broke(self, error: BaseException) -> None:
-        """Nobody looks at its inbox any more: it must not go on as if somebody did."""
+        """Stops the driver with this error, because nothing watches the run's inbox any more."""
 
 
 class Taken:
-    """The runs that some task of this process has taken, or is about to take, and drives. Once it is ``closed``, no more are taken."""
+    """The runs that tasks of this process have taken, or are about to take, and drive. Once it is ``closed``, no more are taken."""
 
     def __init__(self) -> None:
         self._runs: set[str] = set()
@@ -235,10 +235,10 @@ class Taken:
         return run_id in self._runs
 
     def take(self, run_id: str) -> None:
-        """A run is about to be taken.
+        """Registers a run that is about to be taken.
 
         Raises:
-            StoreClosed: no more are taken.
+            StoreClosed: no more runs are taken.
         """
         if self.closed is not None:
             raise StoreClosed("this runtime was closed")
@@ -249,7 +249,7 @@ class Taken:
         self._coming.add(run_id)
 
     def attend(self, run_id: str) -> None:
-        """Its driver is attended to."""
+        """Notes that the run has a driver that is registered with ``Drivers``."""
         self._coming.discard(run_id)
         if self.closed is not None and not self._coming:
             self._none_comes.set()
@@ -259,7 +259,7 @@ class Taken:
         self.attend(run_id)
 
     async def close(self, error: HoldfastError) -> None:
-        """Takes no more, and waits for those that have been taken and have no driver yet."""
+        """Takes no more runs, and waits until each run that was taken has a driver or was given up."""
         self.closed = error
         while self._coming:
             self._none_comes.clear()
@@ -267,8 +267,8 @@ class Taken:
 
 
 class Drivers:
-    """Watches the inboxes of the runs that this owner drives, for as long as it drives any; ``left`` are those it has handed back, and ``taken`` those that
-    are driven, or will be in a moment."""
+    """Watches the inboxes of the runs that this owner drives, as long as it drives any. ``left``: the runs that it has handed back; ``taken``: the runs
+    that are driven or will be in a moment."""
 
     def __init__(self, store: Store, clock: Clock, owner: Callable[[], str]) -> None:
         self._store = store
@@ -276,7 +276,7 @@ class Drivers:
         self._owner = owner
         self._drivers: dict[str, Driven] = {}
         self._expected: dict[str, int] = {}
-        self._deadlines: list[tuple[int, str]] = []  # a heap of these, and of such as are no longer expected
+        self._deadlines: list[tuple[int, str]] = []  # a heap of the expected deadlines; it also holds some that are no longer expected
         self._task: asyncio.Task[None] | None = None
         self._soon: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
@@ -286,7 +286,7 @@ class Drivers:
 
     @contextmanager
     def on(self, run_id: str, driver: Driven, due: int | None) -> Iterator[None]:
-        """Attends to a run while it is driven; ``due``: its next deadline."""
+        """Watches a run while it is driven. ``due``: its next deadline."""
         self._drivers[run_id] = driver
         self.taken.attend(run_id)
         self.expect(run_id, due)
@@ -295,7 +295,7 @@ class Drivers:
         if self.taken.closed is not None:
             driver.broke(make_own(self.taken.closed))
         if self._soon is None and (self._task is None or self._task.done()):
-            # What ends before that has no task made for it, and no look.
+            # Runs that end before this time cost neither a task nor a poll.
             self._soon = asyncio.get_running_loop().call_later(FIRST_SECONDS, self._begin)
         try:
             yield
@@ -312,13 +312,13 @@ class Drivers:
                 self._task = None
 
     def _begin(self) -> None:
-        """Begins to watch."""
+        """Begins to watch the inboxes."""
         self._soon = None
         self._task = asyncio.ensure_future(self._watch())
         self._task.add_done_callback(self._end)
 
     def expect(self, run_id: str, due: int | None) -> None:
-        """The next deadline of a run that is driven here; None: it has none."""
+        """Sets the next deadline of a run that is driven here; None if it has none."""
         if self._expected.get(run_id) == due:
             return
         if due is None:
@@ -326,12 +326,12 @@ class Drivers:
             return
         self._expected[run_id] = due
         heapq.heappush(self._deadlines, (due, run_id))
-        if len(self._deadlines) > 2 * len(self._expected) + STALE:  # of runs that have gone on meanwhile
+        if len(self._deadlines) > 2 * len(self._expected) + STALE:  # too many entries are out of date
             self._deadlines = [(at, run) for run, at in self._expected.items()]
             heapq.heapify(self._deadlines)
 
     def _fall_due(self, now: int) -> None:
-        """Tells the drivers whose deadline has passed."""
+        """Wakes the drivers whose deadline has passed."""
         while self._deadlines and self._deadlines[0][0] <= now:
             due, run_id = heapq.heappop(self._deadlines)
             if self._expected.get(run_id) == due:
@@ -346,20 +346,20 @@ class Drivers:
         return tuple(self._drivers)
 
     def drain(self) -> None:
-        """Every run that is driven here, and any that will be, is handed back at its next safe boundary (§10.13)."""
+        """Hands back every run that is or will be driven here, each at its next safe boundary (§10.13)."""
         self.draining = True
         for driver in list(self._drivers.values()):
             driver.drain()
 
     def drain_one(self, run_id: str) -> bool:
-        """The run is handed back at its next safe boundary, if it is driven here; gives whether it is."""
+        """Hands the run back at its next safe boundary, if it is driven here. Returns whether it is."""
         driver = self._drivers.get(run_id)
         if driver is not None:
             driver.drain()
         return driver is not None
 
     async def close(self, error: HoldfastError) -> None:
-        """Stops every run that is driven here, and any that is about to be, each with this error, once what it acts on outside has come to its end or its grace."""
+        """Stops with this error every run that is driven here or is about to be. Effects in flight may finish first, within their grace period."""
         self._closed = asyncio.Event()
         for driver in list(self._drivers.values()):
             driver.broke(make_own(error))
@@ -368,26 +368,27 @@ class Drivers:
             await self._closed.wait()
 
     def abandon(self) -> None:
-        """Nothing that is driven here still, and acts on nothing outside, is written any more: what its nodes meet from now on is no outcome (X-18)."""
+        """Stops the journals of the runs that are still driven here and have no effect in flight: what their nodes return or raise from now on is no
+        outcome (X-18)."""
         if (error := self.taken.closed) is not None:
             for driver in self._drivers.values():
                 if driver.journal.quiet.is_set():
                     driver.journal.stop(make_own(error))
 
     def nudge(self, run_id: str) -> None:
-        """Something was put into this run's inbox here."""
+        """Tells the driver of this run that something was put into the run's inbox in this process."""
         driver = self._drivers.get(run_id)
         if driver is not None:
             driver.nudge()
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """A watch that broke for good takes its drivers with it: they would never hear of a cancel again (X-14)."""
+        """Stops all drivers if the watch has failed for good, because they would never hear of a cancel again (X-14)."""
         if not task.cancelled() and (error := task.exception()) is not None:
             for driver in list(self._drivers.values()):
                 driver.broke(make_own(error))
 
     async def _watch(self) -> None:
-        """A store that fails for a while is asked again; the drivers meet its error with their next commit."""
+        """Polls for news. After a passing error of the store it tries again; the drivers get the error with their next commit."""
         while self._drivers:
             try:
                 await self._store.wait_for_change(LOOK_SECONDS, News.INBOX)
@@ -398,11 +399,11 @@ class Drivers:
                     raise
                 await asyncio.sleep(ASK_AGAIN_SECONDS)
             self._fall_due(self._clock.now())
-            await asyncio.sleep(REST_SECONDS)  # many changes at once are one look
+            await asyncio.sleep(REST_SECONDS)  # so that changes at the same time cost one poll
 
 
 class Standing(Protocol):
-    """The part of an attempt that is looked at here: its calls in flight, and whether it stands still."""
+    """The part of an attempt that ``SafePoints`` reads: the number of its calls in flight, and whether it is parked at a boundary."""
 
     calls: int
     parked: bool
@@ -412,7 +413,7 @@ NOBODY: frozenset[Standing] = frozenset()
 
 
 class SafePoints:
-    """Watches the tasks of a super-step once somebody has ``asked``; ``reached`` is called when all that run stand at a boundary."""
+    """Watches the tasks of a super-step once this was ``asked`` for. Calls ``on_reached`` when all tasks under way are at a boundary."""
 
     def __init__(self, reached: Callable[[], None]) -> None:
         self.asked = False
@@ -424,7 +425,7 @@ class SafePoints:
         self.look()
 
     def begin(self, *tasks: str, alone: bool = False) -> None:
-        """Tasks are entered; each counts as under way until what came of it is durable. ``alone``: they are all there is of their super-step."""
+        """Enters tasks; each counts as under way until its result is durable. ``alone``: they are all the tasks of their super-step."""
         if alone:
             self._tasks.clear()
         self._tasks.update(dict.fromkeys(tasks, NOBODY))
@@ -445,7 +446,7 @@ class SafePoints:
             self._tasks[task] -= {node}
 
     async def stand(self, node: Standing) -> None:
-        """Stands still before a call is begun, until the scope is closed."""
+        """Parks a node before it begins a call, until the scope is closed."""
         node.parked = True
         self.look()
         await asyncio.Event().wait()
@@ -456,13 +457,13 @@ class SafePoints:
 
 
 COMPANY_SECONDS = 2.0
-"""For so long a suspect waits for the others to come to a rest; some rest late, and it is driven beside them."""
+"""How long a suspect waits for the other runs to come to rest. After that it is driven beside those that have not."""
 ALONE_SECONDS = 5.0
-"""For so long it is driven alone; what has not ended its process by then goes on beside others."""
+"""How long a suspect is driven alone. If it has not ended its process by then, it continues beside other runs."""
 
 
 class Quarantine:
-    """Which runs of this process are driven, and which of them alone."""
+    """Which runs are driven in this process, and which of them alone."""
 
     def __init__(self) -> None:
         self._here: set[str] = set()
@@ -471,7 +472,7 @@ class Quarantine:
         self._over: asyncio.TimerHandle | None = None
 
     async def enter(self, run_id: str, *, suspect: bool, waits: bool = True) -> None:
-        """Returns when the run may be driven. ``waits``: whether it lets suspects go first; what is born here does not."""
+        """Returns when the run may be driven. ``waits``: whether the run waits for suspects; a run that is born here does not."""
         if not suspect:
             if waits and self._suspects:
                 await self._until(lambda: not self._suspects, COMPANY_SECONDS + ALONE_SECONDS)
@@ -483,14 +484,14 @@ class Quarantine:
         self._over = asyncio.get_running_loop().call_later(ALONE_SECONDS, self.clear, run_id)
 
     def clear(self, run_id: str) -> None:
-        """The run has got on, or has lived long enough: it is driven beside others from now on."""
+        """Ends the suspicion: the run has made progress, or has run long enough. It is driven beside others from now on."""
         if run_id in self._suspects:
             self._suspects.remove(run_id)
             self._here.add(run_id)
             self._tell()
 
     def leave(self, run_id: str) -> None:
-        """The run is not driven here any more."""
+        """Notes that the run is no longer driven here."""
         if run_id in self._suspects or run_id in self._here:
             if self._suspects[:1] == [run_id] and self._over is not None:
                 self._over.cancel()
@@ -512,12 +513,12 @@ class Quarantine:
 # -- the runs that are driven no more ----------------------------------------------------------------
 
 
-GIVE_BACK_SECONDS, MOST_GIVE_BACK_SECONDS = 1.0, 5.0  # after an error of the store, and after each try that failed
+GIVE_BACK_SECONDS, MOST_GIVE_BACK_SECONDS = 1.0, 5.0  # the pause after an error of the store, and the longest one after tries that failed
 
 
 class Leftovers:
-    """Has the runs seen to that an error of the store left with this process while nobody in it drives them (§2.9). A worker of the process takes them up
-    again; where none is at work, each is given back as soon as the store answers, for its lease is renewed and nobody else could go on with it."""
+    """Takes care of the runs that an error of the store left with this process without a driver (§2.9). If a worker of this process is at work, it takes
+    them up again. Otherwise each is given back as soon as the store answers, because its lease is still renewed and no other process could continue it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -527,7 +528,7 @@ class Leftovers:
 
     @contextmanager
     def attend(self, look: Callable[[], None]) -> Iterator[None]:
-        """While a worker is at work it is told to ``look`` for such runs."""
+        """Registers ``look``, which tells a worker to look for such runs, while that worker is at work."""
         self._workers.append(look)
         try:
             yield
@@ -535,7 +536,7 @@ class Leftovers:
             self._workers.remove(look)
 
     def see_to(self, give_back: Callable[[], Awaitable[None]]) -> None:
-        """There may be such runs, now or in a moment; ``give_back`` does so with all there are."""
+        """Notes that there may be such runs, now or in a moment. ``give_back`` gives back all of them."""
         self._more = True
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._go_on(give_back))
@@ -554,11 +555,11 @@ class Leftovers:
                 await give_back()
             except (StoreClosed, ProcessForked):
                 return
-            except HoldfastError:  # it is asked again; whatever else is done with the store meets the error too
+            except HoldfastError:  # tried again later; all other uses of the store report the error too
                 self._more, pause = True, min(2 * pause, MOST_GIVE_BACK_SECONDS)
 
     async def close(self) -> None:
-        """Leaves what is left to whoever ends this process's leases."""
+        """Stops. The runs that remain are released when this process's leases are ended."""
         task, self._task = self._task, None
         if task is not None and not task.done():
             task.cancel()
@@ -568,11 +569,11 @@ class Leftovers:
 # -- the lease -------------------------------------------------------------------------------------
 
 
-AGAIN_SECONDS = 1.0  # a renewal that failed is tried again so soon
+AGAIN_SECONDS = 1.0  # the pause before a failed renewal is tried again
 
 
 class Heartbeat:
-    """Renews until stopped. ``failed`` holds the error that ended it, so that nothing goes on half-dead (X-14)."""
+    """Renews the lease until stopped. ``failed``: the error of the last renewal, or None, so that no run continues unnoticed without a lease (X-14)."""
 
     def __init__(self, store: Store, clock: Clock, owner: str, ttl_us: int) -> None:
         self._store = store
@@ -592,10 +593,10 @@ class Heartbeat:
         self.failed: BaseException | None = None
 
     async def begin(self) -> None:
-        """Registers the owner, once for all who ask, and renews from then on. Whoever is cancelled meanwhile leaves it under way.
+        """Registers the owner, once for all callers, and renews its lease from then on. If a caller is cancelled, the registration continues.
 
         Raises:
-            StoreError: it may be registered all the same.
+            StoreError: the owner may be registered nevertheless.
         """
         if self._beginning is None:
             self._beginning = asyncio.ensure_future(self._begin())
@@ -608,18 +609,19 @@ class Heartbeat:
         self.start()
 
     async def settle(self) -> bool:
-        """Waits for a registration that is under way. Whether the owner is registered."""
+        """Waits for a registration that is under way. Returns whether the owner is registered."""
         if self._beginning is not None:
             await asyncio.wait({self._beginning})
         return self.begun
 
     @property
     def ttl(self) -> float:
-        """Seconds for which a lease lasts from its last renewal on."""
+        """The duration of a lease in seconds, from its last renewal."""
         return self._ttl_us / 1_000_000
 
     def lapse(self, why: str | None) -> None:
-        """Lets the leases run out, for what holds the loop cannot be ended and others are to go on; None ends that."""
+        """Stops renewing, so that the leases expire and other processes can continue the runs: the event loop is held by something that cannot be ended.
+        None resumes renewing."""
         self._held_by = why
 
     def start(self) -> None:
@@ -635,11 +637,11 @@ class Heartbeat:
             self._thread.join(timeout=10)
 
     def safe(self) -> bool:
-        """Whether something new may begin under the lease."""
+        """Whether something new may begin under the lease, as far as is known without asking the store."""
         return self._clock.monotonic() < self._safe_until
 
     def confirm(self) -> bool:
-        """Whether something new may begin, asked by a thread: has the lease renewed out of turn before it says no."""
+        """Whether something new may begin under the lease. For threads: before it returns False, it waits for a renewal out of turn."""
         if self.safe() or self._thread is None:
             return self.safe()
         with self._turn:
@@ -649,9 +651,9 @@ class Heartbeat:
         return self.safe()
 
     def lengthen(self, run_id: str, times: int) -> bool:
-        """Makes the lease so many times as long from the next renewal on, while that run is driven; 1 ends that. Whether anything changed.
+        """Makes the lease ``times`` as long from the next renewal on, while that run is driven; 1 ends this. Returns whether the length changed.
 
-        A run whose code keeps the interpreter for longer than a lease would go from one late owner to the next for ever (§10.6).
+        Without this, a run whose code holds the interpreter for longer than a lease would go from one late owner to the next for ever (§10.6).
         """
         if times == 1 and run_id not in self._times:
             return False
@@ -665,23 +667,23 @@ class Heartbeat:
 
     @property
     def _pause(self) -> float:
-        """Seconds to the next renewal: a third of the lease, and at most one after a renewal that failed."""
+        """Seconds to the next renewal: a third of the lease, and at most ``AGAIN_SECONDS`` after a renewal that failed."""
         third: float = self._usual_us / 3_000_000
         return third if self.failed is None else min(third, AGAIN_SECONDS)
 
     def _since(self, confirmed: float) -> float:
-        """Until when something may begin after a renewal that was confirmed then (§10.3)."""
+        """Until when something new may begin after a renewal confirmed at this time (§10.3)."""
         return confirmed + self._usual_us * SAFE_PART / 1_000_000
 
     async def beat(self) -> bool:
-        """One renewal; False once the owner is no longer known, so that renewing is pointless."""
+        """Renews once. Returns False if renewing again is pointless, because the owner is no longer known or the store is closed."""
         asked, ttl_us = self._clock.monotonic(), self._ttl_us
         try:
             known = await self._store.renew(self._owner, ttl_us)
-        except StoreClosed as e:  # nobody will renew anything there
+        except StoreClosed as e:  # nothing can be renewed there any more
             self.failed = e
             return False
-        except Exception as e:  # a renewal that fails is tried again; `safe` runs out by itself if none succeeds
+        except Exception as e:  # tried again; if no renewal succeeds, `safe` becomes False by itself
             self.failed = e
             return True
         if not known:
@@ -704,7 +706,7 @@ class Heartbeat:
                     self._beats += 1
                     self._turn.notify_all()
         except ControlFlow:
-            pass  # the store of a simulated process that has been killed: its threads are gone with it
+            pass  # raised by the store of a simulated process that was killed: its threads end with it
         finally:
             loop.close()
 
@@ -714,18 +716,18 @@ class Heartbeat:
 
 @dataclasses.dataclass(slots=True)
 class Services:
-    """Store, clock, owner and registries of one runtime; ``grace``: seconds for which a cancel lets an effect in flight come to
-    its end (§10.12).
+    """Store, clock, owner and registries of one runtime.
 
-    ``alive()`` is False once the lease may have been lost (§10.3), ``renew`` confirms it now, out of turn, ``confirm`` has that done
-    for a thread, and ``failed()`` is the error of a renewal that does not succeed. ``lengthen`` makes leases so many times as long
-    while a run is driven whose earlier owners were late; 1 ends that. ``claiming`` is held from a claim's question until they are among those
-    that are ``driving``;
-    ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
-    which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told. ``limits`` are those declared here,
-    ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back; ``turns``: which calls of a run hold a limit here
-    or wait for it; ``unbounded``: limits that calls named and nobody declares, as was said once;
-    ``sends``: the types of intents that are sent from here for everybody. ``stepping`` and ``crowd``: the store, where it takes plain steps sealed, and where it writes those of many together.
+    ``grace``: seconds for which a cancel lets an effect in flight finish (§10.12).
+    ``alive()`` is False once the lease may have been lost (§10.3). ``renew`` renews it now, out of turn; ``confirm`` does so for a thread.
+    ``failed()`` returns the error of a renewal that does not succeed. ``lengthen`` makes leases a number of times as long while a run is driven
+    whose earlier owners were late; 1 ends that. ``claiming`` is held from the time when a claim asks the store until the claimed runs are in ``driving``.
+    ``stalled``: the runs whose execution broke off although their lease may still be held here, each with the time (``clock.monotonic``) from
+    which it may be taken up again. ``undos``: by place of an effect, the function that takes the effect back, as this process was told.
+    ``limits``: the limits declared here. ``max_queued``: how many runs of a tenant may wait in a queue. ``leaving``: calls that have ended and
+    whose limits have to be given back. ``turns``: which calls of a run hold a limit here or wait for it. ``unbounded``: limits that calls have named
+    and that nobody declares, each of which was reported once. ``sends``: the types of intents that are sent from here for all processes.
+    ``stepping``: the store, if it accepts plain steps already sealed. ``crowd``: the store, if it writes the steps of many runs together.
     """
 
     store: Store
@@ -782,18 +784,18 @@ class Services:
         self._offers: tuple[float, list[Offer]] = 0.0, []
 
     async def bounds(self, *, fresh: bool = False) -> Rules:
-        """The limits in force, as they were at most a second ago unless ``fresh`` ones are asked for; a claim goes by what they are then."""
+        """Returns the limits in force; they are at most a second old, or read now if ``fresh``. A claim is decided with those in force at that time."""
         now = self.clock.monotonic()
         if fresh or self._bounds is None or now - self._bounds[0] >= BOUNDS_SECONDS:
             self._bounds = (now, in_force(self.limits, await self.store.rules()))
         return self._bounds[1]
 
     def rebound(self) -> None:
-        """A limit was changed here: what was in force a moment ago is not asked of any more."""
+        """Drops the cached limits, because a limit was changed here."""
         self._bounds = None
 
     async def offers(self, at: int, *, fresh: bool = False) -> list[Offer]:
-        """What the processes offer that are up at a time of the store; that some are, as they were at most a second ago unless ``fresh`` ones are asked for."""
+        """Returns what the processes offer that are alive at a time of the store. A result that is not empty is cached for a second, unless ``fresh``."""
         now = self.clock.monotonic()
         if fresh or not self._offers[1] or now - self._offers[0] >= BOUNDS_SECONDS:
             self._offers = (now, await living(self.store, at))
@@ -801,16 +803,16 @@ class Services:
 
     @property
     def folder(self) -> str | None:
-        """The id of the workspace here; None where no tool has worked yet, or there is none."""
+        """The id of the workspace here. None if there is no workspace, or no tool has worked in it yet."""
         return workspaces.read_id(self.workspace)
 
     @property
     def shapes(self) -> tuple[str, ...]:
-        """What runs that can be gone on with here look like to a store: those that are bound to no folder, and those bound to this one."""
+        """The shapes, as a store names them, of the runs that can be continued here: those bound to no folder, and those bound to this folder."""
         return self._here(self.skills.shapes)
 
     def list_shapes(self, *, upgrade: bool) -> tuple[str, ...]:
-        """What a worker claims: those, or with ``upgrade`` what is of any shape, in the same folders."""
+        """Returns the shapes of the runs that a worker claims: ``shapes``, or with ``upgrade`` any shape, for the same folders."""
         return self._here((ANY,) if upgrade else self.skills.shapes)
 
     def _here(self, shapes: tuple[str, ...]) -> tuple[str, ...]:
@@ -829,12 +831,12 @@ class Services:
             )
 
     def go_by(self, heartbeat: Heartbeat) -> None:
-        """Has it say from now on whether something may begin under this process's lease."""
+        """Lets the heartbeat decide from now on whether something may begin under this process's lease."""
         self.alive, self.renew, self.confirm, self.lengthen = heartbeat.safe, heartbeat.beat, heartbeat.confirm, heartbeat.lengthen
         self.failed = lambda: heartbeat.failed
 
     def begin_anew(self, owner: str) -> None:
-        """The runtime was closed and is entered again, as another owner."""
+        """Resets what belongs to one opening of the runtime: it was closed and is entered again as another owner."""
         self.owner = owner
         self.pool = Pool()
         self.acting.clear()
@@ -848,13 +850,13 @@ class Services:
 
     @property
     def driving(self) -> Taken:
-        """The runs that some task of this process has claimed and drives."""
+        """The runs that tasks of this process have claimed, or are about to claim, and drive."""
         return self.drivers.taken
 
     async def holds(self) -> bool:
-        """Whether something new may begin under the lease; asks the store once before it says no.
+        """Whether something new may begin under the lease. Before it returns False, it renews the lease once.
 
-        A machine that slept, or a loop that was busy for long, has missed renewals that it may still make up for.
+        A machine that slept, or an event loop that was busy for long, has missed renewals; a renewal now may still succeed.
         """
         if self.alive():
             return True
@@ -862,5 +864,5 @@ class Services:
 
 
 def may_be_held_still(error: BaseException) -> bool:
-    """Whether a run may still be held here after its driver ended with this error."""
+    """Whether this process may still hold a run after the run's driver ended with this error."""
     return isinstance(error, StoreError | Conflict)

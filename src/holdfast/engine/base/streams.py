@@ -1,8 +1,8 @@
-"""What running steps emit, on its way into the store's ring (§13.6).
+"""What running steps emit, on its way into the store's ring buffer (§13.6).
 
-Theory of operation. ``ctx.emit`` puts a chunk into the ring of its driving (``Ring``) and returns. What is pending rides with the run's next
-commit, in the same transaction, so that whoever sees an event can see all that was emitted before it; if no commit comes for 50 ms,
-one write takes along what is pending in all runs of the process (``Streams``). A run that emits nothing has no ring and costs nothing.
+Theory of operation. ``ctx.emit`` puts a chunk into the ring of the run's current execution (``Ring``) and returns. Pending chunks are written with the
+run's next commit, in the same transaction, so that a reader that sees an event can also see everything emitted before it. If no commit comes within
+50 ms, one write stores the pending chunks of all runs of the process (``Streams``). A run that emits nothing has no ring and costs nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ log = logs.logger("holdfast.streams")
 
 
 class Track:
-    """The chunks of one turn: what of them is pending, and how the ring in the store stands. ``begun``: the number of the next chunk of this entry into the
-    step; those up to ``known`` were emitted before it was left, and are not kept again."""
+    """The chunks of one turn of a step: those that are pending, and the state of the ring in the store. ``begun``: the number of the next chunk since the
+    step was last entered; chunks up to ``known`` were emitted before that and are not kept again."""
 
     def __init__(self, turn: Turn, known: int = 0) -> None:
         self.turn = turn
@@ -35,11 +35,11 @@ class Track:
         self.first = known + 1
         self.pending: deque[bytes] = deque()
         self.weight = 0
-        self.batches: deque[tuple[int, int]] = deque()  # the last number and the size of each in the store
+        self.batches: deque[tuple[int, int]] = deque()  # for each batch in the store: its last number and its size
         self.stored = 0
 
     def add(self, data: bytes, after: int, most: int) -> bool:
-        """Whether it is new; what is pending is held to the ring's bounds."""
+        """Adds a chunk, and keeps the pending chunks within the bounds of the ring. Returns whether the chunk is new."""
         self.begun += 1
         if self.begun - 1 <= self.known:
             return False
@@ -62,7 +62,7 @@ class Track:
         return batch
 
     def cut(self, most: int) -> int:
-        """The first number that stays in the ring; 0 if all of it does."""
+        """Drops the oldest batches beyond the bounds. Returns the number of the first chunk that stays in the ring; 0 if none is dropped."""
         before = 0
         newest = self.batches[-1][0] if self.batches else 0
         while len(self.batches) > 1 and (self.batches[0][0] <= newest - RING_CHUNKS or self.stored > most):
@@ -73,7 +73,7 @@ class Track:
 
 
 class Ring:
-    """What one driving of a run emits. ``left``: the newest batch of each turn that the drivings before have left in the store."""
+    """What a run emits under one claim. ``left``: the newest batch of each turn that earlier claims have left in the store."""
 
     def __init__(self, run_id: str, fence: int, left: Sequence[Batch] = ()) -> None:
         self.run_id = run_id
@@ -87,12 +87,12 @@ class Ring:
             self._tracks[batch.turn.place] = Track(batch.turn, batch.last)
 
     def supersede(self) -> None:
-        """Nothing of what was left goes on: its attempts begin again."""
+        """Marks that no earlier turn is continued, because its attempts begin again."""
         for track in self._tracks.values():
             track.known = -1
 
     def enter(self, place: Place, number: int, rounds: int, step_id: str, attempt_id: str, *, again: bool) -> Track:
-        """The track of an attempt that begins to emit; with ``again`` that of the same attempt, which is entered once more, if there is one."""
+        """Returns the track of an attempt that begins to emit. With ``again``, the same attempt is entered once more: returns its track, if it has one."""
         with self._lock:
             before = self._tracks.get(place)
             if before is not None and again and before.known >= 0 and (before.turn.number, before.turn.rounds) == (number, rounds):
@@ -106,7 +106,7 @@ class Ring:
             return track
 
     def add(self, track: Track, data: bytes, after: int) -> bool:
-        """Whether there is something new to write."""
+        """Adds a chunk. Returns whether there is something new to write."""
         with self._lock:
             return track.add(data, after, self._most())
 
@@ -114,14 +114,14 @@ class Ring:
         return min(RING_BYTES, RUN_BYTES // max(1, len(self._tracks)))
 
     def take(self, replaced: Iterable[str] = ()) -> Emitted:
-        """What is pending, to be written now."""
+        """Takes out what is pending, to be written now."""
         with self._lock:
             batches = [b for b in (t.take() for t in self._tracks.values()) if b is not None]
             before = {t.turn.key: n for t in self._tracks.values() if (n := t.cut(self._most()))}
         return Emitted(self.run_id, self.fence, tuple(batches), before, tuple(replaced))
 
     def end(self, results: Sequence[Result], step: int, *, over: bool) -> list[str]:
-        """The turns that these results replace; with ``over`` all, for the step or the run has ended. They are forgotten here."""
+        """Returns the keys of the turns that these results replace; with ``over`` of all, because the step or run has ended. ``forget`` drops them."""
         with self._lock:
             if not self._turns or not (over or results):
                 return []
@@ -131,7 +131,7 @@ class Ring:
             return out
 
     def forget(self, keys: Iterable[str]) -> None:
-        """These turns were replaced."""
+        """Drops turns that were replaced."""
         gone = set(keys)
         with self._lock:
             self._turns = {t for t in self._turns if t.key not in gone}
@@ -139,7 +139,7 @@ class Ring:
 
 
 class Streams:
-    """Writes what runs emit where no commit takes it along: at most every 50 ms, for all of them together."""
+    """Writes what runs emit if no commit does: at most every 50 ms, for all runs together."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -148,7 +148,7 @@ class Streams:
         self._task: asyncio.Task[None] | None = None
 
     def emit(self, ring: Ring, track: Track, data: bytes, after: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Keeps a chunk; plain nodes call this from their threads, and what is written is written by the loop."""
+        """Keeps a chunk. Plain nodes call this from their threads; the event loop does the writing."""
         if not ring.add(track, data, after):
             return
         try:
@@ -177,7 +177,7 @@ class Streams:
                 ring.writing = written
             try:
                 await self._store.emit([e for _, e in emitted])
-            except HoldfastError as e:  # chunks are provisional: the run goes on without them, and its readers are told of a gap
+            except HoldfastError as e:  # chunks are provisional: the run continues without them, and its readers are told of a gap
                 log.debug("chunks of %d runs were not kept: %s", len(emitted), e)
             finally:
                 for ring, _ in emitted:
@@ -185,7 +185,7 @@ class Streams:
                 written.set_result(None)
 
     async def close(self) -> None:
-        """Nothing more is written."""
+        """Stops: nothing more is written."""
         self._dirty.clear()
         if self._task is not None and not self._task.done():
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""The calls of one run that use one limit in this process, those that hold it and those that wait for it (§10.11)."""
+"""The calls of one run that use one limit in this process: those that hold it and those that wait for it (§10.11)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Users:
-    """``inside`` counts the calls that hold the limit. Of those that wait, the one that has the ``turn`` asks the store."""
+    """``inside``: how many calls hold the limit. Of the waiting calls, the one that has the ``turn`` asks the store."""
 
     __slots__ = ("count", "inside", "turn")
 
@@ -18,14 +18,14 @@ class Users:
 
 
 class Turns:
-    """Who takes turns in this process, by the run and the limit."""
+    """The users of limits in this process, by run and limit."""
 
     def __init__(self) -> None:
         self._users: dict[tuple[str, str], Users] = {}
 
     @contextmanager
     def take(self, run_id: str, limit: str) -> Iterator[Users]:
-        """The calls of a run that use a limit, one more for as long as this lasts."""
+        """Registers one more call of a run that uses a limit, for the duration of the block."""
         place = run_id, limit
         users = self._users.get(place) or self._users.setdefault(place, Users())
         users.count += 1

@@ -1,8 +1,8 @@
-"""The door: the only maker of requests and commands, for Python, shell, ports and HTTP (§3.6).
+"""Makes all requests and commands, for Python, shell, ports and HTTP (§3.6).
 
-Theory of operation. What a caller hands in comes either as arguments of a public verb, which ``core.arguments`` has met, or as
-a mapping of options: of a child, of a schedule, of a port. Both are made into one frozen, typed, bounded value here, before
-anything is decided or read. Behind the door nobody looks at what a caller gave any more.
+Theory of operation. A caller's input comes either as arguments of a public verb or as a mapping of options, for a child, a schedule or a port.
+Both are made into one frozen, typed, bounded value here, before anything is decided or read. No other module checks what a caller
+gave.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class OnBusy(StrEnum):
-    """What a new run does whose lane is busy (§5.13): wait its turn; be refused; end at once, on record; or take the place of those that wait."""
+    """What happens to a new run whose lane is busy (§5.13): it waits its turn; it is refused; it ends at once, on record; or it replaces the runs that wait."""
 
     QUEUE = "queue"
     REJECT = "reject"
@@ -61,7 +61,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asks for when a run is created; None means the default of §3.3."""
+    """What a caller asks for in a new run; None means the default of §3.3."""
 
     thread_id: str | None = None
     session_key: str | None = None
@@ -102,35 +102,35 @@ OPTIONS: Mapping[str, bounds.Convert] = {
     "budgets": bounds.limits,
     "on_busy": bounds.word(*OnBusy),
 }
-"""What a caller may say about a new run, and what each may be."""
+"""The options of a new run that a caller may give, each with the check of its value."""
 USUAL = {name: field.default for field in msgspec.structs.fields(Request) if (name := field.name) in OPTIONS and field.default is not msgspec.NODEFAULT}
-"""The value of each where a caller says nothing of it. It need not be looked at."""
-ANY = Request()  # with nothing said
+"""The value of each option that a caller does not give. It need not be checked."""
+ANY = Request()  # no option given
 KEPT = tuple(name for name in OPTIONS if name not in ("key", "on_busy"))
-"""What a schedule says about its runs."""
+"""The options that a schedule keeps for its runs."""
 
 
 def request(given: Mapping[str, Any], *, where: str, due: int | None = None, **own: Any) -> Request:
-    """A request for a new run, of the options a caller gave; ``own``: what the engine says of it.
+    """Makes a request for a new run from the options that a caller gave; ``own``: fields that the engine sets.
 
     Raises:
-        UnknownOption: by its name. InvalidInput, TooLarge: by the name of the option.
+        UnknownOption: it names the option. InvalidInput, TooLarge: the same.
     """
     said = _find_said(given)
     return msgspec.convert({**bounds.admit(said, OPTIONS, where), "not_before": due, **own}, Request) if said or own or due is not None else ANY
 
 
 def _find_said(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a caller gave, but for those with the value that they have anyway."""
-    said = itertools.compress(given.items(), map(operator.is_not, given.values(), map(USUAL.get, given)))  # of many options most callers give none
+    """Returns the options that a caller gave, without those that have their default value."""
+    said = itertools.compress(given.items(), map(operator.is_not, given.values(), map(USUAL.get, given)))  # most callers give none of the many options
     return {name: value for name, value in said if value is not None}
 
 
 def submission(given: Mapping[str, Any], input: Any, *, where: str, due: int | None = None) -> tuple[Request, Mapping[str, Any]]:
-    """A request for a new run, of the options a caller gave, and the input that goes with it.
+    """Makes a request for a new run, and its input, from the options and the input that a caller gave.
 
     Raises:
-        UnknownOption: by its name. InvalidInput, TooLarge: by the name of the option, or of the input.
+        UnknownOption: it names the option. InvalidInput, TooLarge: they name the option or the input.
     """
     said = _find_said(given)
     admitted, values = bounds.admit(said, OPTIONS, where), {} if input is None else bounds.mapping(input, "inputs")
@@ -138,7 +138,7 @@ def submission(given: Mapping[str, Any], input: Any, *, where: str, due: int | N
 
 
 def inputs(value: Any) -> Mapping[str, Any]:
-    """The input of a run: names to values; nothing is an empty one.
+    """Returns the input of a run: a mapping of names to values; None becomes an empty one.
 
     Raises:
         InvalidInput: it is something else.
@@ -147,10 +147,10 @@ def inputs(value: Any) -> Mapping[str, Any]:
 
 
 def due(at: dt.datetime | None, delay: dt.timedelta | float | None, now: int) -> int | None:
-    """When a run begins that was asked for with ``at=`` or ``delay=``; None for at once.
+    """Returns when a run begins that was requested with ``at=`` or ``delay=``; None for at once.
 
     Raises:
-        InvalidInput: both were given, or one is none.
+        InvalidInput: both were given, or one has an invalid value.
     """
     if at is not None and delay is not None:
         raise InvalidInput("a run begins at= a time or after a delay=, not both", field="delay", hint="give one of them")
@@ -165,8 +165,8 @@ REPLAY = "replay"
 FORKED = "fork"
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants out of a source run; None means as the source had it. ``missing``: what the source did, and took
-    back; ``inherits``: what was approved there counts here (§5.8)."""
+    """What is asked of a replay or a fork; None means as in the source run. ``missing``: effects of the source that it has taken
+    back; ``inherits``: whether approvals of the source count (§5.8)."""
 
     kind: str
     checkpoint_id: str | None = None
@@ -192,16 +192,16 @@ FORK: Mapping[str, bounds.Convert] = {
     "effects": as_policy,
     "capabilities": bounds.text,
 }
-"""What a caller may say about a fork, and what each may be; ``FIELDS`` become fields of the new run."""
+"""The options of a fork that a caller may give, each with the check of its value; those in ``FIELDS`` become fields of the new run."""
 LEFT_OUT = {"reason": "", "upgrade": False}
-"""What an option is where a caller says nothing; None for all others."""
+"""The value of an option that a caller does not give, where that is not None."""
 
 
 def fork(given: Mapping[str, Any], place: Environment, now: int, *, checkpoint_id: str | None, step: int | str | None, actor: str) -> Wish:
-    """What somebody wants a fork to be. Whether this place lets them is asked first.
+    """Makes the request for a fork. Whether this environment allows the options is checked first.
 
     Raises:
-        RestrictedOption: the place does not allow an option. UnknownOption: nobody knows it. InvalidInput, TooLarge: by its name.
+        RestrictedOption: the environment does not allow an option. UnknownOption: there is no such option. InvalidInput, TooLarge: they name the option.
     """
     said = {name: value for name, value in given.items() if value is not LEFT_OUT.get(name) and value != LEFT_OUT.get(name)}
     place.check_options(said)
@@ -224,17 +224,17 @@ def fork(given: Mapping[str, Any], place: Environment, now: int, *, checkpoint_i
 
 
 def check_made(value: Any, field: str) -> Request:
-    """A request that this door has made."""
+    """Checks that a value is a request made by this module, and returns it."""
     if not isinstance(value, Request):
         raise wrong(field, "a Request, which door.request makes", value)
     return value
 
 
-# -- what a runtime is made of ------------------------------------------------------------------------
+# -- arguments of a runtime ---------------------------------------------------------------------------
 
 
 def has(field: str, value: object, *verbs: str) -> None:
-    """Holds an object against the verbs of its port.
+    """Checks that an object has the methods of its port.
 
     Raises:
         InvalidInput: it lacks one.
@@ -245,10 +245,10 @@ def has(field: str, value: object, *verbs: str) -> None:
 
 
 def check_store(value: object) -> None:
-    """Holds what names a store, and is no URL, against the port of stores.
+    """Checks that a value given as a store, if it is not a URL, has the methods of a store.
 
     Raises:
-        InvalidInput: it is no store.
+        InvalidInput: it is not a store.
     """
     if any(not callable(getattr(value, name, None)) for name in ("commit", "load", "claim")) or isinstance(value, type):
         path = f"sqlite:///{os.fspath(value)}" if isinstance(value, os.PathLike) else ""
@@ -256,10 +256,10 @@ def check_store(value: object) -> None:
 
 
 def several(field: str, given: Iterable[T], kinds: tuple[type, ...], hint: str = "") -> list[T]:
-    """Values of these classes. ``hint``: how one is made.
+    """Checks that all values are of these classes, and returns them. ``hint``: how to make one.
 
     Raises:
-        InvalidInput: one is none.
+        InvalidInput: one is not.
     """
     wanted = f"a list of {' and '.join(kind.__name__ for kind in kinds)}"
     if isinstance(given, (str, bytes, *kinds)) or not isinstance(given, Iterable):
@@ -272,10 +272,10 @@ def several(field: str, given: Iterable[T], kinds: tuple[type, ...], hint: str =
 
 
 def check_skills(given: Iterable[T], kinds: tuple[type, ...]) -> list[T]:
-    """Skills of which no two have one id and one version.
+    """Checks that these are skills, and that no two have the same id and version.
 
     Raises:
-        InvalidInput: one is no skill. UsageError: a second one would take the place of the first.
+        InvalidInput: one is not a skill. UsageError: two have the same id and version, so the second would replace the first.
     """
     found = several("skills", given, kinds, '@flow("id") makes a skill of an async function')
     programs: dict[tuple[str, str], Any] = {}
@@ -287,10 +287,10 @@ def check_skills(given: Iterable[T], kinds: tuple[type, ...]) -> list[T]:
 
 
 def event(value: Any, field: str) -> Any:
-    """What somebody sets to say that it is time.
+    """Checks that a value is an event that a caller can set.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: it is not an event.
     """
     if not isinstance(value, asyncio.Event):
         raise wrong(field, "an asyncio.Event", value)
@@ -298,10 +298,10 @@ def event(value: Any, field: str) -> Any:
 
 
 def transports(given: Any) -> dict[str, Any]:
-    """What sends the intents of each type: a function of payload and key, or an object that has ``send``.
+    """Checks what sends the intents of each type: a function of payload and key, or an object with a method ``send``.
 
     Raises:
-        InvalidInput: a type that no text names, or something that nothing can be sent through.
+        InvalidInput: a type is not a text, or its transport cannot send.
     """
     if given is None:
         return {}
@@ -318,7 +318,7 @@ def _takes_two(send: Callable[..., Any]) -> bool:
         inspect.signature(send).bind(None, None)
     except TypeError:
         return False
-    except ValueError:  # built in, and it does not say
+    except ValueError:  # a builtin without a signature
         return True
     return True
 
@@ -327,10 +327,10 @@ def _takes_two(send: Callable[..., Any]) -> bool:
 
 
 def payload(value: Any, field: str = "payload") -> bytes:
-    """What a signal, an answer or a decision carries.
+    """Encodes the payload of a signal, an answer or a decision.
 
     Raises:
-        Unserializable: by the path of the field. TooLarge.
+        Unserializable: it names the path of the field. TooLarge.
     """
     return bounds.check_size(canon.pack(value, field)[1], field)
 
@@ -338,10 +338,10 @@ def payload(value: Any, field: str = "payload") -> bytes:
 def decision(
     wait_id: str, action: str, *, actor: str, feedback: str | None, note: str | None, given: Any, at: int, resume: bool = True, force: bool = False, via: str | None = None
 ) -> cmd.Decide:
-    """A decision about a wait; ``given`` is its payload, ``...`` for none.
+    """Makes a decision about a wait; ``given`` is its payload, ``...`` for none.
 
     Raises:
-        InvalidInput, Unserializable, TooLarge: by the name of what was given.
+        InvalidInput, Unserializable, TooLarge: they name the argument.
     """
     return cmd.Decide(
         wait_id=bounds.text(wait_id, "wait_id"),
@@ -358,10 +358,10 @@ def decision(
 
 
 def signal(name: str, given: Any, *, key: str | None, actor: str, fresh: str) -> cmd.Signal:
-    """A signal; ``fresh`` is its key where the caller gave none.
+    """Makes a signal; ``fresh`` is its key if the caller gave none.
 
     Raises:
-        InvalidInput, Unserializable, TooLarge: by the name of what was given.
+        InvalidInput, Unserializable, TooLarge: they name the argument.
     """
     return cmd.Signal(
         name=bounds.check_signal(name, "name"),
@@ -372,10 +372,10 @@ def signal(name: str, given: Any, *, key: str | None, actor: str, fresh: str) ->
 
 
 def cancel(*, actor: str, reason: str, nonce: str) -> cmd.Cancel:
-    """A wish that a run ends.
+    """Makes a request that a run ends.
 
     Raises:
-        InvalidInput, TooLarge: by the name of what was given.
+        InvalidInput, TooLarge: they name the argument.
     """
     return cmd.Cancel(actor=bounds.who(actor, "actor"), reason=bounds.note(reason, "reason"), nonce=nonce)
 

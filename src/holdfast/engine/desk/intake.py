@@ -1,4 +1,4 @@
-"""The way in: requests are validated, refused early, and turned into a run's first commit or an inbox item (§3.5, §5.4)."""
+"""The entry of requests: they are validated, refused early, and turned into a run's first commit or an inbox item (§3.5, §5.4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.ports import Store
 
 
 class Birth(msgspec.Struct, frozen=True):
-    """A run about to be created: its first fact, its id, and the claim of its request key; ``at``: when it was asked for; ``given``: its admitted
+    """A run about to be created: its first fact, the claim of its request key, its journal; ``at``: when it was requested; ``given``: its validated
     input."""
 
     fact: ev.RunSubmitted
@@ -45,7 +45,7 @@ class Birth(msgspec.Struct, frozen=True):
 
 
 def first_fence(store: Store) -> int:
-    """A new run begins with counter 1 under the store's incarnation."""
+    """Returns the first fence of a new run: counter 1 under the store's incarnation."""
     return store.incarnation << COUNTER_BITS | 1
 
 
@@ -53,8 +53,8 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
     """Checks the input and prepares a run.
 
     Raises:
-        InvalidInput: by the name of the channel (§4.2).
-        Unserializable: by the path of the field (§1.10). TooLarge.
+        InvalidInput: it names the channel (§4.2).
+        Unserializable: it names the path of the field (§1.10). TooLarge.
     """
     fence, budgets = first_fence(services.store), _budgets(services, request)
     bindings = _digest([[t.name, list(t.command), str(t.side_effects), str(t.idempotency)] for t in services.tools.values()]) if services.tools else None
@@ -112,12 +112,12 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
 
 
 def _digest(declared: list[Any]) -> str:
-    """What was declared, by a name that changes with it."""
+    """Returns a fingerprint of what was declared."""
     return canon.fingerprint(declared)
 
 
 def _budgets(services: Services, request: Request) -> dict[str, float]:
-    """What a caller asked for, within what the environment allows."""
+    """Returns the budgets that a caller asked for, limited to those of the environment."""
     limits = dict(request.budgets)
     for name, most in services.place.budgets.items():
         limits[name] = min(limits.get(name, most), most)
@@ -125,12 +125,12 @@ def _budgets(services: Services, request: Request) -> dict[str, float]:
 
 
 def owner_id() -> str:
-    """An owner's name, unique per process start (§10.1): host, boot, process, its start, randomness."""
+    """Makes an owner's name, unique per process start (§10.1), from host, boot, process id, its start and random bits."""
     here = machine.here()
     return OwnerId(here.host, here.boot, os.getpid(), _start_of(os.getpid()), uuid.uuid4().hex[:8]).name
 
 
 @functools.cache
 def _start_of(pid: int) -> str:
-    """When this process started; a child that was forked from it asks for itself."""
+    """Returns when this process started. The cache is per process id, so that a forked child asks for itself."""
     return machine.start_of(pid) or str(int(dt.datetime.now(dt.UTC).timestamp()))

@@ -1,7 +1,7 @@
-"""What becomes of a new run whose lane is busy (§5.13).
+"""What happens to a new run whose lane is busy (§5.13).
 
-A lane is busy while a run of it has not ended, be it that it runs, waits or queues. The look comes before the commit: two runs submitted at
-the same moment may both find the lane free, and then one queues behind the other whatever they asked for.
+A lane is busy while a run in it has not ended, whether it runs, waits or is queued. This is checked before the commit: two runs submitted at
+the same moment may both find the lane free, and then one queues behind the other, whatever they asked for.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from holdfast.ports import Store
 
 MANY = 10_000
 DROPPED = "lane_busy"
-"""The stop reason of a run that was acknowledged and not run."""
+"""The stop reason of a run that was acknowledged and not executed."""
 
 
 async def ahead(store: Store, born: Birth) -> list[Run]:
-    """The first run of its lane that this one would wait for; all of them, by their turns, where it takes the place of what is queued. A session of
-    its own has none."""
+    """Returns the first run of its lane for which this one would wait; if it replaces queued runs, all of them, by their turns. Empty if the session is
+    the run's own."""
     fact = born.fact
     if fact.session_key == fact.run_id:
         return []
@@ -40,7 +40,7 @@ async def refuse_own(store: Store, parent: Run, options: Mapping[str, Any]) -> N
     """Refuses a child in a lane that an unfinished ancestor holds: each would wait for the other for ever (§4.16).
 
     Raises:
-        LaneOfAncestor: naming that run, and the way out.
+        LaneOfAncestor: it names that run and says what to do.
     """
     session = options.get("session_key") or options.get("thread_id")
     if session is None:
@@ -58,10 +58,10 @@ async def refuse_own(store: Store, parent: Run, options: Mapping[str, Any]) -> N
 
 
 def admit(born: Birth, before: list[Run], reason: str) -> Draft:
-    """The first commit of a run that does not begin at once: queued, or acknowledged and ended, or in place of what was queued.
+    """Makes the first commit of a run that does not begin at once: it is queued, or acknowledged and ended, or it replaces queued runs.
 
     Raises:
-        LaneBusy: the caller would rather be told.
+        LaneBusy: the caller asked to be refused in this case.
     """
     draft = born.draft()
     if not before:

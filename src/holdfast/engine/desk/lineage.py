@@ -1,11 +1,12 @@
-"""Replay and fork: new runs out of old ones, and what they are answered from (§7.6–7.8).
+"""Replay and fork: new runs made from old ones, and the records that answer their calls (§7.6–7.8).
 
-Theory of operation. Both begin at a checkpoint of the source, copied whole into the new run's first one; nothing of the
-source is written. A replay is a run whose recorded calls are answered from an *echo*: the records of its source and, as far as that
-was a replay itself, of the source's source. What it is given it writes into its own log, so that a replay can be
-replayed. A fork runs its code afresh, under effect keys of its own, and finds in the ledger what its forebears did at the same place
-with the same arguments. One that begins in the middle of a step, without edits, is answered from what was finished and recorded of that step. Approvals are asked again in both, unless they are inherited: then a
-consent to the very same question, shown the same under the same policy, is taken over and on record as that.
+Theory of operation. Both begin at a checkpoint of the source, which is copied whole into the new run's first checkpoint; nothing of the
+source is written. A replay is a run whose recorded calls are answered from an *echo*: the records of its source and, if the source is itself
+a replay, of the source's source. The replay writes each answer into its own log, so that it can be replayed as well.
+A fork executes its code again, under effect keys of its own, and finds in the ledger what its ancestors did at the same place
+with the same arguments. A fork without edits that begins in the middle of a step is answered from what that step had finished and recorded.
+Both ask for approvals again, unless approvals are inherited: then the consent to the very same question, shown the same under the same policy,
+is taken over and recorded as taken over.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from holdfast.ports import Loaded, Store, offers_upkeep
 MANY = 1_000_000
 Place = tuple[int, str, str]
 _OF_PEOPLE = frozenset(f"{kind.value}:" for kind in HUMAN)
-# Calls inside these are answered one by one, so that what a policy says of each effect holds.
+# Calls inside these are answered one by one, so that the policy for each effect applies.
 _OPENED = frozenset({"task", "feedback", LEFT, LEFT_AT_ONCE})
-# What a fork in the middle of a step takes over; effects are found in the ledger, gates are asked again.
+# The kinds of records that a fork in the middle of a step takes over; effects are found in the ledger, and gates are asked again.
 _CARRIED = frozenset({"step", "value", "scope", "first_of", "wait", "task", "feedback", "child"})
 
 
 async def echo(services: Services, run: Run, of: str) -> Echo:
-    """What a run goes by that is a replay or a fork ``of`` another."""
+    """Reads what a replay or a fork ``of`` another run takes over."""
     store = services.store
     found = Echo(scope=run.run_id)
     serving, scoped = run.origin == REPLAY, run.origin != REPLAY
@@ -53,7 +54,7 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
     while source is not None:
         loaded = await store.get(source)
         if loaded is None:
-            break  # pruned: what is left of the lineage still answers
+            break  # pruned: the rest of the lineage still answers
         forebear = loaded[0]
         found.forebears.append(source)
         found.intents |= {_place(i): i for i in await store.intents(source, limit=MANY)}
@@ -84,8 +85,8 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
 
 
 class Read(NamedTuple):
-    """The recorded calls of a run by (step, task, path), but for what is asked or gone through again; which of them answer only the very same call; and how
-    its barriers went."""
+    """The recorded calls of a run by (step, task, path), except those that are asked or executed again; the places of those that answer only the very same
+    call; and how the run's barriers ended."""
 
     records: dict[Place, StepRecord]
     outdated: set[Place]
@@ -93,7 +94,7 @@ class Read(NamedTuple):
 
 
 def read_records(rows: list[Row], progress: Progress) -> Read:
-    """What a replay goes by. ``progress``: at the run's beginning."""
+    """Returns the records that answer a replay. ``progress``: at the run's beginning."""
     out, stale = dict[Place, StepRecord](), set[Place]()
     ended: dict[int, Ended] = {}
     for row in rows:
@@ -102,7 +103,7 @@ def read_records(rows: list[Row], progress: Progress) -> Read:
             if not isinstance(result, StepRecord) or result.kind in _OPENED or result.task == compensation.TASK:
                 continue
             place = progress.checkpoint.step_of(result.task), result.task, result.path
-            out.pop(place, None)  # what stood here before is of a way that the run did not go
+            out.pop(place, None)  # an earlier record at this place belongs to a path that the run has left
             if not _of_people(result):
                 out[place] = result
         if record.delta is not None and (how := cps.note_end(record.delta)) is not None:
@@ -111,7 +112,7 @@ def read_records(rows: list[Row], progress: Progress) -> Read:
         progress.step(record)
         stale = {p for p in stale | before if p[0] != progress.checkpoint.step_of(p[1])}
         if any(map(_is_tried_again, record.events)) or any(isinstance(r, StepRecord) and r.kind == LEFT_AT_ONCE for r in record.results):
-            # What was forgotten, as a failure or an answer to nobody, is come to anew: nothing of it is served.
+            # Records that the run dropped, such as a failure or an answer that nobody waits for, are not served: the replay makes them again.
             for place in [p for p in out if p[0] == progress.checkpoint.step_of(p[1]) and p[1:] not in progress.records]:
                 del out[place]
     return Read(out, stale | _list_outdated(progress), ended)
@@ -126,18 +127,18 @@ def _is_tried_again(event: ev.Event) -> bool:
 
 
 async def _read_birth(store: Store, run: Run) -> tuple[int, bool]:
-    """The super-step of the checkpoint that a fork began at, and whether it began with other values than its source had."""
+    """Returns the super-step of the checkpoint that a fork began at, and whether the fork began with other values than its source had there."""
     [row] = await store.rows(run.run_id, 0, 1)
     first = open_row(row)
     return -1 if first.delta is None else first.delta.step, any(isinstance(e.fact, ev.StatePatched) for e in first.events)
 
 
 async def expect_standing(services: Services, journal: Journal) -> None:
-    """Refuses to go on with a run when what it was given, or a fork took over, has been taken back in the run that it had it from. That goes on
-    record with the failure, so that a resume does it again where its step has not come to its end.
+    """Refuses to continue a run if an effect whose result it was given, or that a fork took over, has been taken back in the run that executed it. This is
+    recorded with the failure, so that a resume executes the effect again if its step has not finished.
 
     Raises:
-        StepFailure: naming it, and the way out.
+        StepFailure: it names the effect and says what to do.
     """
     run, echo, progress = journal.run, journal.echo, journal.progress
     if run.origin == REPLAY:
@@ -173,12 +174,12 @@ async def expect_standing(services: Services, journal: Journal) -> None:
 
 
 def _owner(effect: Effect) -> str:
-    """The run whose act it is about."""
+    """Returns the run that executed the effect."""
     return origin(effect).partition(".")[0]
 
 
 def _explain_gone(run: Run, progress: Progress, gone: list[Effect], owner: str, how: str, again: str) -> StepFailure:
-    """The failure of a run that goes by what ``owner`` has taken back. ``again``: the run whose fork carries that out again, where this run is past it."""
+    """Makes the failure of a run that depends on effects that ``owner`` has taken back. ``again``: the run to fork to execute them again, if this run is past them."""
     return StepFailure(
         f"{', '.join(f'{e.capability} (step {e.step})' for e in gone)} of the run {owner}, {how}, was undone there in the meantime",
         code="effects_undone",
@@ -187,9 +188,9 @@ def _explain_gone(run: Run, progress: Progress, gone: list[Effect], owner: str, 
 
 
 class Unfinished(NamedTuple):
-    """What was finished and recorded of the tasks that a checkpoint stands in the middle of. ``stood``: the effect at each place, as the log had it there, and
-    ``held`` what held their results; ``known`` are those that stand no more, where that has outdated all that was made of them; ``outdated``: what may have been
-    made of something that is no more; ``scopes``: places with calls beneath."""
+    """What the unfinished tasks of a checkpoint in the middle of a step had finished and recorded. ``stood``: by place, the effects in the log there;
+    ``held``: what contained their results; ``known``: effects that no longer stand and whose consequences are outdated already; ``outdated``: places of
+    records that may depend on something that no longer exists; ``scopes``: places with calls beneath them."""
 
     results: dict[str, TaskResult]
     records: dict[Place, StepRecord]
@@ -201,8 +202,8 @@ class Unfinished(NamedTuple):
 
 
 async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
-    """What a fork finds that begins at a checkpoint in the middle of a step: what was finished and recorded of that. What may have been made of
-    effects that no longer stand, whichever run of the lineage they were taken back in, is outdated. Failures, effects and people's answers are left out: these are met anew."""
+    """Returns what was finished and recorded of a step, for a fork that begins at a checkpoint in the middle of it. What may depend on effects that no longer
+    stand is outdated, whichever run of the lineage took them back. Failures, effects and people's answers are left out, because the fork meets them anew."""
     found = await _read_unfinished(services, run_id, checkpoint_id)
     await _outdate_lost(services, found)
     for at, record in list(found.records.items()):
@@ -212,7 +213,7 @@ async def find_unfinished(services: Services, run_id: str, checkpoint_id: str) -
 
 
 async def _outdate_lost(services: Services, found: Unfinished) -> None:
-    """Outdates what may have been made of effects that no longer stand, and of what a fork meets anew, which goes."""
+    """Outdates what may depend on effects that no longer stand, or on records that a fork meets anew; removes the latter."""
     effects = [e for owner in {act.partition(".")[0] for act in found.stood.values()} for e in await services.store.effects(owner)]
     undone = ({e.effect_id for e in effects if e.undone} | compensation.in_doubt(effects)) - found.known
     for (step, task, path), act in found.stood.items():
@@ -234,12 +235,12 @@ def _outdate(found: Unfinished, step: int, task: str, path: str) -> None:
 
 
 def _is_met_anew(record: StepRecord) -> bool:
-    """Whether a fork may be told something else here than its source was: it asks people anew, and tries again what failed, also where the code had caught that."""
+    """Whether the fork may get another answer here than its source did: it asks people again, and it retries what failed, even if the code had caught the failure."""
     return record.error is not None or (_of_people(record) and not outdated.is_beside(record))
 
 
 async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
-    """What the log says of the tasks that a checkpoint stands in the middle of. A fork of a fork finds what the first one began with too."""
+    """Reads from the log what is known of the unfinished tasks of a checkpoint. For a fork of a fork, this includes what the first fork began with."""
     loaded = await services.store.get(run_id)
     if loaded is None:
         return Unfinished({}, {}, {}, Held(), set(), set(), set())
@@ -255,7 +256,7 @@ async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) 
     checkpoint, forebear = progress.checkpoint, loaded[0]
     pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
     progress.forgive()
-    stood = {p: act for p, act in stood.items() if p[:2] in pending and p[1:] in progress.records}  # what became of the others, and was made of them, is known already
+    stood = {p: act for p, act in stood.items() if p[:2] in pending and p[1:] in progress.records}  # the others, and what depends on them, are settled already
     records = {(checkpoint.step_of(task), task, path): record for (task, path), record in progress.records.items() if task != compensation.TASK}
     out = {(checkpoint.step_of(task), task, path) for task, path in progress.outdated}
     results = {r.task: r for r in progress.results.values() if r.task[0] != "@"}
@@ -269,7 +270,7 @@ async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) 
         out |= {p for p in theirs.outdated if p in earlier}
         if earlier or forebear.current_step_id is None:
             results = theirs.results | results
-        records |= earlier  # what this one has not come to counts as later than all that it has
+        records |= earlier  # appended: records of calls that this run has not reached count as later than all that it has
         stood = {p: act for p, act in theirs.stood.items() if p[:2] in pending} | stood
         held = theirs.held.join(held)
     scopes = {(*at, scope) for at in pending for scope in cps.find_scopes([r for place, r in records.items() if place[:2] == at])}
@@ -277,18 +278,18 @@ async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) 
 
 
 def _find_around(stood: Mapping[Place, str], records: Mapping[Place, StepRecord]) -> dict[Place, StepRecord]:
-    """The records that hold what effects came to."""
+    """Returns the records that contain the results of these effects."""
     around = {(step, task, at) for step, task, path in stood for at in outdated.list_around(path)}
     return {at: r for at, r in records.items() if at in around}
 
 
 async def find_child(store: Store, echo: Echo, place: tuple[int, str, str]) -> str | None:
-    """The run that the nearest forebear has started as a child at a place."""
+    """Returns the run that the nearest ancestor has started as a child at a place."""
     return (await _find_children(store, echo)).by_place.get(place)
 
 
 async def find_child_of(store: Store, echo: Echo, answer: StepRecord) -> str | None:
-    """The run whose end a record tells: other children may have been started at its place."""
+    """Returns the child whose end a record reports. Its place is not enough to find it, because other children may have been started there."""
     return (await _find_children(store, echo)).by_wait.get(decisions.read_answer(answer).wait_id)
 
 
@@ -304,14 +305,14 @@ async def _find_children(store: Store, echo: Echo) -> Children:
 
 
 def begin_child(parent: Run, former: Run, *, same: bool) -> ev.RunReplayed | ev.RunForked:
-    """What a child that does again what a former one did is: in a replay, with the same input, a replay of it, else its fork."""
+    """Returns the first fact of a child that repeats a former child: in a replay, and with the same input, a replay of that child; else a fork of it."""
     if parent.origin == REPLAY and same:
         return ev.RunReplayed(former.run_id, None, parent.replay_effects, parent.inherits)
     return ev.RunForked(former.run_id, None, f"child of {parent.run_id}", parent.replay_effects, parent.inherits)
 
 
 def consents(rows: list[Row]) -> dict[tuple[int, str, str], tuple[Wait, Decision]]:
-    """What people approved in a run, by (step, task, path), with the question as it was asked."""
+    """Returns what people approved in a run, by (step, task, path), with the question as it was asked."""
     asked: dict[str, Wait] = {}
     out: dict[tuple[int, str, str], tuple[Wait, Decision]] = {}
     for event in (e for record in open_rows(rows) for e in record.events):
@@ -331,7 +332,7 @@ def _of_people(record: StepRecord) -> bool:
 
 
 def _place(intent: Intent) -> str:
-    """An intent's place in its run: the same in a replay."""
+    """Returns an intent's place in its run, which is the same in a replay."""
     return intent.intent_id.partition(".")[2]
 
 
@@ -339,10 +340,10 @@ def _place(intent: Intent) -> str:
 
 
 async def create(services: Services, source: Loaded, wish: Wish) -> str:
-    """Creates the new run at its checkpoint, at rest and due; gives its id.
+    """Creates the new run at its checkpoint, without an owner and due; returns its id.
 
     Raises:
-        CheckpointNotFound: there is no such checkpoint or step, or none at all.
+        CheckpointNotFound: the source has no such checkpoint or step, or no checkpoint at all.
         InvalidInput: an edit of a channel that the state does not have.
         Conflict: with the code ``claim_taken``, if the request key was used.
     """
@@ -404,17 +405,17 @@ async def create(services: Services, source: Loaded, wish: Wish) -> str:
 
 
 async def _root(services: Services, run: Run, name: str) -> str:
-    """The thread, or the session, beside which a run's was made first: without what forks and replays have put behind it. What a user has called so stays."""
+    """Returns the thread or the session from which the run's own was made, without the suffixes that forks and replays added. A suffix that a user chose stays."""
     while (found := ids.split_own(name)) is not None and await _is_made_for(services, run, name, found[1]):
         name = found[0]
     return name
 
 
 async def _is_made_for(services: Services, run: Run, name: str, owner: str) -> bool:
-    """Whether that name was made for this run when it was forked or replayed; later turns of its thread have it too."""
+    """Whether that name was made for the run ``owner`` when it was forked or replayed. Later turns of its thread have the name too."""
     if owner != run.run_id:
         found = await services.store.get(owner)
-        if found is None:  # it cannot be asked any more, if it was pruned
+        if found is None:  # it was pruned, or never existed
             return offers_upkeep(services.store) and await services.store.find_pruned(owner) is not None
         if found[0].tenant_id != run.tenant_id:
             return False
@@ -423,12 +424,12 @@ async def _is_made_for(services: Services, run: Run, name: str, owner: str) -> b
 
 
 def request_scope(run: Run, kind: str) -> str:
-    """Where the request keys of a run's replays or forks are unique (§3.5)."""
+    """Returns the scope in which the request keys of a run's replays or forks are unique (§3.5)."""
     return ids.request_scope(run.tenant_id, f"{kind}:{run.run_id}")
 
 
 async def digest(services: Services, run: Run, wish: Wish) -> str:
-    """What was asked for, so that the same key with another wish is a conflict."""
+    """Returns a digest of the request, so that the same key with another request is a conflict."""
     return _digest((await point(services, run, wish))[1], wish)
 
 
@@ -444,11 +445,11 @@ def _channels(services: Services, run: Run) -> Mapping[str, Any]:
 
 
 async def point(services: Services, run: Run, wish: Wish) -> tuple[ev.RunSubmitted, Checkpoint]:
-    """The source's first fact, and the checkpoint to begin at.
+    """Returns the source's first fact and the checkpoint at which to begin.
 
     A replay begins at the start. A fork with edits begins where the edited channels were last written, so that the edit
-    takes that write's place and all that came of it is done anew, approvals included; a fork without any at the last checkpoint with
-    something left to do. Neither begins after a step whose effects were taken back: that is done again (§6.11).
+    replaces that write and everything that depends on it is executed again, approvals included. A fork without edits begins at the last checkpoint with
+    something left to do. No fork begins after a step whose effects were taken back: that step is executed again (§6.11).
     """
     rows = await services.store.rows(run.run_id)
     progress = Progress(run.run_id, await services.threads.origin(run.run_id, rows))

@@ -1,4 +1,4 @@
-"""Schedules as people keep them: checked, added, changed, paused, dropped (§10.15). Firing them is the sweeper's."""
+"""Checks, adds, changes, pauses and drops schedules (§10.15). The sweeper fires them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 100
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """When, as a caller says it. Durations in microseconds."""
+    """When a schedule is due, as a caller says it. Durations are in microseconds."""
 
     cron: str | None = None
     every_us: int | None = None
@@ -43,7 +43,7 @@ class Scheduler:
         self._store = services.store
 
     async def put(self, program: Program, given: Mapping[str, Any], rule: Rule, schedule_id: str | None, actor: str, options: Mapping[str, Any]) -> Schedule:
-        """Adds a schedule, or changes the one of that id; the same again changes nothing.
+        """Adds a schedule, or changes the one with that id. The same call again changes nothing.
 
         Raises:
             InvalidInput: the input, by field; the cron line, zone or interval. UsageError: cronsim is missing. UnknownOption.
@@ -62,7 +62,7 @@ class Scheduler:
         door.request(wanted, where="a schedule")
         said = msgspec.json.decode(msgspec.json.encode({name: value for name, value in wanted.items() if name in OPTIONS}))
         data = bounds.check_size(superstep.pack_input(program, given)[1], "inputs")
-        every_us = 0 if rule.every_us is None else rule.every_us or -1  # no time at all is too short, not an interval left out
+        every_us = 0 if rule.every_us is None else rule.every_us or -1  # an interval of 0 is refused as too short, and does not mean that none was given
         more = {name: value for name, value in wanted.items() if name not in OPTIONS}
         parts = (program.id, rule.cron or "", str(rule.every_us), rule.zone or "", data.hex(), repr(said), repr(more))
         return Schedule(
@@ -73,7 +73,7 @@ class Scheduler:
         )
 
     async def _change(self, schedule_id: str, become: Callable[[Schedule | None, int], Schedule]) -> Schedule:
-        """Decides on the schedule as it stands, again if a worker has moved it on meanwhile."""
+        """Decides on the current schedule, and again if it was changed meanwhile, for example advanced by a worker."""
         for _ in range(PATIENCE):
             old = await self._store.schedule(schedule_id)
             new = become(old, self._store.now())
@@ -82,7 +82,7 @@ class Scheduler:
         raise Conflict(f"others keep changing the schedule {schedule_id}", hint="try again")
 
     async def find(self, schedule_id: str) -> Schedule:
-        """A schedule by its id.
+        """Returns a schedule by its id.
 
         Raises:
             ScheduleNotFound: there is none.
@@ -107,10 +107,10 @@ def _there(schedule_id: str, found: Schedule | None) -> Schedule:
 
 
 def birth_of(services: Services, s: Schedule, *, slot: int | None = None, key: str | None = None) -> Birth:
-    """A run of a schedule about to be created: of one of its slots, or, without one, of somebody's wish.
+    """Prepares a run of a schedule: for one of its slots, or without a slot because somebody asked for a run.
 
     Raises:
-        SkillUnknown: the skill is not registered here. InvalidInput: it does not take this input any more.
+        SkillUnknown: the skill is not registered here. InvalidInput: the skill no longer accepts this input.
     """
     said = {**s.options, "tenant_id": s.tenant_id, "queue": s.queue, "key": key}
     request = door.request(said, where="a schedule", schedule_id=s.schedule_id, slot=slot)

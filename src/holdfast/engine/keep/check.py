@@ -1,7 +1,7 @@
-"""Checking: every run of a store held against its own log, streaming, and nothing written (§12.1, §12.6).
+"""Checks every run of a store against its own log. The log is streamed, and nothing is written (§12.1, §12.6).
 
-The judgement is pure and in ``core/consistency``; here its evidence is read, a page at a time, so that a log of a
-million events needs no more memory than one of ten.
+The judgement is pure and is in ``core/consistency``. This module reads the evidence for it, a page at a time, so that a log of a
+million events needs no more memory than a log of ten.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from holdfast.ports import Evidence, Needs, RunFilter, Store, Upkeep, Watchful, 
 
 PAGE = 500
 SLICE_ROWS, SLICE_BYTES = 32, 256 * 1024
-"""After so much of a log others of the loop have their turn: a check never blocks it (§12.6)."""
+"""After reading this much of a log, the check yields to other tasks, so that it never blocks the event loop (§12.6)."""
 MOST = 10_000
 
 
 class Findings(list[Problem]):
-    """The problems found, and how much was looked at."""
+    """The problems found, and how much was checked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Findings(list[Problem]):
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error; warnings may be (§12.1)."""
+        """Whether there is no error; there may be warnings (§12.1)."""
         return ok(self)
 
     def note(self, problems: list[Problem]) -> None:
@@ -47,10 +47,10 @@ class Findings(list[Problem]):
 
 
 def keeper(store: Store) -> Upkeep:
-    """The upkeep side of a store.
+    """Returns the store as one with methods for upkeep.
 
     Raises:
-        UsageError: this kind of store has none.
+        UsageError: this kind of store has no such methods.
     """
     if offers_upkeep(store):
         return store
@@ -58,10 +58,10 @@ def keeper(store: Store) -> Upkeep:
 
 
 def watchful(store: Store) -> Watchful:
-    """The store as one whose log an operator can accept as it is.
+    """Returns the store as one whose log an operator can accept as it is.
 
     Raises:
-        UsageError: this kind of store does not notice that its log has gone backwards.
+        UsageError: this kind of store cannot notice that its log has gone backwards.
     """
     if offers_acknowledging(store):
         return store
@@ -69,7 +69,7 @@ def watchful(store: Store) -> Watchful:
 
 
 class Checker:
-    """Checks the runs of one store. ``transports``: the types of intents that this process sends; None where it sends none for anybody."""
+    """Checks the runs of one store. ``transports``: the types of intents that this process sends; None if it sends none for other processes."""
 
     def __init__(self, store: Store, transports: Collection[str] | None = None) -> None:
         self._store = store
@@ -77,7 +77,7 @@ class Checker:
         self._transports = transports
 
     async def all(self) -> Findings:
-        """The store as a whole, then each run."""
+        """Checks the store as a whole, then each run."""
         found, whole = Findings(), await self._store.verify()
         before = ""
         try:
@@ -85,7 +85,7 @@ class Checker:
                 try:
                     if not await self._one(run_id, found) and run_id in await self._keeper.run_ids(before, 1):
                         found.note([problem("record_unreadable", f"a run is listed as {run_id} and is not found under that id", "restore a backup", run_id)])
-                except HoldfastError as e:  # what is wrong with one run keeps nobody from looking at the others
+                except HoldfastError as e:  # an error of one run does not keep the others from being checked
                     found.note([Problem(e.code, "error", e.message, e.hint, run_id)])
                 before = run_id
         except StoreCorrupt as e:
@@ -95,18 +95,18 @@ class Checker:
         return self._name_restore(found)
 
     async def run_ids(self) -> AsyncIterator[str]:
-        """All runs, page by page."""
+        """Yields the ids of all runs, page by page."""
         after = ""
         while page := await self._keeper.run_ids(after):
             for run_id in page:
                 yield run_id
-                await asyncio.sleep(0)  # others of this loop go on meanwhile
+                await asyncio.sleep(0)  # gives other tasks a turn
             if page[-1] <= after:
                 raise StoreCorrupt(f"{self._store.url}: the list of runs cannot be read after {after!r}", hint="rebuild the indexes: holdfast doctor --rebuild; if that does not help, restore a backup")
             after = page[-1]
 
     async def run(self, run_id: str) -> Findings:
-        """One run.
+        """Checks one run.
 
         Raises:
             InvalidInput, RunNotFound: there is no such run.
@@ -119,7 +119,7 @@ class Checker:
         return self._name_restore(found)
 
     def _name_restore(self, found: Findings) -> Findings:
-        """Says how a backup of this kind of store is restored, wherever that is the advice."""
+        """Adds how a backup of this kind of store is restored to each problem whose advice is to restore one."""
         if hasattr(self._store, "restore"):
             how = "holdfast restore FILE"
         else:
@@ -128,14 +128,14 @@ class Checker:
         return found
 
     async def _nobody(self, evidence: Evidence) -> list[Problem]:
-        """A due run that no living worker of its queue can take (§10.11)."""
+        """Reports a due run that no living worker of its queue can take (§10.11)."""
         run, lease = evidence.run, evidence.lease
         if not isinstance(run, Run) or lease is None or (lacking := await obstacles.lacking(self._store, run, lease)) is None:
             return []
         return [Problem("no_worker_for", "warning", lacking.said, lacking.way_out(run.run_id), run.run_id)]
 
     async def _find_unsent(self, diagnosis: Diagnosis) -> list[Problem]:
-        """Queued intents of a type that nobody who is up sends (§9.1), and those whose sender lacked something for them (§5.9)."""
+        """Reports queued intents of a type that no running process sends (§9.1), and those for which a sender lacked something (§5.9)."""
         lacking = [
             Problem("not_configured", "warning", f"{count} queued {'message' if count == 1 else 'messages'} of type {type!r} could not be sent: {what}", way, diagnosis.run_id)
             for (type, what, way), count in sorted(diagnosis.not_configured.items())
@@ -150,7 +150,7 @@ class Checker:
         ]
 
     async def idle(self) -> list[Run]:
-        """The runs that are due while no worker at all is up; none where one is."""
+        """Returns the runs that are due although no worker at all is up; empty if one is."""
         if any(o.works for o in await living(self._store, self._store.now())):
             return []
         now = self._store.now()
@@ -164,7 +164,7 @@ class Checker:
         diagnosis = await self.examine(evidence)
         problems = merge(evidence, diagnosis)
         if problems and await self._keeper.evidence(run_id) is None:
-            return False  # it was pruned while it was looked at, between two of its parts
+            return False  # it was pruned while it was read
         found.note(problems)
         found.note(await self._nobody(evidence))
         found.note(await self._find_unsent(diagnosis))
@@ -173,7 +173,7 @@ class Checker:
         return True
 
     async def examine(self, evidence: Evidence) -> Diagnosis:
-        """The diagnosis of a run as the evidence shows it: what was committed since is not looked at."""
+        """Diagnoses a run as the evidence shows it; later commits are not considered."""
         run_id, store = evidence.run_id, self._store
         diagnosis = Diagnosis(run_id, evidence.run, evidence.lease, store.now())
         end = evidence.tip.seq if evidence.tip is not None else 0
@@ -207,7 +207,7 @@ class Checker:
         return diagnosis
 
     async def _lenders(self, diagnosis: Diagnosis) -> None:
-        """What the run carries from its thread: kept with it, or in the logs of other runs (§4.15)."""
+        """Checks what the run carries from its thread: an origin kept with the run, or the logs of other runs (§4.15)."""
         if not diagnosis.carries:
             return
         kept = await self._keeper.whole(diagnosis.run_id, -1)
@@ -220,7 +220,7 @@ class Checker:
             diagnosis.feed_lender(carry, row.hash if row is not None and row.seq == carry.seq else None)
 
     async def _beside(self, diagnosis: Diagnosis) -> None:
-        """Effects, intents and large results; one that cannot be read is told as such."""
+        """Checks effects, intents and large results; what cannot be read is reported as such."""
         try:
             for n, effect in enumerate(await self._store.effects(diagnosis.run_id), 1):
                 diagnosis.feed_effect(effect)
@@ -247,13 +247,13 @@ class Checker:
             diagnosis.add(problem("record_unreadable", e.message, "restore a backup", diagnosis.run_id))
         for digest, what in diagnosis.blobs.items():
             try:
-                await as_kept(self._store).blob(digest)  # whole or not, it is told without its key
+                await as_kept(self._store).blob(digest)  # its digest is checked without decrypting it
             except StoreCorrupt as e:
                 diagnosis.add(problem("blob_unreadable", f"{what}: {e.message}", "restore a backup", diagnosis.run_id))
 
 
     async def _has_lost_its_key(self, diagnosis: Diagnosis) -> bool:
-        """Whether nobody has the key under which a run was asked for, though its time is not over. Of a run that was carried here somebody else may have it."""
+        """Whether the claim of a run's request key is missing although its retention has not ended. For an imported run, another run may hold the key."""
         run = diagnosis.folded
         if run is None or diagnosis.request is None or self._store.now() >= diagnosis.request[1] + KEY_RETENTION_US:
             return False
@@ -265,12 +265,12 @@ class Checker:
 
 
 def find_needs(diagnosis: Diagnosis) -> Needs:
-    """What a run needs of what others share, as its log and its effects say."""
+    """Returns which shared data a run needs, according to its log and its effects."""
     return Needs(frozenset(c.run_id for c in diagnosis.carries), frozenset(diagnosis.blobs))
 
 
 def lacking(run_id: str, noted: Needs, needed: Needs) -> list[Problem]:
-    """What a run needs and its store has not noted: a prune would take it away."""
+    """Reports what a run needs and its store has no record of: a prune would delete it."""
     hint = "holdfast repair-state RUN --apply records it again"
     carries = [problem("carry_record_missing", f"this run continues values of {predecessor}, but the record that says so is missing", hint, run_id) for predecessor in sorted(needed.predecessors - noted.predecessors)]
     uses = [problem("blob_use_record_missing", f"this run needs the blob {digest}, but the record that says so is missing", hint, run_id) for digest in sorted(needed.blobs - noted.blobs)]
@@ -278,7 +278,7 @@ def lacking(run_id: str, noted: Needs, needed: Needs) -> list[Problem]:
 
 
 def merge(evidence: Evidence, diagnosis: Diagnosis) -> list[Problem]:
-    """What the store itself noticed, and the diagnosis, each once."""
+    """Returns the problems that the store itself noticed and those of the diagnosis, each once."""
     problems = diagnosis.problems()
     codes = {p.code for p in problems}
     told = {(p.code, p.message) for p in problems}
@@ -286,14 +286,14 @@ def merge(evidence: Evidence, diagnosis: Diagnosis) -> list[Problem]:
 
 
 def _further(seq: int, whole: tuple[int, Checkpoint | HoldfastError] | None) -> tuple[int, Checkpoint | HoldfastError] | None:
-    """The next whole checkpoint; None where a damaged index gives one that is not behind the last."""
+    """Returns the next whole checkpoint; None if a damaged index returns one that does not come after the last."""
     return whole if whole is None or whole[0] > seq else None
 
 
 def _feed_whole(diagnosis: Diagnosis, whole: Checkpoint | HoldfastError) -> None:
     if isinstance(whole, HoldfastError):
         diagnosis.add(problem("checkpoint_hash_mismatch", whole.message, "restore a backup", diagnosis.run_id))
-    elif whole.seq:  # an origin is vouched for by nothing but its own digest
+    elif whole.seq:  # an origin (seq 0) has no event that names its hash, only its own digest
         diagnosis.feed_whole(whole)
 
 

@@ -1,4 +1,4 @@
-"""Deletes old runs, and keeps what the runs that stay have from them (§6.10)."""
+"""Deletes old runs, and keeps what the remaining runs need from them (§6.10)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from holdfast.ports import Pruned, Store, Upkeep, offers_shelves
 
 
 async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-    """Deletes what ended before that time. Runs that stay and carry on from one that goes get their origin kept with them first.
+    """Deletes what ended before that time. For runs that stay and carry on from a deleted run, their origin is stored with them first.
 
-    A crash in between leaves an origin too many, or lineages for the next prune, and nothing undone; and who begins to carry on in between keeps
-    its predecessor for this time.
+    A crash in between leaves an origin too many, or lineages that the next prune deletes; nothing has to be undone. A run that begins to carry
+    on in between keeps its predecessor from being deleted this time.
     """
     carries = await keeper.list_carries()
     if carries and not dry:
@@ -22,7 +22,7 @@ async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False,
             try:
                 origin = await threads.origin(successor, await store.rows(successor))
             except StoreCorrupt:
-                continue  # what it carries cannot be found: its predecessor stays, and prune says why
+                continue  # what it carries cannot be found: its predecessor stays, and the prune reports why
             if origin is not None:
                 await keeper.keep_origin(successor, codec.encode_whole(*origin))
     pruned = await keeper.prune(before, dry=dry, actor=actor)

@@ -1,6 +1,6 @@
-"""Records of effects made again from the log, where they are gone or older than what it tells (§12.1).
+"""Makes records of effects again from the log, if they are missing or older than what the log says (§12.1).
 
-The log says under which key something was attempted, and how it ended; what it gave stands beside that, unless it is large. What is not known is not made up:
+The log says under which key an effect was attempted and how it ended; its result is in the log too, unless it is large. Nothing unknown is made up:
 an effect whose result is not in the log is unknown, and a person is asked before anything is done under its key again.
 """
 
@@ -24,7 +24,7 @@ _ENDS: dict[type[ev.EffectFact], EffectStatus] = {
 
 
 class _Told(msgspec.Struct):
-    """What the log tells of one effect: when it was attempted, the newest fact, and what it gave."""
+    """What the log says about one effect: when it was attempted, its newest fact, and its result."""
 
     fact: ev.EffectFact
     at: int
@@ -33,7 +33,7 @@ class _Told(msgspec.Struct):
 
 
 class Remaking:
-    """The effects of a run whose records are ``lost``, as its log tells of them. It is given the log, oldest first."""
+    """Makes the records of the ``lost`` effects of a run from its log, which is fed to it oldest first."""
 
     def __init__(self, lost: Iterable[str]) -> None:
         self._lost = frozenset(lost)
@@ -78,12 +78,12 @@ class Remaking:
 
 
 def _find_result(record: Record, fact: ev.EffectFact) -> StepRecord | None:
-    """What the commit that tells of an effect says that it gave, or failed with."""
+    """Returns the result or failure of an effect, from the commit that reports it; None if it is not there."""
     return next((r for r in record.results if isinstance(r, StepRecord) and (r.kind, r.task, r.path) == ("effect", fact.task, fact.path)), None)
 
 
 def _is_shared(run: Run, key: str) -> bool:
-    """Whether other runs may act under the same key: it is not in the name of a lineage."""
+    """Whether other runs may use the same key: its scope is neither the lineage nor the run."""
     scope = key.split(":")[2:3]
     return scope not in ([run.lineage_root], [run.run_id])
 

@@ -1,9 +1,9 @@
-"""Repair: the safe shapes of §12.3, and no other, made what the live writer would have made of them.
+"""Repairs runs: only the safe kinds of damage of §12.3, with the result that the live writer would have written.
 
-A plan is drawn from the same diagnosis that ``check`` prints, and drawing it writes nothing. Applying one is a single
-verb of the store: backup, then the row replaced by the fold of its events together with the audit record
-``state.repaired``. What a plan would leave behind is diagnosed before it is offered, so that a repair that would not heal
-is never begun. It resumes nothing and decides nothing.
+A plan is made from the same diagnosis that ``check`` prints, and making it writes nothing. Applying it is a single
+method of the store: it makes a backup, then replaces the row by the fold of its events and appends the audit record
+``state.repaired``. What a plan would leave is diagnosed before the plan is offered, so that a repair that would not fix the run
+is never begun. A repair resumes nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ FOLDABLE = frozenset(
 )
 UNDECIDED = "the run was interrupted with an undecided handoff: decide it first (holdfast decide)"
 NOTES = frozenset({"carry_record_missing", "blob_use_record_missing"})
-"""What a run needs of what others share, and its store did not note: its log says it."""
+"""Missing records of what a run needs from shared data; the run's log says what it needs."""
 RECORDS = frozenset({"effect_record_missing", "effect_record_altered"})
-"""Records of effects that the log tells of, and that are made again from it. One whose digest does not match is none of these."""
+"""Records of effects that the log reports, and that are made again from it. A record whose digest does not match is not one of these."""
 SAFE = FOLDABLE | {HALT, PARTIAL} | NOTES
-"""The safe shapes (§12.3); everything else is diagnosis only."""
+"""The kinds of damage that can be repaired safely (§12.3); everything else is only diagnosed."""
 
 APART, FAR = 2**16, 2 ** (COUNTER_BITS - 1)
-"""No fence lies so far beyond the log's newest one: claims without a commit are few."""
+"""A fence that is ``FAR`` beyond the newest one in the log cannot be right, because few claims make no commit; a repair then uses one that is ``APART`` beyond it."""
 
 LOG_DAMAGE = frozenset(
     {"event_seq_gap", "event_seq_duplicate", "event_chain_broken", "event_unreadable", "checkpoint_hash_mismatch", "log_rolled_back"}
 )
 DOUBTFUL = frozenset({"unknown_status", "meta_handoff_without_event", "terminal_snapshot_without_event"})
-"""The row claims what no event tells: which of the two is right, only a person can say."""
+"""The row says something that no event says: only a person can decide which of the two is right."""
 
 
 class Action(msgspec.Struct, frozen=True):
-    """One thing a repair does, or would do, and about which problem."""
+    """One thing that a repair does, or would do, and the problem that it is for."""
 
     code: str
     does: str
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repair found, would do or did. ``refused`` is a stable code, empty if nothing stood against it."""
+    """What a repair found, would do or did. ``refused``: a stable code; empty if the repair is not refused."""
 
     run_id: str
     dry_run: bool
@@ -83,7 +83,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Folded(msgspec.Struct, frozen=True):
-    """What the log says: the run, where it stands, and a halt that was decided and not carried out."""
+    """What the log says: the run, the end of its log, its checkpoint, and a halt that was decided and not carried out."""
 
     run: Run
     tip: Tip
@@ -102,12 +102,12 @@ class Repairer:
         self._checker = Checker(store)
 
     async def repair(self, run_id: str, *, apply: bool = False, actor: str = "operator", rebuild: bool = False, accept: bool = False) -> Repair:
-        """Diagnoses a run, and heals it if ``apply``. With ``rebuild`` the fold is taken to be right whatever the row says. With ``accept`` records that the log
-        tells of, and that cannot be made again from it, are accepted as lost.
+        """Diagnoses a run, and repairs it if ``apply``. With ``rebuild`` the fold of the events is taken to be right, whatever the row says. With ``accept``, records
+        that the log mentions and that cannot be made again from it are accepted as lost.
 
         Raises:
             InvalidInput, RunNotFound: there is no such run.
-            VersionConflict, LeaseLost: it changed in the meantime; nothing was written.
+            VersionConflict, LeaseLost: the run changed in the meantime; nothing was written.
             StoreError: the write failed; nothing was changed.
         """
         if not run_id:
@@ -144,20 +144,20 @@ class Repairer:
         return replace(report, applied=True, backup=backup or None, reason="repaired")
 
     def _refusal(self, evidence: Evidence, diagnosis: Diagnosis, codes: set[str], rebuild: bool) -> tuple[str, str] | None:
-        """What stands against any repair of this run (§12.3)."""
+        """Returns what prevents any repair of this run (§12.3); None if nothing does."""
         lease = evidence.lease
         if lease is not None and lease.live(self._store.now()):
             return "run_is_live", f"{lease.owner} executes the run; repair it when it waits or has ended"
         if damage := sorted(codes & LOG_DAMAGE):
             return "diagnosis_only", f"the log itself is damaged ({', '.join(damage)}), so nothing says what is right: restore a backup"
-        # A row that is ahead of a torn tail tells of the very commit that the tail is the beginning of.
+        # A row that is ahead of a partial tail of the log contains the commit of which the tail is the beginning.
         doubtful = DOUBTFUL - {"terminal_snapshot_without_event"} if PARTIAL in codes else DOUBTFUL
         if not rebuild and (doubt := sorted(codes & doubtful)):
             return "diagnosis_only", f"the row contains facts that no event records ({', '.join(doubt)}): look at the run first; holdfast doctor --rebuild then rewrites the row from the events"
         return None
 
     def _is_undecided(self, evidence: Evidence, diagnosis: Diagnosis, codes: set[str]) -> bool:
-        """Whether the run was interrupted with a handoff that a person has not decided: nothing is repaired before that (§12.3)."""
+        """Whether the run was interrupted with a handoff that nobody has decided: nothing is repaired before that decision (§12.3)."""
         folded = diagnosis.folded
         if "interrupted_with_active_handoff" in codes:
             return True
@@ -166,7 +166,7 @@ class Repairer:
         return evidence.lease is None or condition(folded, evidence.lease, self._store.now()) is Condition.INTERRUPTED
 
     async def _fold(self, evidence: Evidence, lost: Collection[str]) -> _Folded:
-        """Walks the log once more, now for what it says rather than for what is wrong with it. ``lost``: the effects that are made again."""
+        """Walks the log once more, for what it says and not for what is wrong with it. ``lost``: the effects whose records are made again."""
         assert evidence.tip is not None
         progress, remaking, after = Progress(evidence.run_id), Remaking(lost), 0
         run: Run | None = None
@@ -193,7 +193,7 @@ class Repairer:
         return _Folded(run, tip, progress.checkpoint, above, halt, remaking.effects(run, self._store.now()))
 
     async def _find_errors(self, evidence: Evidence, told: _Folded, codes: set[str]) -> list[str]:
-        """The errors that there would still be if the row were the fold."""
+        """Returns the errors that would remain if the row were the fold of the events."""
         lease = evidence.lease
         if lease is not None and asleep(told.run, lease):
             lease = replace(lease, due=told.run.wake_at or self._store.now())
@@ -202,12 +202,12 @@ class Repairer:
 
 
 def _above(stated: int, logged: int) -> int:
-    """The fence that a repair goes on from: what the row says, unless the log shows that it cannot be; then one that was never given out."""
+    """Returns the fence from which a repair continues: that of the row, unless the log shows that it cannot be right; then one that was never used."""
     return stated if logged <= stated < logged + FAR else logged + APART
 
 
 def _halting(run: Run | None, fact: ev.Fact | ev.Unknown, halt: tuple[Run, Decision, str] | None) -> tuple[Run, Decision, str] | None:
-    """Follows a decision that ends the run until the end comes; keeps the run as it was before it, and the stop reason."""
+    """Tracks a decision that ends the run until the run ends; keeps the run as it was before the decision, and the stop reason."""
     match fact:
         case ev.WaitDecided(decision=d) if run is not None and d.action in HALTING and d.resume:
             wait = next((w for w in run.waits if w.wait_id == d.wait_id), None)
@@ -219,7 +219,7 @@ def _halting(run: Run | None, fact: ev.Fact | ev.Unknown, halt: tuple[Run, Decis
 
 
 def _commits(told: _Folded, evidence: Evidence, codes: list[str], actor: str, now: int) -> list[Commit]:
-    """What is appended: the halt that was decided, as of its decision, and the audit record."""
+    """Makes the commits to append: the halt that was decided, with the time of its decision, and the audit record."""
     fence, run, tip = told.fence + 1, told.run, told.tip
     commits: list[Commit] = []
     if HALT in codes and told.halt is not None:
@@ -235,7 +235,7 @@ def _commits(told: _Folded, evidence: Evidence, codes: list[str], actor: str, no
 
 
 def _halt(told: _Folded, fence: int) -> Commit:
-    """The commit that the live writer makes of a halt: the same facts, the same checkpoint, at the decision's time (T-23)."""
+    """Makes the commit of a halt as the live writer does: the same facts, the same checkpoint, at the time of the decision (T-23)."""
     assert told.halt is not None
     before, decision, reason = told.halt
     facts = list(decisions.mark_run_halted(before, reason))
@@ -256,7 +256,7 @@ def _commit(run: Run, tip: Tip, facts: tuple[ev.Fact, ...], fence: int, at: int,
 
 
 def _detail(code: str, evidence: Evidence, folded: Run) -> str:
-    """What was wrong, for the audit record."""
+    """Says what was wrong, for the audit record."""
     if code not in FOLDABLE or not isinstance(evidence.run, Run):
         return ""
     return ", ".join(_differing(evidence, evidence.run, folded))

@@ -1,4 +1,4 @@
-"""A run as one value: what export, import and copies between stores carry (§12.5)."""
+"""A run as one value, for export, import and copies between stores (§12.5)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MOST = 1_000_000
 
 
 async def dossier(source: Store, run_id: str, *, opened: bool = False) -> Dossier:
-    """All there is of a run. Its record is the fold of its events, whatever the row says. What is encrypted stays so, unless it is to be
-    ``opened``: then it is good for looking at, and no store takes it.
+    """Reads everything about a run. Its record is the fold of its events, whatever the row says. Encrypted data stays encrypted unless
+    ``opened``: then the dossier is only for reading, and no store accepts it.
 
     Raises:
         InvalidInput, RunNotFound: there is no such run.
-        StoreCorrupt: its log does not hold together; what is damaged is not passed on as if it were whole.
+        StoreCorrupt: its log is inconsistent; damaged data is not passed on as if it were sound.
     """
     if not run_id:
         raise InvalidInput("the run id is empty", hint="list the runs: holdfast runs")
@@ -70,7 +70,7 @@ async def dossier(source: Store, run_id: str, *, opened: bool = False) -> Dossie
 
 
 def keys_in(d: Dossier) -> tuple[str, ...]:
-    """The keys under which payloads of a run are encrypted as it is carried; none where it travels in clear (§14.5)."""
+    """Returns the keys with which payloads in a run's dossier are encrypted; empty if none is encrypted (§14.5)."""
     found = set(payloads.keys_of(d.run))
     for row in d.rows:
         if envelopes.MARK in row.data:
@@ -83,23 +83,23 @@ def keys_in(d: Dossier) -> tuple[str, ...]:
 
 
 async def copy(source: Store, target: Store, run_id: str) -> bool:
-    """Carries a run over, its events byte for byte; False if it is there already, the same.
+    """Copies a run to another store, its events byte for byte. Returns False if the same run is there already.
 
     Raises:
-        VersionConflict: another run of that id is there.
+        VersionConflict: a different run with that id is there.
     """
     return await keeper(target).adopt(await dossier(source, run_id))
 
 
 async def take_in(source: Store, target: Store, run_id: str) -> bool:
-    """Takes over a run that comes from outside; False if it is here already, the same.
+    """Imports a run from outside. Returns False if the same run is here already.
 
-    Nothing that is here is overwritten. An unfinished run is held: it may go on where it comes from, and no act is to happen in two
-    places, so it rests interrupted until a named actor resumes it (§10.6).
+    Nothing here is overwritten. An unfinished run is held: it may continue where it comes from, and no effect may happen in two
+    places, so it stays interrupted until a named actor resumes it (§10.6).
 
     Raises:
-        InvalidInput: an id in it is none, or belongs to another run.
-        VersionConflict: another run of that id is here, or a record of that id is.
+        InvalidInput: an id in it is not valid, or belongs to another run.
+        VersionConflict: a different run with that id is here, or a different record with the id of one of its records.
     """
     found = replace(await dossier(source, run_id), held=True)
     if found.run.run_id != run_id:
@@ -115,7 +115,7 @@ async def take_in(source: Store, target: Store, run_id: str) -> bool:
 
 
 def foreign(d: Dossier) -> str | None:
-    """What in a dossier is no id, or belongs to another run; None if all is the run's own."""
+    """Says what in a dossier is not a valid id, cannot be stored, or belongs to another run; None if all belongs to the run."""
     run_id = d.run.run_id
     named = [("run", run_id), ("lineage root", d.run.lineage_root)]
     named += [("parent or source run", n) for n in (d.run.parent_run_id, d.run.source_run_id) if n is not None]
@@ -140,9 +140,9 @@ def foreign(d: Dossier) -> str | None:
 
 
 async def _check_unused(target: Store, d: Dossier) -> None:
-    """Refuses records whose ids are here already: those that are here stay as they are."""
+    """Refuses records whose ids are here already with other content: records that are here are not changed."""
     if await target.get(d.run.run_id) is not None:
-        return  # the same run, or another: ``adopt`` tells
+        return  # the same run or a different one: ``adopt`` decides
     for effect in d.effects:
         for there in await as_kept(target).effects(key=effect.key):
             if there.effect_id == effect.effect_id and there != effect:
@@ -153,7 +153,7 @@ async def _check_unused(target: Store, d: Dossier) -> None:
 
 
 async def _hold(target: Store, run_id: str) -> None:
-    """Marks a run that was taken in unfinished; says so in its log."""
+    """Marks an unfinished run that was imported as interrupted, with an event in its log."""
     loaded = await target.load(run_id)
     assert loaded is not None, "it was imported a moment ago"
     at, fence = target.now(), loaded.lease.fence + 1

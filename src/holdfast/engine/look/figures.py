@@ -1,4 +1,4 @@
-"""Figures of a store and of this process, for Prometheus and OpenTelemetry (§18.3). Labels are bounded; a run's id is never one."""
+"""Figures of a store and of this process, for Prometheus and OpenTelemetry (§18.3). Labels have a bounded number of values; a run's id is never one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDED = {"done", "halted", "cancelled", "failed"}
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One figure: what it is called, what it says, and its values by their label's value ("" without one). A counter only grows."""
+    """One figure: its name, its description (``says``), and its values by the value of their label ("" without a label). ``grows``: it is a counter."""
 
     name: str
     says: str
@@ -28,7 +28,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How often something was at most so large."""
+    """A histogram: how often something was at most so large."""
 
     name: str
     says: str
@@ -36,7 +36,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 async def figures(store: Store, tally: Tally, tenant_id: str | None, meter: Meter | None = None) -> list[Figure | Spread]:
-    """Everything that is told: of what stands in the store now, and with ``meter`` of what this process has done since the metrics were first read."""
+    """Returns all figures: of the present state of the store and, with ``meter``, of what this process has done since the metrics were first read."""
     now = store.now()
     runs = await store.runs(RunFilter(tenant_id=tenant_id, statuses=OPEN, limit=MOST))
     stands = Counter(condition(run, lease, now).value for run, lease in runs)

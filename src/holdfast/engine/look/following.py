@@ -1,9 +1,9 @@
 """Following a run: its events, what its steps emit, its values and updates, from any process and from any point (§13.6).
 
-Theory of operation. The log and the ring are read again and again, the log first: whatever was emitted before an event was written with it
-or before it, so that all chunks of an event that is seen can be seen too. Both are given in one order: a chunk comes after the event after
-which it was emitted, and before the next one. A cursor names the place in both; whoever comes back with it gets each part once. A reader
-without one is told of the chunks that nothing durable has replaced yet, and from there on of all.
+Theory of operation. The log and the ring buffer are read in turn, the log first. A chunk emitted before an event is written with that event
+or before it, so a reader that sees an event can also see all chunks before it. Both are given in one order: a chunk comes after the event after
+which it was emitted, and before the next event. A cursor names a place in both; a reader that comes back with it gets each part once. A reader
+without a cursor gets the chunks that no durable result has replaced yet, and from there on all chunks.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ MODES = ("values", "updates", "custom", "messages", "events")
 
 
 def modes_of(value: Any, field: str = "modes") -> frozenset[str]:
-    """The modes that are asked for.
+    """Checks the modes that were asked for, and returns them.
 
     Raises:
-        InvalidInput: there is no such mode.
+        InvalidInput: a mode is unknown, or none was given.
     """
     given = bounds.texts([value] if isinstance(value, str) else value, field, bounds.ID_BYTES)
     if not given:
@@ -49,8 +49,8 @@ def modes_of(value: Any, field: str = "modes") -> frozenset[str]:
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """A place in a run's log and ring. ``seq``: the last event that was passed; ``parts`` were given of the one after it; of the batch
-    ``serial`` so many ``chunks`` were given; ``number`` is that of the last one. Below zero, ``serial`` says that nothing is known of the ring."""
+    """A place in a run's log and ring. ``seq``: the last event that was given completely; ``parts``: how many parts of the next event were given; ``chunks``:
+    how many chunks of the batch ``serial`` were given; ``number``: the number of the last one. A negative ``serial``: the place in the ring is unknown."""
 
     seq: int = 0
     parts: int = 0
@@ -63,7 +63,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, given: Any, field: str = "after") -> Cursor:
-        """A cursor as it was given out, or the number of an event.
+        """Reads a cursor that was given out, or the number of an event.
 
         Raises:
             InvalidInput: it is not a cursor of a stream.
@@ -76,10 +76,10 @@ class Cursor(msgspec.Struct, frozen=True):
         return cls(*places) if len(places) > 1 else cls(places[0], serial=-1)
 
     def check(self, run: Run, field: str = "after") -> None:
-        """Refuses a place that a run has not come to: whatever happens up to there would be passed over in silence.
+        """Refuses a place that the run has not reached, because everything up to there would be skipped without notice.
 
         Raises:
-            InvalidInput: it is of another run, or of this one before its store lost events.
+            InvalidInput: the cursor is from another run, or from this one before its store lost events.
         """
         if self.seq > run.version:
             told = f"{field} names a place after event {self.seq}, and {run.run_id} has {run.version} events"
@@ -87,7 +87,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 
 class Follower:
-    """Reads one run's log and ring in step. It is made for one reader."""
+    """Reads one run's log and ring together, for one reader."""
 
     run: Run
     lease: Lease
@@ -105,19 +105,19 @@ class Follower:
         self._tenant_id = tenant_id
         self._begun = after is not None and after.serial >= 0
         self._at = Cursor() if after is None else msgspec.structs.replace(after, serial=max(0, after.serial))
-        self._resume = self._at if self._begun else None  # what was given of the batch and of the event where the reader left off
+        self._resume = self._at if self._begun else None  # where the reader left off, possibly in the middle of a batch and of an event
         self._recalled = False
         self.level = False
         self.over = False
         self._emits = bool(modes & {"custom", "messages"})
         self._progress: Progress | None = None
-        self._turns: dict[Place, Turn] = {}  # what emits now, as far as it is not superseded
+        self._turns: dict[Place, Turn] = {}  # attempts that emit and are not superseded
         self._next: dict[str, int] = {}  # the number of the next chunk of each turn
-        self._hold: list[Stored] = []  # emitted after an event that has not been read yet
+        self._hold: list[Stored] = []  # batches emitted after an event that has not been read yet
         self._serial = max(0, self._at.serial - 1)
 
     async def parts(self) -> AsyncIterator[StreamPart]:
-        """All parts from the cursor on, over waits, until the run has ended."""
+        """Yields all parts from the cursor on, across waits, until the run has ended."""
         while True:
             async for part in self.ready():
                 yield part
@@ -126,15 +126,15 @@ class Follower:
             await self.news(POLL_SECONDS)
 
     async def news(self, seconds: float) -> bool:
-        """Returns when there may be more parts, or after so many seconds: then it is False."""
+        """Waits for more parts. Returns True when there may be some, False after this many seconds."""
         return True if self._seen is None else await self._source.news(self._point(), self._seen, seconds)
 
     def _point(self) -> Point:
         return Point(self._run_id, self._tenant_id, self._log_from(), self._serial if self._emits else None)
 
     async def ready(self) -> AsyncIterator[StreamPart]:
-        """The parts that are there now. Then ``run``, ``lease`` and what is ``hidden`` of it are as they were seen. It is ``level`` if all that has happened to this run
-        was given, and ``over`` if the run has ended besides."""
+        """Yields the parts that are available now. Afterwards ``run``, ``lease`` and ``hidden`` (what must be hidden) are as they were read. ``level``: everything
+        that has happened to the run was given; ``over``: and the run has ended."""
         if self._begun and not self._recalled:
             await self._recall()
         self._recalled = True
@@ -165,13 +165,13 @@ class Follower:
         return bool(self._modes & {"values", "updates"})
 
     def _log_from(self) -> int:
-        """Values follow from the whole log; without them only what comes after the cursor is read."""
+        """Values are computed from the whole log; without values, only what comes after the cursor is read."""
         if not self._wants_values:
             return self._at.seq
         return 0 if self._progress is None else self._progress.seq
 
     def _open(self, row: Row) -> Record:
-        """A row read, and the values moved on by it. Types that nobody registered here are given as their fields (§14.3)."""
+        """Reads a row, and updates the values with it. Values of types that are not registered here are given as their fields (§14.3)."""
         with canon.looking():
             record = open_row(row, None if self._progress is None else self._progress.hash)
             if self._progress is not None:
@@ -189,7 +189,7 @@ class Follower:
             for part in [*self._supersede(event), *self._tell(run, event), *(self._state(record, vouching.seq) if event is vouching else ())]:
                 number += 1
                 if self._resume is not None and event.seq == self._resume.seq + 1 and number <= self._resume.parts:
-                    continue  # it was given before
+                    continue  # given already
                 self._at = msgspec.structs.replace(self._at, parts=number)
                 yield msgspec.structs.replace(part, cursor=str(self._at))
             self._at = msgspec.structs.replace(self._at, seq=event.seq, parts=0)
@@ -200,14 +200,14 @@ class Follower:
         view = None if run.secrets else self._source.view(self._run_id, event.seq)
         if view is None:
             view = EventView(**describe.plain(describe.event(run, event), self.hidden))
-            if not run.secrets:  # what is to be hidden may come to be known later
+            if not run.secrets:  # not kept for a run with secrets: what must be hidden may become known later
                 self._source.keep_view(self._run_id, event.seq, view)
         place = _place(event.fact)
         step_id = "" if place is None else ids.step_id(self._run_id, place.step, place.task)
         return [StreamPart("events", view, "", self._run_id, step_id, getattr(event.fact, "attempt", 0) if place is not None else 0)]
 
     def _state(self, record: Record, seq: int) -> list[StreamPart]:
-        """What the barrier of a record changed, and the values after it."""
+        """Returns what the barrier of a record changed, and the values after it."""
         progress, delta = self._progress, record.delta
         if progress is None or delta is None:
             return []
@@ -239,7 +239,7 @@ class Follower:
             page = await self._store.chunks(self._run_id, self._serial, PAGE)
 
     def _read_emitted(self, seq: int) -> list[StreamPart]:
-        """What was emitted up to this event, with what there is to say of it."""
+        """Returns the parts of the batches that were emitted up to this event."""
         out: list[StreamPart] = []
         while self._hold and self._hold[0].batch.after <= seq:
             out += self._of_batch(self._hold.pop(0))
@@ -271,18 +271,18 @@ class Follower:
         return out
 
     def _mode(self, value: Any) -> str | None:
-        """How a chunk is given: a piece of a message as that where it is asked for, everything else as it is; each once."""
+        """Returns the mode in which a chunk is given, once: ``messages`` for a piece of a message if that was asked for, else ``custom`` if that was; else None."""
         if "messages" in self._modes and is_message(value):
             return "messages"
         return "custom" if "custom" in self._modes else None
 
     def _mark(self, turn: Turn) -> StreamPart:
-        """What this attempt has emitted counts no more."""
+        """Makes the part that says that what this attempt has emitted is superseded."""
         self._turns.pop(turn.place, None)
         return StreamPart("custom", None, str(self._at), self._run_id, turn.step_id, turn.number, superseded=True, attempt_id=turn.attempt_id)
 
     def _supersede(self, event: ev.Event) -> list[StreamPart]:
-        """The attempts that an event ends without a result, and forgets those that have one."""
+        """Returns the marks for attempts that an event ends without a result. Forgets attempts that have a result."""
         fact = event.fact
         if isinstance(fact, ev.AttemptTakenOver | ev.RunInterrupted):
             return [self._mark(t) for t in list(self._turns.values())]
@@ -298,7 +298,7 @@ class Follower:
         return []
 
     async def _recall(self) -> None:
-        """What a reader that comes back knew of the attempts that emit."""
+        """Restores what a reader that comes back already knows of the attempts that emit."""
         if not self._emits or not self._at.serial:
             return
         batches: list[Batch] = []
@@ -313,11 +313,11 @@ class Follower:
         for batch in batches:
             self._next[batch.turn.key] = batch.last + 1
         await self._go_over(batches)
-        if batches and self._resume is not None:  # of the last one not all may have been given
+        if batches and self._resume is not None:  # the reader may not have got all of the last batch
             self._next[batches[-1].turn.key] = min(self._next[batches[-1].turn.key], self._resume.number + 1)
 
     async def _go_over(self, batches: Sequence[Batch]) -> None:
-        """Goes over what was told of these attempts, so that nothing of it is told again."""
+        """Replays the log for these attempts, so that nothing that the reader was told is given again."""
         if not batches:
             return
         seq, left = min(b.after for b in batches), list(batches)
@@ -339,12 +339,12 @@ class Follower:
 
 
 def is_message(value: Any) -> bool:
-    """Whether a chunk is a piece of a message: who says it, and what."""
+    """Whether a chunk is a piece of a message: it has a role and content."""
     return isinstance(value, Mapping) and isinstance(value.get("role"), str) and "content" in value
 
 
 def _place(fact: ev.Fact | ev.Unknown) -> Place | None:
-    """The place of which an event tells."""
+    """Returns the place that an event is about; None if it is about none."""
     step, task = getattr(fact, "step", None), getattr(fact, "task", None)
     return Place(step, task, getattr(fact, "path", "")) if isinstance(step, int) and isinstance(task, str) else None
 
@@ -354,7 +354,7 @@ def _within(path: str, above: str) -> bool:
 
 
 async def next_or_failed(feed: AsyncIterator[StreamPart], driving: asyncio.Future[None]) -> StreamPart | None:
-    """The next part, None at the end; what ended the driving with an error ends the stream."""
+    """Returns the next part, None at the end. If the run's execution ended with an error, raises that error."""
     coming: asyncio.Future[StreamPart | None] = asyncio.ensure_future(anext(feed, None))
     both: set[asyncio.Future[Any]] = {coming, driving}
     try:

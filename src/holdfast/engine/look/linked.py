@@ -1,4 +1,4 @@
-"""What a link answers, and why one answers nothing any more, for whoever holds it (§5.9, §17.5)."""
+"""What a link answers, and why it can no longer be used (§5.9, §17.5)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holdfast.ports import Store
 
 
 async def find_token(store: Store, secret: str, tenant_id: str | None = None) -> Token:
-    """The token of a link that may still be used.
+    """Returns the token of a link that may still be used.
 
     Raises:
-        TokenRefused: unknown, used, revoked or expired. Of a used one it is said who decided what.
+        TokenRefused: unknown, used, revoked or expired. If it was used, the error says who decided what.
     """
     token = await store.token(hash_secret(secret))
     if token is None or (tenant_id is not None and token.tenant_id != tenant_id):
@@ -29,10 +29,10 @@ async def find_token(store: Store, secret: str, tenant_id: str | None = None) ->
 
 
 async def find_wait(store: Store, token: Token, run: Run) -> Wait:
-    """The wait that a link answers.
+    """Returns the wait that a link answers.
 
     Raises:
-        TokenRefused: it was answered meanwhile, and by whom and how; or it is closed.
+        TokenRefused: the wait is closed, or it was answered meanwhile; the error then says by whom and how.
     """
     wait = next((w for w in run.waits if w.wait_id == token.wait_id), None)
     said = await _find_answer(store, token, taken=wait is None)
@@ -48,7 +48,7 @@ def refuse_closed(run: Run) -> HoldfastError:
 
 
 async def _find_answer(store: Store, token: Token, *, taken: bool = True) -> str | None:
-    """Who decided what about the wait of a token; None if nobody has. ``taken``: the run may have gone on with it already."""
+    """Says who decided what about a token's wait; None if nobody has. ``taken``: the run may have taken the answer."""
     for item in await store.inbox(token.run_id, taken=taken):
         if item.key == f"wait:{token.wait_id}":
             return tell(item.command)
@@ -56,7 +56,7 @@ async def _find_answer(store: Store, token: Token, *, taken: bool = True) -> str
 
 
 def tell(command: cmd.AnyCommand) -> str:
-    """Who decided what, in the words in which those are told who come after."""
+    """Says who decided what, for those who come too late."""
     return f"{command.actor} decided {command.action}" if isinstance(command, cmd.Decide) else "it timed out"
 
 

@@ -1,7 +1,7 @@
-"""Looking: runs and what hangs on them as every surface shows them, for one tenant or for all. It changes nothing.
+"""Reads runs and what belongs to them, as every surface shows them, for one tenant or for all. It changes nothing.
 
-What comes out is typed (``core.describe``) and secrets are hidden in it already. Another tenant's ids are not found here, in the very
-words of ids that were never given (§14.2).
+The results are typed (``core.describe``), and secrets are hidden in them already. Another tenant's ids are not found, with the same words as for
+ids that never existed (§14.2).
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from holdfast.ports import Head, RunFilter, Store, Tally, Usage, offers_counting
 
 PAGE = 500
 KEPT_BYTES = 16_000_000
-"""So many bytes of log of runs whose values were folded a moment ago are not folded again: a list of 50 runs folds 50 logs."""
+"""How many bytes of logs have their computed values cached: a list of 50 runs folds 50 logs, and need not fold them again a moment later."""
 AT_ONCE = 100
-"""Runs whose values are in memory at once while a text is looked for in them."""
+"""How many runs' values are in memory at once while a text is searched in them."""
 MOST = 10_000
 FRESH_US = 60_000_000
 OVERVIEW_US = 1_000_000
@@ -67,9 +67,9 @@ _CONDITIONS = {**{c.value: c for c in Condition}, "canceled": Condition.CANCELLE
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs to list; None means any. ``text`` is looked for in what a run says of itself, whatever the case of its letters.
+    """Which runs to list; None means any. ``text`` is searched in what a run says about itself, ignoring case.
 
-    ``since`` and ``until`` are microseconds since 1970, of creation; ``before`` is a run's id: newest first, strictly older than it.
+    ``since`` and ``until``: times of creation, in microseconds since 1970. ``before``: a run's id; lists, newest first, only runs older than that run.
     """
 
     tenant_id: str | None = None
@@ -86,7 +86,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """A run of a list: its row, and its values, None where they cannot be read."""
+    """A run of a list: its row and its values; None if these cannot be read."""
 
     run: Run
     lease: Lease
@@ -98,20 +98,20 @@ class Look(msgspec.Struct, frozen=True):
 
 
 Blocks = Callable[[Sequence[tuple[Run, Lease]]], Awaitable[list[tuple[Blocked | None, NoWorker | None]]]]
-"""What stands in the way of each of these runs, and why no living worker can take it."""
+"""Returns for each of these runs what is in its way, and why no living worker can take it."""
 Before = Callable[[Run, Lease], Awaitable[Blocked | None]]
-"""The run of its lane that a run at rest has to wait for."""
+"""Returns the run of its lane for which a run at rest has to wait."""
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """A page of ledger rows, and where the next one begins."""
+    """A page of ledger rows, and the cursor of the next one."""
 
     rows: list[describe.LedgerView]
     next_cursor: int | None
 
 
 class _Fold(msgspec.Struct, frozen=True):
-    """A run's row, and the checkpoint and the chain hash at its last event. A run whose row is equal has not changed since."""
+    """A run's row, and the checkpoint and the chain hash at its last event. A run whose row is equal to this one has not changed since."""
 
     run: Run
     checkpoint: Checkpoint
@@ -119,8 +119,8 @@ class _Fold(msgspec.Struct, frozen=True):
 
 
 class Looker:
-    """Reads through one store; ``check`` finds a run's problems, ``transports`` are the types of intents that can be sent here,
-    ``blocked`` says what stands in a run's way, and ``before`` which run of its lane does."""
+    """Reads through one store. ``check`` finds a run's problems; ``transports``: the types of intents that can be sent here;
+    ``blocked`` says what is in a run's way, and ``before`` which run of its lane is."""
 
     def __init__(
         self, store: Store, threads: Threads, check: Check | None = None, transports: Collection[str] | None = None, blocked: Blocks | None = None,
@@ -139,7 +139,7 @@ class Looker:
     # -- one run ------------------------------------------------------------------------------------
 
     async def find_row(self, run_id: str, tenant_id: str | None = None) -> tuple[Run, Lease]:
-        """The row of a run.
+        """Returns the row of a run.
 
         Raises:
             InvalidInput, RunNotFound: there is no such run here.
@@ -147,7 +147,7 @@ class Looker:
         return await find_run(self._store, run_id, tenant_id)
 
     async def snapshot(self, run_id: str, tenant_id: str | None = None, *, check: bool = True) -> Snapshot:
-        """All there is of a run at one instant.
+        """Reads everything about a run at one instant.
 
         Raises:
             InvalidInput, RunNotFound: there is no such run here.
@@ -159,9 +159,9 @@ class Looker:
         return dataclasses.replace(seen, blocked=blocked, behind=behind, no_worker=no_worker, unsendable=lacking) if blocked or behind or no_worker or lacking else seen
 
     async def glance(self, run_id: str, tenant_id: str | None = None, *, check: bool = True) -> Snapshot:
-        """A run as it stands with its last events: all of it if it is short, its end if it is long (``snapshot.TAIL``).
+        """Reads a run with its last events: all of it if it is short, only its end if it is long (``snapshot.TAIL``).
 
-        What is wrong with a long run is looked for once a minute. A run with secrets is read whole: what is to be hidden may stand anywhere.
+        A long run is checked for problems once a minute. A run with secrets is read whole, because a secret may appear anywhere.
 
         Raises:
             InvalidInput, RunNotFound: there is no such run here.
@@ -177,16 +177,16 @@ class Looker:
         return dataclasses.replace(seen, blocked=blocked, behind=behind, no_worker=no_worker, problems=problems, unsendable=lacking)
 
     async def _find_before(self, seen: Snapshot) -> Blocked | None:
-        """What refuses a resume of an ended run for now; of one that could be resumed else."""
+        """Returns what refuses a resume of an ended run for now, if the run could otherwise be resumed."""
         return await self._before(seen.run, seen.lease) if self._before is not None and seen.run.status in RESUMABLE and not seen.run.settled else None
 
     async def _ways(self, found: Sequence[tuple[Run, Lease]]) -> list[tuple[Blocked | None, NoWorker | None]]:
         return [(None, None)] * len(found) if self._blocked is None else await self._blocked(found)
 
     async def events(self, run_id: str, after: int = 0, limit: int = 100, tenant_id: str | None = None) -> list[describe.EventView]:
-        """The first so many events of a run newer than ``after``: what a page costs does not grow with the run.
+        """Returns the first ``limit`` events of a run newer than ``after``. The cost of a page does not grow with the run.
 
-        A run with secrets is read whole: what is to be hidden may stand anywhere. So is one of which something on this page is damaged, and what
+        A run with secrets is read whole, because a secret may appear anywhere. A run with damage on this page is read whole as well, and what
         can be read of it is shown.
 
         Raises:
@@ -210,18 +210,18 @@ class Looker:
         return problems
 
     async def checkpoint(self, run_id: str, name: str | None = None, tenant_id: str | None = None) -> describe.CheckpointView:
-        """A checkpoint by its id, by the short ``c12`` of it, or the head.
+        """Returns a checkpoint by its id or by its short form ``c12``; by default the head.
 
         Raises:
-            CheckpointNotFound: there is none of this name.
+            CheckpointNotFound: there is none with this name.
         """
         return _find_named((await self.snapshot(run_id, tenant_id, check=False)).checkpoints(), run_id, name)
 
     async def diff(self, run_id: str, a: str, b: str, tenant_id: str | None = None) -> describe.DiffView:
-        """What changed between two checkpoints, by their ids or the short ``c12`` of them.
+        """Returns what changed between two checkpoints, given by their ids or their short form ``c12``.
 
         Raises:
-            CheckpointNotFound: there is none of one of these names.
+            CheckpointNotFound: there is none with one of these names.
         """
         seen = await self.snapshot(run_id, tenant_id, check=False)
         every = seen.checkpoints(hidden=False)
@@ -233,19 +233,19 @@ class Looker:
         return describe.hide(replace(found, **parts, changed=changed), seen.mask)
 
     async def lineage(self, run: Run) -> list[describe.RunView]:
-        """All runs of a lineage, oldest first; empty for a run that nothing came of."""
+        """Returns all runs of a lineage, oldest first; empty if the run is the only one."""
         kin = await self._store.runs(RunFilter(lineage_root=run.lineage_root, tenant_id=run.tenant_id, limit=PAGE))
         now = self._store.now()
         return [describe.run(r, lease, now) for r, lease in reversed(kin)] if len(kin) > 1 else []
 
     async def children(self, run: Run) -> list[describe.RunView]:
-        """The runs that this one started, oldest first."""
+        """Returns the runs that this one started, oldest first."""
         kin = await self._store.runs(RunFilter(parent_run_id=run.run_id, tenant_id=run.tenant_id, limit=PAGE))
         now = self._store.now()
         return [describe.run(r, lease, now) for r, lease in reversed(kin)]
 
     async def mask(self, run: Run) -> Mask:
-        """What is to be hidden of a run from those who look."""
+        """Returns what of a run must be hidden from readers."""
         if not run.secrets:
             return NOTHING
         return (await self.snapshot(run.run_id, check=False)).mask
@@ -253,19 +253,19 @@ class Looker:
     # -- lists --------------------------------------------------------------------------------------
 
     async def find(self, wanted: Wanted, *, values: bool = True) -> list[Look]:
-        """Runs as they stand, with their values unless those are not asked for, newest first.
+        """Returns runs as they are, newest first, with their values if ``values``.
 
         Raises:
-            InvalidInput: a status or condition that there is none of; a limit beyond what a page holds.
+            InvalidInput: there is no such status or condition; the limit is larger than a page.
         """
         return await self._load(await self._gather(wanted), values)
 
     async def runs(self, wanted: Wanted, *, values: bool = True) -> list[describe.RunView]:
-        """The same as they are shown. Without ``values`` a completed graph has no result either, for that is made of them."""
+        """Returns the same runs as they are shown. Without ``values`` a completed graph has no result either, because the result is made from them."""
         return await self._views(await self.find(wanted, values=values))
 
     async def rows(self, wanted: Wanted) -> list[tuple[Run, Lease]]:
-        """The rows of such runs alone, newest first.
+        """Returns only the rows of such runs, newest first.
 
         Raises:
             InvalidInput: as for ``find``.
@@ -273,14 +273,14 @@ class Looker:
         return await self._gather(wanted)
 
     async def show_all(self, found: Sequence[tuple[Run, Lease]]) -> list[describe.RunView]:
-        """Runs as lists show them, with their values."""
+        """Returns runs as lists show them, with their values."""
         return await self._views(await self._looks(found))
 
     async def list_runs(self, wanted: Wanted, *, values: bool = True) -> tuple[list[describe.RunView], str | None]:
-        """A page of them, and the cursor of the next one: its ``before``, None after the last.
+        """Returns a page of runs and the cursor of the next page, which is its ``before``; None after the last page.
 
         Raises:
-            InvalidInput: as for ``find``; a ``before`` that is the cursor of no page.
+            InvalidInput: as for ``find``; or ``before`` is not the cursor of a page.
         """
         await self._check_place(wanted.before, wanted.tenant_id)
         found = await self._gather(wanted, 1)
@@ -288,7 +288,7 @@ class Looker:
         return await self._views(await self._load(page, values)), page[-1][0].run_id if len(found) > len(page) else None
 
     async def _gather(self, wanted: Wanted, more: int = 0) -> list[tuple[Run, Lease]]:
-        """The rows of the runs that are wanted; ``more`` than those tell whether that is all."""
+        """Returns the rows of the wanted runs. ``more``: how many more to read, to find out whether that is all."""
         if not 1 <= wanted.limit <= PAGE:
             raise InvalidInput(f"limit is 1 to {PAGE}, not {wanted.limit}")
         out: list[tuple[Run, Lease]] = []
@@ -302,7 +302,7 @@ class Looker:
         return await self._looks(found) if values else [Look(run, lease, None) for run, lease in found]
 
     async def _check_place(self, cursor: str | None, tenant_id: str | None) -> None:
-        """Refuses a cursor that no page of runs has given out. A run that was pruned since leaves its place in the order.
+        """Refuses a cursor that no page of runs has given out. A run that was pruned since still has its place in the order.
 
         Raises:
             InvalidInput: there is no such run here.
@@ -326,12 +326,12 @@ class Looker:
         return out
 
     async def show(self, run: Run, lease: Lease) -> describe.RunView:
-        """A run as it is shown in lists, without its values."""
+        """Returns a run as lists show it, without its values."""
         ((blocked, no_worker),) = await self._ways([(run, lease)])
         return describe.hide(describe.run(run, lease, self._store.now(), blocked=blocked, no_worker=no_worker), await self.mask(run))
 
     async def overview(self, tenant_id: str | None = None) -> Overview:
-        """What stands in the store at a glance (§17.2); so many times a second as pages ask for it, it is looked at once (``OVERVIEW_US``)."""
+        """Returns the overview of the store (§17.2). It is cached for ``OVERVIEW_US``, however often pages ask for it."""
         at, found = self._overviews.get(tenant_id, (None, None))
         now = self._store.now()
         if at is None or found is None or not 0 <= now - at < OVERVIEW_US:
@@ -340,7 +340,7 @@ class Looker:
         return found
 
     async def intent_tally(self, tenant_id: str | None = None) -> dict[str, int]:
-        """How many intents there are, by state."""
+        """Returns the number of intents by state."""
         counts: Counter[str] = Counter()
         if tenant_id is None:
             for c in await self._store.intent_counts():
@@ -375,7 +375,7 @@ class Looker:
             cursor = found[-1][0].run_id
 
     async def _saying(self, found: Sequence[tuple[Run, Lease]], text: str | None) -> list[tuple[Run, Lease]]:
-        """Those of these runs that say this anywhere that is shown; what is secret does not count."""
+        """Returns those of these runs in which this text appears anywhere that is shown; secrets are not searched."""
         if text is None:
             return list(found)
         sought = text.casefold()
@@ -387,14 +387,14 @@ class Looker:
         return [(run, lease) for run, lease in found if run.run_id in saying]
 
     async def _looks(self, found: Sequence[tuple[Run, Lease]]) -> list[Look]:
-        """Runs with their values, read together where the store can. The oldest are folded first: they have what later runs of a thread carry."""
+        """Reads runs with their values, together if the store can. The oldest are folded first, because they have what later runs of a thread carry."""
         heads: dict[str, Head] = {}
         ends: Ends = {}
         out: list[Look] = []
         known = {run.run_id: fold for run, _ in found if (fold := self._folds.get(run.run_id)) is not None and fold.run == run}
         changed = [run.run_id for run, _ in found if run.run_id not in known]
         if changed and offers_heads(self._store):
-            with contextlib.suppress(HoldfastError):  # then each is asked for alone, which says what is wrong with it
+            with contextlib.suppress(HoldfastError):  # each run is then read by itself, so that damage affects only that run
                 heads = await self._store.heads(changed)
         for run, lease in reversed(found):
             if (fold := known.get(run.run_id)) is not None:
@@ -407,7 +407,7 @@ class Looker:
         return out[::-1]
 
     async def _fold(self, run: Run, head: Head, ends: Ends) -> Checkpoint | None:
-        """How a run stood when its row was read; None where its log has outgrown that by a whole checkpoint, or cannot be followed."""
+        """Computes a run's checkpoint at the time when its row was read; None if a newer whole checkpoint has replaced what is needed, or the log cannot be followed."""
         rows = [row for row in head.rows if row.seq <= run.version]
         try:
             progress = Progress(run.run_id, await self.threads.begin(run.run_id, head.whole, rows, ends)).walk(rows)
@@ -416,12 +416,12 @@ class Looker:
         if progress.seq != run.version:
             return None
         ends[run.run_id, progress.seq, progress.hash] = progress.checkpoint.values
-        if head.whole is None and run.thread_id == run.run_id:  # what a thread carries may be large, and is no part of the log
+        if head.whole is None and run.thread_id == run.run_id:  # carried values may be large, and their size is not that of the log
             self._folds.keep(run.run_id, _Fold(run, progress.checkpoint, progress.hash), sum(len(row.data) for row in rows))
         return progress.checkpoint
 
     async def _look(self, run: Run, lease: Lease) -> Look:
-        """A run with its values; damage to them harms this run only (§3.6)."""
+        """Reads one run with its values; damage to them affects only this run (§3.6)."""
         try:
             loaded = await self.threads.load(run.run_id)
             if loaded is None:
@@ -432,10 +432,10 @@ class Looker:
         return Look(loaded.run, loaded.lease, progress.checkpoint)
 
     async def waits(self, tenant_id: str | None = None, *, before: str | None = None, limit: int = 100) -> tuple[list[describe.WaitView], str | None]:
-        """Open waits of all runs that wait, those of the newest runs first; and the cursor of the next page, counted in runs, None after the last.
+        """Returns the open waits of all runs that wait, those of the newest runs first, and the cursor of the next page; None after the last. A page counts runs.
 
         Raises:
-            InvalidInput: a ``before`` that is the cursor of no page.
+            InvalidInput: ``before`` is not the cursor of a page.
         """
         await self._check_place(before, tenant_id)
         found = await self._store.runs(RunFilter(tenant_id=tenant_id, statuses=tuple(WAITING), before=before, limit=limit + 1))
@@ -448,7 +448,7 @@ class Looker:
         return out, page[-1][0].run_id if len(found) > limit else None
 
     async def waiting(self, where: Where, limit: int) -> list[tuple[Run, Wait]]:
-        """The open waits that a selection means, those of the oldest runs first, so many at most."""
+        """Returns the open waits that a selection matches, those of the oldest runs first, at most ``limit``."""
         found: list[tuple[Run, Wait]] = []
         cursor: str | None = None
         while True:
@@ -459,10 +459,10 @@ class Looker:
             cursor = page[-1][0].run_id
 
     async def find_linked(self, secret: str) -> describe.WaitView:
-        """The wait that a link answers, for whoever holds it (§5.9).
+        """Returns the wait that a link answers, for the holder of the link (§5.9).
 
         Raises:
-            TokenRefused: unknown, used, expired, or its wait is answered or closed.
+            TokenRefused: the link is unknown, used or expired, or its wait is answered or closed.
         """
         token = await linked.find_token(self._store, secret)
         seen = await self.snapshot(token.run_id, check=False)
@@ -473,7 +473,7 @@ class Looker:
         return wait
 
     async def effects(self, tenant_id: str | None = None, *, statuses: Iterable[str] = (), limit: int = 100) -> list[describe.EffectView]:
-        """Effect records of all runs, the newest first."""
+        """Returns the effect records of all runs, newest first."""
         wanted = tuple(statuses)
         if offers_counting(self._store):
             mine = await self._store.newest_effects(tenant_id, statuses=wanted, limit=limit)
@@ -483,7 +483,7 @@ class Looker:
         return [describe.hide(describe.effect(e), await masks.of(e.run_id)) for e in mine]
 
     async def tally(self, tenant_id: str | None = None) -> Tally:
-        """How many runs and effects there are, by status."""
+        """Returns the numbers of runs and effects, by status."""
         if offers_counting(self._store):
             return await self._store.tally(tenant_id)
         runs: Counter[str] = Counter()
@@ -494,10 +494,10 @@ class Looker:
         return Tally(runs, Counter(str(e.status) for e in await self._store.effects() if tenant_id in (None, e.tenant_id)))
 
     async def intents(self, tenant_id: str | None = None, *, state: str | None = None, after: str | None = None, limit: int = 100) -> list[describe.IntentView]:
-        """Outgoing messages (intents), sent or not.
+        """Returns outgoing messages (intents), sent or not.
 
         Raises:
-            InvalidInput: a state that there is none of.
+            InvalidInput: there is no such state.
         """
         if state is not None:
             bounds.one_of(state, "state", [str(one) for one in IntentState])
@@ -510,10 +510,10 @@ class Looker:
     async def list_intents(
         self, tenant_id: str | None = None, *, state: str | None = None, after: str | None = None, limit: int = 100
     ) -> tuple[list[describe.IntentView], str | None]:
-        """A page of them, and the cursor of the next one: its ``after``, None after the last.
+        """Returns a page of intents and the cursor of the next page, which is its ``after``; None after the last page.
 
         Raises:
-            InvalidInput: a state that there is none of; an ``after`` that is the cursor of no page.
+            InvalidInput: there is no such state; or ``after`` is not the cursor of a page.
         """
         if after is not None:
             there = await self._store.intent(after)
@@ -523,10 +523,10 @@ class Looker:
         return found[:limit], found[limit - 1].intent_id if len(found) > limit else None
 
     async def intent(self, intent_id: str, tenant_id: str | None = None) -> describe.IntentView:
-        """One intent.
+        """Returns one intent.
 
         Raises:
-            IntentNotFound: there is none of that id here.
+            IntentNotFound: there is none with that id here.
         """
         i = await self._store.intent(intent_id)
         if i is None or tenant_id not in (None, i.tenant_id):
@@ -535,7 +535,7 @@ class Looker:
         return describe.hide(describe.intent(i, no_transport=lacking(i)), await _Masks(self).of(i.run_id))
 
     async def count_unsent(self, tenant_id: str | None = None) -> int:
-        """How many messages wait that no process that is up sends."""
+        """Returns how many messages wait that no running process sends."""
         types = await find_sent_types(self._store, self._transports)
         if types is None:
             return 0
@@ -544,7 +544,7 @@ class Looker:
         return sum(i.type not in types for i in await self._store.intents(state=str(IntentState.QUEUED), tenant_id=tenant_id, limit=MOST))
 
     async def count_queued(self) -> describe.QueuedView:
-        """What waits to be sent, of all tenants."""
+        """Returns what waits to be sent, of all tenants."""
         waiting = [c for c in await self._store.intent_counts() if c.state == IntentState.QUEUED]
         types = await find_sent_types(self._store, self._transports) if waiting else None
         return describe.QueuedView(
@@ -563,7 +563,7 @@ class Looker:
         after: int | None = None,
         limit: int = 100,
     ) -> Ledger:
-        """Ledger rows of one run or of all, oldest first; ``after`` is a row's number, the ``next_cursor`` of the page before."""
+        """Returns ledger rows of one run or of all, oldest first. ``after``: a row's number, which is the ``next_cursor`` of the page before."""
         if not 1 <= limit <= PAGE:
             raise InvalidInput(f"limit is 1 to {PAGE}, not {limit}")
         if after is not None:
@@ -579,7 +579,7 @@ class Looker:
     # -- who works ----------------------------------------------------------------------------------
 
     async def workers(self) -> list[describe.WorkerView]:
-        """The processes that hold leases."""
+        """Returns the processes that hold leases."""
         return [
             describe.WorkerView(
                 owner=w.owner, started_at=views.iso(w.started_at), expires_at=views.iso(w.expires_at), alive=w.alive, runs=w.runs,
@@ -589,7 +589,7 @@ class Looker:
         ]
 
     async def lanes(self, tenant_id: str | None = None, *, session_key: str | None = None) -> list[describe.LaneView]:
-        """The lanes that a run holds, and who waits behind it, in their turn (§10.8)."""
+        """Returns the lanes that a run holds, and the runs that wait behind it, by their turns (§10.8)."""
         open_ = tuple(s for s in Status if s not in TERMINAL)
         mine = await self._store.runs(RunFilter(tenant_id=tenant_id, session_key=session_key, statuses=open_, limit=MOST, by_turn=True))
         lanes: dict[tuple[str, str, str], list[tuple[Run, Lease]]] = {}
@@ -614,7 +614,7 @@ class Looker:
         return out
 
     async def queues(self, declared: Mapping[str, Limit], tenant_id: str | None = None) -> list[describe.QueueView]:
-        """The queues in which something is due or driven, or that are paused, and what stands in the way (§10.11); of one tenant what is its own."""
+        """Returns the queues in which something is due or driven, or that are paused, and what is in the way (§10.11). With a tenant, only its own runs count."""
         offers = await living(self._store, self._store.now())
         rules, usage = bounding.in_force(_merge_declared(offers, declared), await self._store.rules()), await self._store.usage()
 
@@ -633,7 +633,7 @@ class Looker:
         ]
 
     async def limits(self, declared: Mapping[str, Limit], tenant_id: str | None = None) -> list[describe.LimitView]:
-        """The limits in force, by name, and what was said about those that are in force no more; without those of other tenants than this one."""
+        """Returns the limits by name: those in force, and the stored changes of those no longer in force; with a tenant, without the limits of other tenants."""
         stored = {r.name: r for r in await self._store.rules()}
         rules, usage = bounding.in_force(_merge_declared(await living(self._store, self._store.now()), declared), stored.values()), await self._store.usage()
         return [_limit(name, rules.limits.get(name), stored.get(name), usage) for name in sorted({*rules.limits, *stored}) if _of_tenant(name, tenant_id)]
@@ -642,14 +642,14 @@ class Looker:
         return next(found for found in await self.limits(declared) if found.name == name)
 
     async def schedules(self, tenant_id: str | None = None) -> list[describe.ScheduleView]:
-        """All schedules, the soonest first."""
+        """Returns all schedules, the soonest first."""
         return [self._schedule(s) for s in await self._store.schedules() if tenant_id in (None, s.tenant_id)]
 
     async def schedule(self, schedule_id: str, tenant_id: str | None = None) -> describe.ScheduleView:
-        """One schedule.
+        """Returns one schedule.
 
         Raises:
-            ScheduleNotFound: there is none of that id here.
+            ScheduleNotFound: there is none with that id here.
         """
         s = await self._store.schedule(schedule_id)
         if s is None or tenant_id not in (None, s.tenant_id):
@@ -661,7 +661,7 @@ class Looker:
 
 
 def refuse_cursor(cursor: str) -> InvalidInput:
-    """The refusal of a cursor that no page of a list has given out."""
+    """Makes the error for a cursor that no page of a list has given out."""
     return InvalidInput(f"{cursor[:80]!r} is not a cursor of this list", field="cursor", hint="give the next_cursor of the page before")
 
 
@@ -676,11 +676,11 @@ def _find_named(every: list[describe.CheckpointView], run_id: str, name: str | N
 
 
 LATE_US = 3600 * 1_000_000
-"""Ids are sorted by the clock of who made them: so far apart two of them may be."""
+"""How far apart the clocks may be of the processes that made two ids. Ids are sorted by these clocks."""
 
 
 class _Masks:
-    """The masks of the runs of one list, each found once."""
+    """The masks of the runs of one list, each computed once."""
 
     def __init__(self, looker: Looker) -> None:
         self._looker = looker
@@ -703,7 +703,7 @@ class _Masks:
 
 
 def skills(programs: Iterable[Program]) -> list[describe.SkillView]:
-    """The registered programs as data."""
+    """Returns the registered programs as data."""
     return [describe.skill(p) for p in programs]
 
 
@@ -745,7 +745,7 @@ def _holds(run: Run) -> bool:
 
 
 def _local(at: int | None, zone: str) -> str | None:
-    """A time as clocks in that zone show it; in UTC where the zone is not known here."""
+    """Returns a time as local time in that zone; in UTC if the zone is not known here."""
     if at is None:
         return None
     moment: dt.datetime = when(at)

@@ -1,8 +1,8 @@
-"""What stands in a store at a glance: how many runs where, who is needed, what was done lately (§17.2). It changes nothing.
+"""An overview of a store: how many runs are in which state, who is needed, what was done lately (§17.2). It changes nothing.
 
-Theory of operation. How many runs and effects there are is counted by the store. What counts cannot say (who is asked, what nobody can take, how long
-runs took) is read of so many runs at most, the newest of each status, so that a look costs the same however many there are; where that
-leaves some out, the answer says so (``whole``).
+Theory of operation. The store counts runs and effects. What counts cannot say (who is asked, what nobody can take, how long
+runs took) is computed from a limited number of runs, the newest of each status, so that an overview costs the same however many runs there are. If
+some runs are left out, the answer says so (``whole``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.core.status import AT_REST, LIVE, WAITING, Condition, Status
 from holdfast.ports import RunFilter, Store, Tally
 
 READ = 1_000
-"""Runs that are read, of each kind of status."""
+"""How many runs of each kind of status are read."""
 LISTED = 50
 HOUR_US = 3_600_000_000
 SLICES = 12
@@ -31,7 +31,7 @@ NEED = (*HUMAN, Condition.FAILED, Condition.INTERRUPTED)
 
 
 class Look(Protocol):
-    """How runs are shown, and what is counted."""
+    """Shows runs and counts."""
 
     async def tally(self, tenant_id: str | None = None) -> Tally: ...
 
@@ -42,7 +42,7 @@ class Look(Protocol):
 
 
 class Lately(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs that ended within the hour: how many, how many of them failed, how long they took in seconds, and both by five minutes."""
+    """Runs that ended within the last hour: how many, how many of them failed, how long they took in seconds, and ended and failed by five minutes."""
 
     ended: int
     failed: int
@@ -52,9 +52,9 @@ class Lately(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """Where everything stands. ``questions``: what people are asked; ``needed``: runs that somebody has to look at, ``need`` the first of them;
-    ``nobody``: runs that are due and that no living worker can take, be it for want of any. ``doubtful``: effects that were attempted in runs
-    whose process is gone; they are ``unknown`` once somebody takes the run over. ``unsent``: queued messages that no process that is up sends."""
+    """The state of everything. ``questions``: what people are asked; ``needed``: how many runs somebody has to look at; ``need``: the first of them;
+    ``nobody``: runs that are due and that no living worker can take, or for which no worker is up. ``doubtful``: effects that were attempted in runs
+    whose process is gone; they become ``unknown`` when another process takes the run over. ``unsent``: queued messages that no running process sends."""
 
     conditions: dict[str, int]
     total: int
@@ -72,7 +72,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def overview(store: Store, look: Look, tenant_id: str | None = None) -> Overview:
-    """Where everything of a tenant's stands, or of everybody's."""
+    """Makes the overview of one tenant, or of all."""
     now = store.now()
     tally = await look.tally(tenant_id)
     counts: Counter[Condition] = Counter({Condition.DONE: tally.runs.get(Status.COMPLETED, 0), Condition.FAILED: tally.runs.get(Status.FAILED, 0)})
@@ -112,16 +112,16 @@ _USUAL = {
     next(iter(tuple(WAITING))): Condition.AWAITING_SIGNAL, next(iter(tuple(LIVE))): Condition.RUNNING, Status.PENDING: Condition.QUEUED,
     Status.CANCELED: Condition.CANCELLED,
 }
-"""Where runs stand that are counted and not read."""
+"""The condition that is assumed for runs of each group that are counted but not read."""
 
 
 def _urgency(run: Run) -> tuple[bool, int]:
-    """Unknown effects first, then the nearest deadline."""
+    """Sorts unknown effects first, then the nearest deadline."""
     return not any(w.effect_id for w in run.waits), min((w.deadline for w in run.waits if w.deadline is not None), default=2**62)
 
 
 async def _lately(store: Store, tenant_id: str | None, now: int) -> Lately:
-    """The runs that ended within the hour, among the newest."""
+    """Returns figures of the runs that ended within the last hour, among the newest ones."""
     ended: list[Run] = []
     for status in (Status.COMPLETED, Status.FAILED):
         page = await store.runs(RunFilter(tenant_id=tenant_id, statuses=(status,), limit=READ))

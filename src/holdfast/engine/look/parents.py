@@ -1,4 +1,4 @@
-"""What a run's commit tells its parent and its children (§4.14): put into their inboxes in that very commit."""
+"""What a run's commit puts into the inboxes of its parent and its children (§4.14), in that same commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.core.waits import WaitKind
 
 
 def messages(before: Run | None, after: Run, facts: Iterable[ev.Fact], checkpoint: Checkpoint, at: int) -> list[InboxItem]:
-    """The result for a waiting parent, when the run ends; a cancel for each child that nobody waits for any more."""
+    """Returns the result for a waiting parent if the run ends, and a cancel for each child whose wait was closed, if that wait cascades."""
     out: list[InboxItem] = []
     if after.terminal and after.parent_wait_id is not None and after.parent_run_id is not None and not (before is not None and before.terminal):
         result = None

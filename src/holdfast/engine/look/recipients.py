@@ -26,7 +26,7 @@ PAGE = 500
 
 
 async def recipient(store: Store, target: str, said: cmd.Signal, *, keyed: bool, tenant_id: str | None = None) -> Run:
-    """The run that a signal is for: the one of that id, or one of a thread. ``keyed``: the sender gave the key, and may send it again.
+    """Returns the run that a signal is for: the one with that id, or one of a thread. ``keyed``: the sender gave the key, and may send again.
 
     Raises:
         InvalidInput, RunNotFound: there is no such run, and no such thread with a run that has not ended.
@@ -55,14 +55,14 @@ async def _choose(store: Store, thread_id: str, said: cmd.Signal, tenant_id: str
 
 
 async def newest_live(store: Store, thread_id: str, tenant_id: str | None = None) -> Run | None:
-    """A thread's newest run that has not ended. A run that is queued behind one that has begun has nothing to ask yet, and receives nothing."""
+    """Returns a thread's newest run that has not ended. A run queued behind one that has begun has nothing to ask yet, and receives nothing."""
     rows = await store.runs(RunFilter(tenant_id=tenant_id, thread_id=thread_id, statuses=NOT_ENDED, limit=MANY, by_turn=True))
     begun = (run for run, _ in rows if run.status is not Status.PENDING)
     return next(begun, rows[0][0] if rows else None)
 
 
 async def find_received(store: Store, run_id: str, said: cmd.Signal) -> ev.SignalReceived | None:
-    """The signal of that name and key that a run's log has."""
+    """Returns the signal with that name and key from a run's log; None if the log has none."""
     seq = 0
     while rows := await store.rows(run_id, seq, PAGE):
         for fact in (e.fact for row in rows for e in open_row(row).events):
@@ -73,8 +73,8 @@ async def find_received(store: Store, run_id: str, said: cmd.Signal) -> ev.Signa
 
 
 async def forget(store: Shelves, keeper: Upkeep) -> None:
-    """Deletes the choices of runs that were pruned, whichever prune it was: one that was ended before it came here leaves them to the next, and
-    so does one without the keys of these rows."""
+    """Deletes the choices of runs that were pruned, by this prune or an earlier one. A prune that ended before it came here leaves them to
+    the next prune, and so does a prune without the encryption keys of these rows."""
     after = ""
     with contextlib.suppress(KeyUnavailable):
         while rows := await store.shelf_scan(SHELF, "", after, PAGE):
@@ -85,7 +85,7 @@ async def forget(store: Shelves, keeper: Upkeep) -> None:
 
 
 async def _is_pruned(keeper: Upkeep, run_id: str) -> bool:
-    with contextlib.suppress(RecordDamaged):  # the checker names it
+    with contextlib.suppress(RecordDamaged):  # the checker reports it
         return await keeper.find_pruned(run_id) is not None
     return False
 

@@ -1,11 +1,11 @@
-"""One consistent read of a run, for whoever looks (§13): all that is shown of it is of one instant.
+"""One consistent read of a run, for readers (§13): everything that is shown of it is of one instant.
 
-Theory of operation. What is kept of a run lies in several tables, and its owner goes on writing while they are read. Everything but a
-late effect and a delivery moves with the run's log, so the reads are held together by the log: the row is read before and after them,
-and they stand if nothing moved. A run that moves faster than that is shown as its log was when it was read, its row folded from the
-log itself; records beside it that are older than their events then say less than the log, never more.
+Theory of operation. The data of a run lie in several tables, and the run's owner continues to write while they are read. Everything except a
+late effect and a delivery changes together with the run's log, so the log holds the reads together: the row is read before and after them,
+and they are valid if it has not changed. A run that moves faster than that is shown as its log was when it was read, with its row folded from the
+log itself; the other records may then be older than the events, and so say less than the log, never more.
 
-A run is loaded with references to its large results alone: ``whole`` reads them back where they are needed.
+A run is loaded with references to its large results only: ``whole`` reads a result back when it is needed.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ T = TypeVar("T", StepRecord, Effect)
 
 
 async def whole(store: Store, record: T) -> T:
-    """The record with its result, also where that is kept apart.
+    """Returns the record with its result, which is read if it is stored separately.
 
     Raises:
-        StoreCorrupt: ``blob_unreadable``: it is gone, or not what was written.
+        StoreCorrupt: ``blob_unreadable``: the result is missing, or not what was written.
     """
     blob = blobs.reference_in(record.result if isinstance(record, Effect) else record.value)
     if blob is None:
@@ -67,9 +67,9 @@ MOST = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """What one walk over a log finds. ``broken``: why its values could not be followed to the end; events are told as far as they can be read.
+    """The result of one walk over a log. ``broken``: why the values could not be followed to the end; the events are those that could be read.
 
-    ``names``: what recorded calls are called. ``states``: what stood in the secret channels.
+    ``names``: the names of recorded calls. ``states``: the values that the secret channels had.
     """
 
     events: tuple[ev.Event, ...]
@@ -80,7 +80,7 @@ class Walk:
 
 
 def walk(run: Run, rows: Sequence[Row], origin: Origin | None) -> Walk:
-    """Walks a log from its beginning. Types that nobody registered here are shown as their fields (§14.3)."""
+    """Walks a log from its beginning. Values of types that are not registered here are shown as their fields (§14.3)."""
     with canon.looking():
         return _walk(run, rows, origin)
 
@@ -126,7 +126,7 @@ def _inputs(events: Sequence[ev.Event]) -> list[Mapping[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """A run at one instant. What is described of it is typed, and secrets are hidden in it already (§13.5)."""
+    """A run at one instant. Its descriptions are typed, and secrets are hidden in them already (§13.5)."""
 
     run: Run
     lease: Lease
@@ -139,14 +139,14 @@ class Snapshot:
     problems: tuple[Problem, ...] = ()
     blocked: Blocked | None = None
     behind: Blocked | None = None
-    """The run of its lane because of which a resume of this one, which has ended, is refused for now."""
+    """The run of its lane because of which a resume of this ended run is refused for now."""
     no_worker: NoWorker | None = None
     unsendable: Unsendable | None = None
-    """Tells of an intent whether nobody can send it; None where that was not asked."""
+    """Says whether no process can send an intent; None if this was not asked."""
     lost: HoldfastError | None = None
-    """Why what the run carries from its thread cannot be found."""
+    """Why the values that the run carries from its thread cannot be found."""
     walked: Walk | None = None
-    """The walk over the end of a long log, where the whole of it was not read: then ``rows`` are those since its newest whole checkpoint."""
+    """The walk over the end of a long log, if the whole log was not read: then ``rows`` are those since its newest whole checkpoint."""
 
     @cached_property
     def walk(self) -> Walk:
@@ -154,12 +154,12 @@ class Snapshot:
 
     @property
     def head(self) -> Checkpoint:
-        """Where the run stands, as far as its log can be read."""
+        """The newest checkpoint, as far as the log can be read."""
         return self.walk.progress.checkpoint
 
     @property
     def gone(self) -> list[Effect]:
-        """What completed steps of a run did and was undone, or may have been, so that a resume is refused; of one that could be resumed else (§6.11)."""
+        """The effects of completed steps that were undone, or may have been, so that a resume is refused; empty unless the run could otherwise be resumed (§6.11)."""
         ended = self.run.status in RESUMABLE and not self.run.settled
         return compensation.find_taken_back(self.effect_records, self.run.run_id, self.head) if ended else []
 
@@ -169,7 +169,7 @@ class Snapshot:
 
     @cached_property
     def channels(self) -> dict[str, Any] | None:
-        """The values at the head as JSON carries them; None where they cannot be read: ``problems`` says why."""
+        """The values at the head as JSON; None if they cannot be read: ``problems`` says why."""
         broken = self.walk.broken or self.lost
         if broken is not None:
             return {"unreadable": broken.message} if broken.code == "event_unreadable" else None
@@ -181,7 +181,7 @@ class Snapshot:
         return describe.hide(describe.run(self.run, self.lease, self.now, channels=self.channels, effects=effects, blocked=self.blocked, no_worker=self.no_worker), self.mask)
 
     def detail(self, *, deduplicated: bool = False) -> describe.RunDetail:
-        """The record with its problems."""
+        """Returns the record with its problems."""
         return describe.detail(self.record, list(self.problems), deduplicated=deduplicated)
 
     @property
@@ -189,7 +189,7 @@ class Snapshot:
         return self.record.waits
 
     def story(self) -> list[Moment]:
-        """The timeline, and by their times the attempts at sending what the run sends (§9.3); a row that cannot be read ends it."""
+        """Returns the timeline, with the attempts at sending the run's messages by their times (§9.3). A row that cannot be read ends it."""
         return [replace(m, detail=self.mask.text(m.detail)) for m in timeline(self.walk.events, self.intent_records, self.walk.names)]
 
     def events(self, after: int = 0, limit: int | None = None) -> list[describe.EventView]:
@@ -197,7 +197,7 @@ class Snapshot:
         return [describe.hide(describe.event(self.run, e), self.mask) for e in chosen]
 
     def checkpoints(self, *, hidden: bool = True) -> list[describe.CheckpointView]:
-        """All checkpoints, oldest first; without ``hidden`` secrets are not hidden.
+        """Returns all checkpoints, oldest first; secrets are hidden unless ``hidden`` is False.
 
         Raises:
             StoreCorrupt, EventUnreadable: the log cannot be walked.
@@ -217,7 +217,7 @@ class Snapshot:
                 yield progress
 
     def find_fork_point(self) -> str:
-        """The checkpoint at which a fork begins with the newest state that holds nothing of what was undone (§6.11); empty if there is none.
+        """Returns the checkpoint at which a fork begins with the newest state that contains nothing that was undone (§6.11); "" if there is none.
 
         Raises:
             StoreCorrupt, EventUnreadable: the log cannot be walked.
@@ -254,10 +254,10 @@ Check = Callable[[str], Awaitable[Sequence[Problem]]]
 
 
 async def page(store: Store, run_id: str, after: int, limit: int) -> list[ev.Event]:
-    """The first so many events newer than ``after``. Their rows alone are read and the one before them, whose hash the first is held against.
+    """Returns the first ``limit`` events newer than ``after``. Only their rows and the row before them are read, whose hash the first is checked against.
 
     Raises:
-        ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with one of them.
+        ChainBroken, EventUnreadable, UnsupportedFormat: one of them is damaged or cannot be read.
     """
     rows = await store.rows(run_id, max(0, after - 1), limit + 1)
     if not rows:
@@ -272,7 +272,7 @@ async def page(store: Store, run_id: str, after: int, limit: int) -> list[ev.Eve
 
 
 async def find_run(store: Store, run_id: str, tenant_id: str | None = None) -> tuple[Run, Lease]:
-    """The row of a run. Another tenant's is not found, in the very words of one that was never given (§14.2).
+    """Returns the row of a run. Another tenant's run is not found, with the same words as for an id that never existed (§14.2).
 
     Raises:
         InvalidInput, RunNotFound: there is no such run here.
@@ -288,11 +288,11 @@ async def find_run(store: Store, run_id: str, tenant_id: str | None = None) -> t
 
 
 TAIL = 1_000
-"""Events of which a run's end is made up where all of them are not read."""
+"""How many events the end of a run contains, if not all are read."""
 
 
 async def tail(store: Store, threads: Threads, run_id: str, *, tenant_id: str | None = None) -> Snapshot:
-    """A long run as it stands, and its last events: what a look costs does not grow with the run.
+    """Reads a long run as it is, with its last events: the cost does not grow with the run.
 
     Raises:
         InvalidInput, RunNotFound: there is no such run here.
@@ -309,14 +309,14 @@ async def tail(store: Store, threads: Threads, run_id: str, *, tenant_id: str | 
         try:
             events = tuple([e for row in rows for e in open_row(row).events if e.seq <= run.version])
             progress = Progress(run_id, loaded.whole).walk(loaded.rows)
-        except HoldfastError:  # something is damaged: the whole of it is looked at, and what can be read is shown
+        except HoldfastError:  # something is damaged: the whole run is read, and what is readable is shown
             return await snapshot(store, threads, run_id, tenant_id=tenant_id)
     walked = Walk(events, progress, {}, ())
     return Snapshot(run, loaded.lease, now, tuple(loaded.rows), loaded.whole, effects, intents, ledger, walked=walked)
 
 
 async def snapshot(store: Store, threads: Threads, run_id: str, *, tenant_id: str | None = None, check: Check | None = None) -> Snapshot:
-    """All there is of a run at one instant; ``check`` finds its problems.
+    """Reads everything about a run at one instant; ``check`` finds its problems.
 
     Raises:
         InvalidInput, RunNotFound: there is no such run here.

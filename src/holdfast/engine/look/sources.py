@@ -1,12 +1,12 @@
-"""Reading on in a run's log and ring: for one reader, or once for all that follow the same run.
+"""Reading a run's log and ring buffer further: for one reader, or once for all readers of the same run.
 
-Theory of operation. Whoever follows a run asks for what comes after a place in its log and its ring, and then for news of that place. Readers
-of one server mostly stand at the same few places. ``SharedSource`` gives all who ask for the same place between two changes of the store one
-answer, and while they wait one task looks for them: after a change it reads each place that somebody waits at once, and wakes those for whom
-something came. So a commit costs the same few reads for one listener and for two hundred, and idle ones are not woken by other runs.
+Theory of operation. A reader that follows a run asks for what comes after a place in the run's log and ring, and then for news of that place. Readers
+of one server are mostly at the same few places. ``SharedSource`` gives all readers that ask for the same place between two changes of the store the
+same answer. While they wait, one task polls for them: after a change it reads each place that somebody waits at once, and wakes the readers for whom
+something has come. So a commit costs the same few reads for one listener and for two hundred, and changes of other runs do not wake idle listeners.
 
-An answer is kept until the task sees the next change. What was committed after it was read is such a change. Before a reader whose answer is from
-the time before the last one waits, the task looks once more for it, so that nothing is missed in between.
+An answer is kept until the task sees the next change, which includes anything committed after the answer was read. If a reader whose answer
+is older than the last change is about to wait, the source first checks its place again, so that nothing in between is missed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_VIEWS = 2 * PAGE
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Where a reader stands: after this event, and after this batch of the ring; without ``serial`` it wants nothing of the ring."""
+    """A reader's place: after event ``seq``, and after batch ``serial`` of the ring. If ``serial`` is None, the reader does not want the ring."""
 
     run_id: str
     tenant_id: str | None
@@ -44,7 +44,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A run as it stood, what of it is to be hidden, and the first page after a place: the log before the ring. ``turn`` counts the changes until then."""
+    """A run as it was read, what of it must be hidden, and the first page after a place, log before ring. ``turn``: how many changes were seen before."""
 
     run: Run
     lease: Lease
@@ -58,20 +58,20 @@ class Source(Protocol):
     """What a follower reads from."""
 
     async def look(self, point: Point) -> Seen:
-        """What comes after a place.
+        """Reads what comes after a place.
 
         Raises:
             InvalidInput, RunNotFound: there is no such run here.
         """
 
     async def news(self, point: Point, seen: Seen, seconds: float) -> bool:
-        """Returns when there may be more after a place than was seen, or after so many seconds: then it is False."""
+        """Waits for more after a place. Returns True when there may be more than ``seen``, False after this many seconds."""
 
     def view(self, run_id: str, seq: int) -> EventView | None:
-        """How an event was shown to another reader."""
+        """Returns the view of an event that was made for another reader; None if there is none."""
 
     def keep_view(self, run_id: str, seq: int, view: EventView) -> None:
-        """Keeps how an event is shown, for other readers."""
+        """Keeps the view of an event for other readers."""
 
 
 class DirectSource:
@@ -85,7 +85,7 @@ class DirectSource:
         run, lease = await self._looker.find_row(point.run_id, point.tenant_id)
         rows = await self._store.rows(point.run_id, point.seq, PAGE)
         ring = [] if point.serial is None else await self._store.chunks(point.run_id, point.serial, PAGE)
-        if rows and rows[-1].seq > run.version:  # it has gone on meanwhile: after these rows it stands otherwise than it was read
+        if rows and rows[-1].seq > run.version:  # the run has continued meanwhile, so its row is older than these events
             run, lease = await self._looker.find_row(point.run_id, point.tenant_id)
         return Seen(run, lease, await self._looker.mask(run), rows, ring)
 
@@ -115,7 +115,7 @@ class SharedSource:
 
     async def look(self, point: Point) -> Seen:
         turn = self._turn
-        if self._task is None:  # no task would notice that the answer is out of date
+        if self._task is None:  # not kept, because no task would notice when the answer is out of date
             return msgspec.structs.replace(await self._direct.look(point), turn=turn)
         kept = self._kept.get(point)
         if kept is None:
@@ -155,12 +155,12 @@ class SharedSource:
             self._views = dict(list(self._views.items())[PAGE:])
         self._views[run_id, seq] = view
 
-    # -- looking for all who wait ---------------------------------------------------------------------
+    # -- polling for all waiters ----------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Looks for those who wait, for as long as anybody does."""
+        """Polls for the waiters, as long as there are any."""
         try:
-            await self._store.wait_for_change(0)  # a task's first look only sets what counts as news
+            await self._store.wait_for_change(0)  # a task's first call only sets what counts as a change from now on
             while self._waiting:
                 self._turn += 1
                 self._kept, self._asked = {}, {}
@@ -175,11 +175,11 @@ class SharedSource:
         finally:
             self._task = None
             self._kept, self._asked = {}, {}
-            for waiter in self._everybody():  # whoever came in the last moment looks for themselves
+            for waiter in self._everybody():  # waiters added at the last moment look for themselves
                 _tell(waiter, True)
 
     async def _tell_of(self, point: Point) -> None:
-        """Wakes those who wait at a place after which something came."""
+        """Wakes the waiters at a place if there is something after it."""
         if await self._came(point):
             for waiter in self._waiting.get(point, ()):
                 _tell(waiter, True)
@@ -195,7 +195,7 @@ class SharedSource:
         try:
             return bool(await self._store.rows(point.run_id, point.seq, 1) or (point.serial is not None and await self._store.chunks(point.run_id, point.serial, 1)))
         except HoldfastError:
-            return True  # they meet it themselves, where it can be told
+            return True  # wakes the readers, which get the same error and can report it
 
     def _everybody(self) -> Iterable[asyncio.Future[bool]]:
         return [waiter for waiters in self._waiting.values() for waiter in waiters]

@@ -1,15 +1,15 @@
 """What a thread carries from one run to the next (§4.15), by reference (decision 35).
 
-Theory of operation. The first checkpoint of a run that carries its thread on does not hold those channels: it names the run they
-come from and where that run's log ended, by event number and chain hash (``core.checkpoint.Carry``). Loading goes there, and
-from there on to the run before, until it meets a whole checkpoint; as the bytes logged since the last whole one are counted across
-the runs of a thread, that is never far. What a run carries is its *origin*: a checkpoint numbered 0 that is there before its
-first. Stores keep one where the runs before are not at hand: with a run that was imported, and with one whose forerunners
+Theory of operation. The first checkpoint of a run that continues a thread does not contain the carried channels. It names the run that they
+come from and where that run's log ended, by event number and chain hash (``core.checkpoint.Carry``). Loading reads that log, and
+goes on to earlier runs until it finds a whole checkpoint. Because the bytes logged since the last whole checkpoint are counted across
+the runs of a thread, that is never far. What a run carries is its *origin*: a checkpoint numbered 0 that comes before its
+first one. Stores keep an origin if the earlier runs are not available: with a run that was imported, and with a run whose predecessors
 were pruned.
 
-A process that drives turn after turn has the ends of a thread's newest runs in hand and need not walk to them. That this is still
-how the thread ends is seen by the run's row: under the same fence, which holds the store's incarnation, a log that counts
-as many events is the same log. And a run that names such an end names its chain's hash.
+A process that drives turn after turn keeps the ends of a thread's newest runs in memory and need not read back to them. Whether the thread still
+ends this way is seen from the run's row: under the same fence, which contains the store's incarnation, a log with the same number of
+events is the same log. In addition, a run that refers to such an end names the hash of its chain.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from holdfast.ports import Loaded, RunFilter, Store, offers_threads, offers_upke
 
 LOOKED_AT = 1000
 NONE_KNOWN: Mapping[tuple[str, int, bytes], Mapping[str, Any]] = {}
-LIGHT = 256  # bytes: what a run carries that is no heavier than this is stored, for naming where it is would not be much shorter
-KEPT_BYTES = 4 * 2**20  # of logs and whole checkpoints, whose values are kept in hand
+LIGHT = 256  # bytes: carried values no larger than this are stored again, because a reference to them would not be much shorter
+KEPT_BYTES = 4 * 2**20  # of logs and whole checkpoints whose values are kept in memory
 KEPT_THREADS = 256
 
 Origin = tuple[Checkpoint, bytes]
 Ends = dict[tuple[str, int, bytes], Mapping[str, Any]]
-"""Values by the run and the place in its log at which another may carry on from them."""
+"""Values, by the run and the place in its log from which another run carries them."""
 
 
 class CarriedValues(msgspec.Struct, frozen=True):
-    """What a thread has for its next run: the values by channel, and where they are on record. ``follows``: how the thread
-    ended when they were read, where the commit that begins with them is to be held against that."""
+    """What a thread has for its next run: ``values`` by channel, and ``carries``, where they are on record. ``follows``: how the thread
+    ended when they were read, if the commit that begins with them has to be checked against that."""
 
     values: Mapping[str, Any]
     carries: tuple[Carry, ...]
@@ -53,7 +53,7 @@ class CarriedValues(msgspec.Struct, frozen=True):
     follows: ThreadEnd | None = None
 
     def behind(self, carries: tuple[Carry, ...]) -> Behind | None:
-        """What the commit of a first checkpoint that names these has to say of it."""
+        """Returns what the commit of a first checkpoint with these references says about them; None if there are none."""
         return Behind(tuple([c.run_id for c in carries]), self.since, self.whole) if carries else None
 
 
@@ -67,7 +67,7 @@ class _End(msgspec.Struct, frozen=True):
 
 
 class _Log(msgspec.Struct, frozen=True):
-    """A run's log up to where another one carries on from it: from its newest whole checkpoint before, or else what it carries itself."""
+    """A run's log up to where another run carries on from it. It begins at the newest whole checkpoint before that place, or else at what the run itself carries."""
 
     begin: Origin | None
     rows: tuple[Row, ...]
@@ -75,7 +75,7 @@ class _Log(msgspec.Struct, frozen=True):
 
 
 class Threads:
-    """Finds what runs carry, through one store."""
+    """Finds what runs carry, in one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -85,9 +85,9 @@ class Threads:
     # -- for the next run ---------------------------------------------------------------------------
 
     async def ahead(self, program: Program, tenant_id: str, thread_id: str) -> CarriedValues | None:
-        """What the thread has for a run that is born and begun in one commit, which holds only if nothing of it has ended meanwhile.
+        """Returns what the thread has for a run that is created and begun in one commit. That commit is valid only if no run of the thread has ended meanwhile.
 
-        What is in hand is not read again. None: the store cannot hold a commit against that, or the program carries nothing.
+        Values in memory are not read again. None: the store cannot check a commit against the thread's end, or the program carries nothing.
         """
         if not offers_threads(self._store):
             return None
@@ -104,11 +104,11 @@ class Threads:
         return None if carried_values is None else msgspec.structs.replace(carried_values, follows=follows)
 
     async def find_carried_values(self, program: Program, tenant_id: str, thread_id: str) -> CarriedValues | None:
-        """What the thread's newest ended run has for the next one; None if the program carries nothing.
+        """Returns what the thread's newest ended run has for the next one; None if the program carries nothing.
 
-        Newest by its turn in the lane, which no clock decides (§3.4). A run that was canceled before it started has no channels,
-        and one of another skill may lack some: for those the run before it is asked, so that a conversation is not lost
-        to a run that took no part in it.
+        The newest run is found by its turn in the lane, which does not depend on a clock (§3.4). A run that was canceled before it started has no channels,
+        and a run of another skill may lack some. The missing channels are taken from earlier runs, so that a conversation is not lost
+        because of a run that did not take part in it.
         """
         wanted = list(program.carried)
         if not wanted:
@@ -135,22 +135,22 @@ class Threads:
         return CarriedValues(found, tuple(carries), since, whole)
 
     async def _end(self, run: Run, lease: Lease, *, newest: bool) -> _End | None:
-        """How a run's log ends: as it is in hand, if it still is that way, else as it is on record."""
+        """Returns how a run's log ends: from memory if that is still up to date, else from the store."""
         for kept in self._ends.get((run.tenant_id, run.thread_id), ()):
             if (kept.run_id, kept.tip.seq, kept.fence) == (run.run_id, run.version, lease.fence):
                 return kept
         loaded = await self.load(run.run_id)
         if loaded is None:
-            return None  # pruned a moment ago
+            return None  # pruned meanwhile
         checkpoint = Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint
         if newest:
             return self.keep(run, loaded.tip, loaded.lease.fence, checkpoint)
         return _End(run.run_id, loaded.tip, loaded.lease.fence, checkpoint)
 
     def keep(self, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint) -> _End:
-        """Keeps in hand how the newest run of a thread ends, and the one before it: where that newest run began.
+        """Keeps in memory how the newest run of a thread ends, and how the run before it ends, which is where the newest run began.
 
-        The thread that moved last stays, however heavy; of the others what there is room for.
+        The thread that was updated last stays, however large; the others stay as long as there is room.
         """
         end, place = _End(run.run_id, tip, fence, checkpoint), (run.tenant_id, run.thread_id)
         old = self._ends.pop(place, ())
@@ -163,19 +163,19 @@ class Threads:
     # -- for loading --------------------------------------------------------------------------------
 
     async def load(self, run_id: str) -> Loaded | None:
-        """``Store.load``, with what the run carries.
+        """Loads a run as ``Store.load`` does, with what it carries.
 
         Raises:
-            StoreCorrupt: it carries from a run that is not there, or not as it was.
+            StoreCorrupt: the run carries from a run that is missing or has changed.
         """
         loaded = await self._store.load(run_id)
         return None if loaded is None else await self.carry(loaded)
 
     async def carry(self, loaded: Loaded) -> Loaded:
-        """A run as it was loaded, with what it carries.
+        """Adds to a loaded run what it carries.
 
         Raises:
-            StoreCorrupt: it carries from a run that is not there, or not as it was.
+            StoreCorrupt: the run carries from a run that is missing or has changed.
         """
         begin = await self.begin(loaded.run.run_id, loaded.whole, loaded.rows)
         return loaded if begin is loaded.whole else msgspec.structs.replace(loaded, whole=begin)
@@ -183,23 +183,23 @@ class Threads:
     async def begin(
         self, run_id: str, whole: Origin | None, rows: Iterable[Row], known: Mapping[tuple[str, int, bytes], Mapping[str, Any]] = NONE_KNOWN
     ) -> Origin | None:
-        """Where the walk over a run's newest rows begins: its newest whole checkpoint, or what the run carries, or nothing; ``known`` as for ``origin``.
+        """Returns where the walk over a run's newest rows begins: its newest whole checkpoint, or what the run carries, or None; ``known`` as for ``origin``.
 
         Raises:
-            StoreCorrupt: it carries from a run that is not there, or not as it was.
+            StoreCorrupt: the run carries from a run that is missing or has changed.
         """
         if whole is not None and (whole[0].seq or whole[0].unfinished is None):
             return whole
         if (origin := await self.origin(run_id, rows, known)) is None or whole is None:
             return origin or whole
-        return msgspec.structs.replace(whole[0], values=origin[0].values), whole[1]  # saved before the run's first checkpoint, when signals had come to it already
+        return msgspec.structs.replace(whole[0], values=origin[0].values), whole[1]  # saved before the run's first checkpoint, because signals had arrived already
 
     async def origin(self, run_id: str, rows: Iterable[Row], known: Mapping[tuple[str, int, bytes], Mapping[str, Any]] = NONE_KNOWN) -> Origin | None:
-        """What comes before a run's first checkpoint; None if it carries nothing. ``rows``: its log from the beginning; ``known``: what is
-        in hand of the runs before.
+        """Returns what comes before a run's first checkpoint; None if it carries nothing. ``rows``: its log from the beginning; ``known``: values of
+        earlier runs that the caller has in memory.
 
         Raises:
-            StoreCorrupt: it carries from a run that is not there, or not as it was.
+            StoreCorrupt: the run carries from a run that is missing or has changed.
         """
         carries = codec.read_carried(rows)
         if not carries:
@@ -212,7 +212,7 @@ class Threads:
         return _origin(run_id, carries, values)
 
     async def _find_kept(self, run_id: str) -> Origin | None:
-        """The origin that the store keeps with a run."""
+        """Returns the origin that the store keeps with a run; None if it keeps none."""
         found = await self._store.whole(run_id, -1) if offers_upkeep(self._store) else None
         if found is None or found[0] != 0:
             return None
@@ -221,7 +221,7 @@ class Threads:
         return found[1], b""
 
     async def _walk(self, run_id: str, carries: tuple[Carry, ...], values: dict[tuple[str, int, bytes], Mapping[str, Any]]) -> None:
-        """Fills ``values`` with what these carry; depth first and without recursion, for a thread may go back a thousand runs."""
+        """Fills ``values`` with what these references name. Works depth first and without recursion, because a thread may go back a thousand runs."""
         todo, logs = [(run_id, c) for c in carries], dict[tuple[str, int, bytes], _Log]()
         while todo:
             successor, carry = todo[-1]
@@ -248,14 +248,14 @@ class Threads:
                 code="checkpoint_head_missing",
             )
         begin, rows = loaded.whole, loaded.rows
-        if begin is not None and begin[0].upto > carry.seq:  # it has gone on since, and has a newer one
+        if begin is not None and begin[0].upto > carry.seq:  # the run has continued since, and this checkpoint is too new
             begin, rows = await self._find_kept(carry.run_id), tuple(await self._store.rows(carry.run_id))
         rows = tuple([r for r in rows if r.seq <= carry.seq])
         return _Log(begin, rows, () if begin is not None else codec.read_carried(rows))
 
 
 def _room_left(value: Any, room: int) -> int:
-    """What is left of so many bytes once a value is stored, about; below 0 if it is heavier, which is found without looking further."""
+    """Returns about how many of ``room`` bytes remain after a value is stored. Negative if the value is larger; it is then not examined further."""
     if isinstance(value, str | bytes):
         return room - len(value) - 2
     if isinstance(value, dict):
