@@ -32,7 +32,6 @@ PATCH_TASK = "@patch"
 SIGNAL = "@signal~"
 WAITING_TASK = "@waiting"
 """Marks in ``done`` that a barrier carried on waiting tasks. A release that does not know such tasks finds no result of this name, and stops."""
-RESULT = "@result"
 CHECK = "@check"
 """The place, among the calls of a step, where the step's result is recorded when a person reviews it. The person's answer is recorded beneath it."""
 NONE_SEEN: Mapping[str, int] = {}

@@ -111,7 +111,7 @@ class RunStarted(Fact, frozen=True, tag=4):
 
 
 class RunResumed(Fact, frozen=True, tag=5):
-    """``cause``: decision, signal, timer, child, timeout or operator."""
+    """``cause``: decision, signal, timer, child, timeout, operator, replayed or cancel."""
 
     wire: ClassVar[str] = "run.resumed"
     cause: str

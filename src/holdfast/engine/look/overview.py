@@ -77,7 +77,7 @@ async def overview(store: Store, look: Look, tenant_id: str | None = None) -> Ov
     tally = await look.tally(tenant_id)
     counts: Counter[Condition] = Counter({Condition.DONE: tally.runs.get(Status.COMPLETED, 0), Condition.FAILED: tally.runs.get(Status.FAILED, 0)})
     whole, need, oldest, questions, due = True, [], None, 0, []
-    for statuses in (tuple(WAITING), tuple(LIVE), (Status.PENDING,), (Status.CANCELED,)):
+    for statuses, usual in _GROUPS:
         page = await store.runs(RunFilter(tenant_id=tenant_id, statuses=tuple(map(str, statuses)), limit=READ))
         left = sum(tally.runs.get(s, 0) for s in statuses) - len(page)
         whole = whole and left <= 0
@@ -92,7 +92,7 @@ async def overview(store: Store, look: Look, tenant_id: str | None = None) -> Ov
             if run.status in AT_REST and lease.owner is None and lease.due is not None and lease.due <= now:
                 due.append((run, lease))
         if left > 0:
-            counts[_USUAL[statuses[0]]] += left
+            counts[usual] += left
     failed = await store.runs(RunFilter(tenant_id=tenant_id, statuses=(Status.FAILED,), limit=LISTED))
     need.sort(key=lambda found: _urgency(found[0]))
     first = [*need, *failed][:LISTED]
@@ -108,11 +108,13 @@ async def overview(store: Store, look: Look, tenant_id: str | None = None) -> Ov
     )
 
 
-_USUAL = {
-    next(iter(tuple(WAITING))): Condition.AWAITING_SIGNAL, next(iter(tuple(LIVE))): Condition.RUNNING, Status.PENDING: Condition.QUEUED,
-    Status.CANCELED: Condition.CANCELLED,
-}
-"""The condition that is assumed for runs of each group that are counted but not read."""
+_GROUPS = (
+    (WAITING, Condition.AWAITING_SIGNAL),
+    (LIVE, Condition.RUNNING),
+    (frozenset({Status.PENDING}), Condition.QUEUED),
+    (frozenset({Status.CANCELED}), Condition.CANCELLED),
+)
+"""Groups of statuses, and the condition that is assumed for runs of each that are counted but not read."""
 
 
 def _urgency(run: Run) -> tuple[bool, int]:
