@@ -1,9 +1,9 @@
-"""POSTs under an ``Idempotency-Key``: reserved before they act, answered once, forgotten after a day (§16.5, decisions 0049 and 0072).
+"""POSTs with an ``Idempotency-Key``: reserved before they are carried out, answered once, forgotten after a day (§16.5, decisions 0049 and 0072).
 
-A key's row stands on a shelf under ``t<day>/<digest of tenant, method, path and key>/<number>``. Number 0 is the first request's. A server that finds a
-reservation without an answer takes the next number, once the server that made it has let go of it, is proven dead or has been silent for a minute; until
-then a request under the key is refused as in progress. A row that nobody reads any more stands under a day before yesterday: so whole days are
-deleted by their prefix, and no deletion can meet a key that is used again.
+The rows of a key are on a shelf, under ``t<day>/<digest of tenant, method, path and key>/<number>``. The first request has number 0. A server that finds
+a reservation without an answer takes the next number if the server that made it has released it, is proven dead, or made it at least a minute ago; until
+then, a request under the key is refused as in progress. A row under a day before yesterday is never read again. So whole days are deleted by their
+prefix, and a deletion cannot hit a key that is used again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HELD_US = 60 * 1_000_000
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """How that which a POST is about stood when a server first took the POST up: what tells a later server whether it was carried out."""
+    """The state of a POST's target when a server first took up the POST. From it, a later server can tell whether the POST was carried out."""
 
     at: int = 0
     version: int = 0
@@ -34,7 +34,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A request under a key: what was asked, and which server is at it, if one is; and, once that is known, what was answered."""
+    """A request under a key: the digest of its body, the server that is processing it, if there is one, and the answer as soon as it is known."""
 
     digest: bytes
     at: int
@@ -46,7 +46,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A request that is to be carried out now. ``again``: a server that is gone may have done so before."""
+    """A request to carry out now. ``again``: an earlier attempt left no answer, and may have carried it out."""
 
     row: str
     kept: Kept
@@ -58,7 +58,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def place(tenant_id: str, method: str, path: str, key: str) -> str:
-    """Where a key's rows stand, whatever the day: it is valid for one tenant, method and path."""
+    """Returns the part of the place of a key's rows that does not depend on the day. A key is valid for one tenant, method and path."""
     return hashlib.sha256("\x1f".join((tenant_id, method, path, key)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -67,7 +67,7 @@ def _day(at: int) -> str:
 
 
 class Answers:
-    """The answers of one store, as one server keeps them. ``alive`` says whether another server's process lives."""
+    """The answers in one store, for one server. ``alive`` says whether the process of another server is alive."""
 
     def __init__(self, shelf: Shelf, now: Callable[[], int], server: str, alive: Callable[[str], Awaitable[Alive]]) -> None:
         self._shelf = shelf
@@ -76,11 +76,11 @@ class Answers:
         self._alive = alive
 
     async def begin(self, place: str, data: bytes, see: Callable[[], Awaitable[Seen]]) -> Kept | Turn:
-        """What was answered under this key, or the turn to carry it out.
+        """Returns the answer that was given under this key, or the turn to carry out the request.
 
         Raises:
             RequestConflict: the key was used with another body.
-            Stopped: another server is at it.
+            Stopped: another server is processing the request.
         """
         digest = hashlib.sha256(data).digest()
         while True:
@@ -96,11 +96,11 @@ class Answers:
             mine = Kept(digest, now, server=self._server, seen=found[0].seen if found else await see())
             row = f"{_day(now)}{place}/{int(rows[-1][0].rpartition('/')[2]) + 1 if rows else 0:06}"
             if await self._shelf.add(row, _encode(mine)) is not None:
-                continue  # another server was quicker
-            if _day(self._now()) != _day(now):  # at midnight: whoever looks from the new day on must not miss it
+                continue  # another server was faster
+            if _day(self._now()) != _day(now):  # midnight has passed: a server that looked since then has missed this row
                 await self._shelf.delete(row)
                 continue
-            for before, _ in rows:  # what they told is in the new one
+            for before, _ in rows:  # the new row has their ``seen``
                 await self._shelf.delete(before)
             return Turn(row, mine, bool(found))
 
@@ -112,27 +112,27 @@ class Answers:
         return found
 
     async def _under_way(self, kept: Kept, now: int) -> bool:
-        if kept.server in ("", self._server):  # requests that this server is at do not come as far as here
+        if kept.server in ("", self._server):  # a request that this server is still processing is refused before this
             return False
         return kept.at > now - HELD_US and await self._alive(kept.server) is not Alive.NO
 
     async def end(self, turn: Turn, status: int, headers: dict[str, str], body: bytes) -> None:
-        """Keeps the answer."""
+        """Stores the answer."""
         await self._shelf.put(turn.row, _encode(msgspec.structs.replace(turn.kept, status=status, headers=headers, body=body)))
 
     async def give_back(self, turn: Turn) -> None:
-        """Nothing was done now: the key is free, unless something may have been done before."""
+        """Frees the key, because this attempt did nothing. If an earlier attempt may have done something, only lets go of the reservation."""
         if turn.again:
             await self.let_go(turn)
         else:
             await self._shelf.delete(turn.row)
 
     async def let_go(self, turn: Turn) -> None:
-        """Something may have been done: whoever asks next finds out."""
+        """Keeps the reservation without a server, because the request may have been carried out: the server that gets it next finds out."""
         await self._shelf.put(turn.row, _encode(msgspec.structs.replace(turn.kept, server="")))
 
     async def sweep(self) -> int:
-        """Deletes a part of the days that are over; gives how many rows, 0 once nothing is left."""
+        """Deletes a part of the rows of past days. Returns how many rows it has deleted, 0 when none is left."""
         oldest = _day(self._now() - KEPT_US)
         first = await self._shelf.scan(limit=1)
         return await self._shelf.delete(first[0][0][: len(oldest) + 2]) if first and first[0][0] < oldest else 0

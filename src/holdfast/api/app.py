@@ -1,8 +1,9 @@
-"""The application: requests in, answers out (§16). It decides nothing: every row of the table turns a request into a verb.
+"""The application, which answers requests (§16). It decides nothing: every row of the route table turns a request into a verb of the runtime.
 
-Theory of operation. One function serves every row: who calls, whether they may, what the query and the body say, then the row's handler,
-then its answer or its problem. A POST under an ``Idempotency-Key`` is reserved in the store before it acts and its answer is kept there after
-(``answers``); what was seen before it acted is kept too, so that a server that dies in between repeats nothing (decisions 0049 and 0072).
+Theory of operation. One function serves every row: it finds out who calls, checks the scope, decodes the query and the body, calls the row's handler,
+and sends the answer or the problem. A POST with an ``Idempotency-Key`` is reserved in the store before it is carried out, and its answer is stored
+there afterwards (``answers``). What was seen before it was carried out is stored too, so that nothing is repeated if a server dies in between
+(decisions 0049 and 0072).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from holdfast.ui.requests import Path, read_length, read_path, read_place, turn_
 log = logs.logger("holdfast.api")
 log.logger.addHandler(logs.LastResort(level=logging.ERROR))
 GRACE_SECONDS = 20
-"""So long a server that is told to end answers what is in hand, and what it executes comes to a safe boundary."""
+"""How long a server that is shutting down may take to answer open requests and to bring its runs to a safe boundary."""
 SWEEP_US = 3600 * 1_000_000
 SWEEP_SECONDS = 60.0
 TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -56,7 +57,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Api:
-    """What the rows share: the runtime, the tokens, and what is under way."""
+    """What the rows share: the runtime, the tokens, and the work in progress."""
 
     def __init__(self, rt: Runtime, tokens: Known | Mapping[str, Access] | bool | None, *, open_metrics: bool = False, public_url: str | None = None) -> None:
         self.rt = rt
@@ -75,7 +76,7 @@ class Api:
 
     @property
     def asks(self) -> bool:
-        """Whether a token is asked for."""
+        """Whether requests need a token."""
         return self._given is not False
 
     @property
@@ -84,17 +85,17 @@ class Api:
 
     @property
     def answers(self) -> Answers:
-        """What was answered under keys."""
+        """The answers that were given under keys."""
         return Answers(self.rt.shelf(ANSWERS), self.rt.store.now, self.rt.owner, self.rt.store.owner_alive)
 
     def meter(self) -> Meter:
-        """The figures of this process, which are counted from the first time that somebody asks for them."""
+        """Returns the metrics of this process. They are counted from the first call on."""
         if self._meter is None:
             self._meter = self.counting.enter_context(meters.on())
         return self._meter
 
     def drive(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begins what executes runs beside the server. If it ends before the server does, that is logged at once, and the server is not ready."""
+        """Starts the coroutine that executes runs beside the server. If it ends before the server does, that is logged at once, and the server is not ready."""
         self._driver = asyncio.ensure_future(work)
         self._driver.add_done_callback(self._note_end)
         return self._driver
@@ -106,7 +107,7 @@ class Api:
             log.error("the worker beside the server %s; the server executes no runs", how, exc_info=failed)
 
     async def sweep(self) -> None:
-        """Deletes the answers of days that are over and the sessions that have ended, a little at a time; a store that fails is asked again later."""
+        """Deletes the answers of past days and the sessions that have ended, a few at a time. If the store fails, a later sweep tries again."""
         now, gone = self.rt.store.now(), 1
         if not offers_shelves(self.rt.store):
             return
@@ -121,7 +122,7 @@ class Api:
             log.warning("old answers and sessions are not deleted yet: %s", e)
 
     def tidy(self) -> None:
-        """Has old rows deleted, once an hour by the store's clock."""
+        """Starts a sweep in the background, at most once an hour by the store's clock."""
         now = self.rt.store.now()
         if self._swept is None or now - self._swept >= SWEEP_US:
             self._swept = now
@@ -130,30 +131,30 @@ class Api:
             job.add_done_callback(self.jobs.discard)
 
     async def keep_tidy(self) -> None:
-        """Looks once a minute whether old rows are to be deleted, until the server stops."""
+        """Checks once a minute whether a sweep is due, until the server stops."""
         while not self.stopping.is_set():
             self.tidy()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), SWEEP_SECONDS)
 
     async def find(self, token: str) -> Access | None:
-        """Whose token it is."""
+        """Returns the access of a token; None if the token is not known or not valid."""
         self.tidy()
         if isinstance(self._given, Mapping):
             return self._given.get(token)
         return await self._tokens.find(token, now=self.rt.store.now())
 
     async def holds(self, access: Access) -> bool:
-        """Whether a token that was known once still holds."""
+        """Whether a token that was accepted before is still valid."""
         if isinstance(self._given, Mapping):
             return access in self._given.values()
         return await self._tokens.holds(access, now=self.rt.store.now())
 
     async def access(self, request: Request) -> Access:
-        """Who calls.
+        """Returns the access of the caller.
 
         Raises:
-            Unauthorized: nobody that is known; the words are the same whatever is wrong.
+            Unauthorized: the request has no valid token; the message is the same whatever is wrong with it.
         """
         if not self.asks:
             return NOBODY
@@ -177,7 +178,7 @@ class Api:
         if route.scope is not None and not (route.path == "/metrics" and self.open_metrics):
             access = await self.access(request)
             access.need(route.scope)
-        if route.method == "POST" and not self.asks:  # a browser adds no token by itself, but where none is asked for any page could act
+        if route.method == "POST" and not self.asks:  # without tokens, any web page could make a browser act; a browser never adds a token by itself
             check_site(request.headers, self._public_url)
         if route.body is not None and not route.matches and request.headers.get("if-match", "*").strip() != "*":
             raise Stopped(412, "no_etag", "this request is not about one run, so that no ETag can be compared", hint="leave out If-Match")
@@ -207,7 +208,7 @@ class Api:
         return Response(_encode(answer.value), answer.status, dict(answer.headers), "application/json")
 
     async def _once(self, route: Route, request: Request, access: Access, key: str, data: bytes, call: Callable[[Seen | None, bool], Call]) -> Response:
-        """A POST under a key: the first answer again, or the one that is made now."""
+        """Answers a POST under a key: with the first answer again, or by carrying it out and storing the answer."""
         where = place(access.tenant_id, request.method, read_path(request.scope), key)
         if where in self._doing:
             raise in_progress()
@@ -222,7 +223,7 @@ class Api:
             except Exception as e:
                 if isinstance(e, HoldfastError) and not isinstance(e, StoreError):
                     await self.answers.give_back(turn)
-                else:  # what was asked for may have been done: the key stays taken
+                else:  # the request may have been carried out, so the key stays taken
                     with contextlib.suppress(StoreError):
                         await self.answers.let_go(turn)
                 raise
@@ -233,7 +234,7 @@ class Api:
         finally:
             self._doing.discard(where)
 
-    # -- what is no plain answer --------------------------------------------------------------------
+    # -- rows without a handler ---------------------------------------------------------------------
 
     async def _special(self, route: Route, request: Request, access: Access, query: Any) -> Response:
         match route.path:
@@ -278,14 +279,14 @@ class Api:
 
 
 def _trace(context: str) -> str | None:
-    """The trace of a trace context, by the rules of W3C: a later version may add something behind it, the first one may not."""
+    """Returns the trace id of a ``traceparent`` header; None if it is invalid. By the rules of W3C, a later version may append fields, version 00 may not."""
     found = TRACEPARENT.fullmatch(context)
     return None if found is None or (found[1] == "00" and found[3]) else found[2]
 
 
 def _find_start(after: str | None, last: str | None) -> str | None:
-    """Where a stream begins. A browser that comes back asks the address that it was given at first, and says besides which event it had last: that
-    counts, unless the address names a chunk behind that event."""
+    """Returns where a stream begins. A browser that reconnects requests the same address as at first, and sends the id of the last event that it had.
+    That id counts, unless the address names a chunk after that event."""
     begins = Cursor.read(after) if after else None
     had = Cursor.read(last, "Last-Event-ID") if last else None
     if begins is None or had is None:
@@ -311,13 +312,13 @@ async def _body(request: Request) -> bytes:
         data += part
         if len(data) > bodies.MOST_BYTES:
             raise Stopped(413, "too_large", f"the body is larger than {bodies.MOST_BYTES} bytes", hint="keep large values outside and pass a reference")
-    if kind != "application/json" and (data or kind):  # the empty form of a page names a type too
+    if kind != "application/json" and (data or kind):  # an empty HTML form has a type too, and is refused
         raise Stopped(415, "unsupported_media_type", f"the body must be application/json, not {kind[:80] or 'of no type'}", hint="Content-Type: application/json")
     return bytes(data)
 
 
 def _streaming(request: Request, source: AsyncIterator[bytes], more: Mapping[str, str]) -> Response:
-    """A stream; of one that a HEAD asks about only the headers, for nobody would end it."""
+    """Returns a stream. A HEAD request gets only the headers, because nobody would end the stream."""
     media, headers = "text/event-stream", {"Cache-Control": "no-store", "X-Accel-Buffering": "no", **more}
     if request.method != "HEAD":
         return StreamingResponse(source, media_type=media, headers=headers)
@@ -327,13 +328,13 @@ def _streaming(request: Request, source: AsyncIterator[bytes], more: Mapping[str
 
 
 def answer_failure(error: HoldfastError, run_id: str | None = None) -> Response:
-    """An error as its problem."""
+    """Returns the response for an error: its problem."""
     status = status_of(error)
     return Response(_encode(problem(error, run_id)), status, headers(error, status), "application/problem+json")
 
 
 class Envelope:
-    """What every answer has: the caller's request id again, and headers that keep browsers from guessing. It logs one line a request."""
+    """Adds to every answer the request id of the caller, and headers that keep browsers from guessing content types. Logs one line for each request."""
 
     def __init__(self, app: Any, prefix: str = "") -> None:
         self._app = app
@@ -346,7 +347,7 @@ class Envelope:
         if self._prefix and not scope.get("root_path"):
             if f"{scope['path']}/".startswith(self._prefix + "/"):
                 scope = {**scope, "root_path": self._prefix}
-            else:  # the proxy has taken it off
+            else:  # the proxy has removed the prefix
                 scope = {**scope, "root_path": self._prefix, "path": self._prefix + scope["path"], "raw_path": quote(self._prefix).encode() + scope.get("raw_path", b"")}
         base = scope.get("root_path", "").encode()
         given = dict(scope["headers"]).get(b"x-request-id", b"")
@@ -364,10 +365,10 @@ class Envelope:
 
         try:
             await self._app(scope, receive, sending)
-        except ClientDisconnect:  # nobody hears the answer; it is there for the log and for a proxy
+        except ClientDisconnect:  # the client is gone; the answer is for the log and for a proxy
             if not began:
                 await answer_failure(Stopped(400, "bad_request", "the connection has ended before the body did"))(scope, receive, sending)
-        except Exception as e:  # a fault of ours: it is logged in full, and the caller is told no more than that
+        except Exception as e:  # a bug here: the log gets the whole error, the caller only learns that there was one
             log.exception("%s failed: %s", mark.decode(), type(e).__name__)
             if not began:
                 await answer_failure(Stopped(500, "internal", "something went wrong here", hint=f"the server's log shows the error under {mark.decode()}"))(scope, receive, sending)
@@ -419,7 +420,10 @@ def app(
             worker = api.drive(drives(stop)) if drives is not None else None
 
             async def end() -> float:
-                """Ends what executes runs as soon as the server is told to end, which goes on answering meanwhile; gives until when both have time."""
+                """Waits until the server is told to stop, then stops executing runs, while requests are still answered.
+
+                Returns the time of the event loop at which both must be done.
+                """
                 await api.stopping.wait()
                 stop.set()
                 rt.drain()
@@ -448,7 +452,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException) or error.status_code == 404:
         turned = turn_slash(request.scope)
         if any(isinstance(route, Path) and route.matches(turned)[0] is not Match.NONE for route in request.app.routes):
-            # The path alone: the name and the scheme under which a proxy reaches this server are none of the browser's.
+            # Only the path: a proxy may reach this server under another host name and scheme than the browser does.
             asked = request.scope.get("query_string", b"").decode("latin-1")
             return RedirectResponse(read_place(turned) + (f"?{asked}" if asked else ""), 307)
         return answer_failure(Stopped(404, "not_found", "there is no such path", hint="GET /v1/openapi.json lists them"))
@@ -466,7 +470,7 @@ def _refuse_method(request: Request, known: set[str]) -> Response:
 
 
 class Hosts:
-    """Lets in what is sent to one of these names, as the ``Host`` header has it; ``*.example.org`` is every name below that one."""
+    """Accepts only requests whose ``Host`` header has one of these names; ``*.example.org`` stands for every name below ``example.org``."""
 
     def __init__(self, app: Any, allowed: Sequence[str]) -> None:
         self._app = app
@@ -487,7 +491,7 @@ class Hosts:
 
 
 def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
-    """The operator's pages over the same runtime and tokens."""
+    """Returns the routes of the operator's pages, which use the same runtime and tokens."""
 
     async def go_on(run_id: str, options: dict[str, Any]) -> None:
         await await_start(api.rt, run_id, api.jobs, **options)

@@ -1,10 +1,10 @@
-"""Many runs as they stand, looked at once for all who follow them (§16.7).
+"""The current state of many runs, read once for all who follow them (§16.7).
 
-Theory of operation. Whoever follows many runs is told which of them stand otherwise than before. A ``Board`` is one question, such as all running
-runs of a tenant. As long as anybody follows it, one task reads the rows of its runs after each change of the store, and rests for as long as that took,
-so that a store in which much happens costs a server no more than half its time. Each follower compares these rows with what it was told. What a run looks like on
-the wire is made when the first of them needs it, a few runs at a time, and is kept for the others up to a size. A run that was told of and is among
-the rows no more has left; it is looked up by its name once for all followers, to say how it stands now.
+Theory of operation. Each follower of many runs is told which of them have changed. A ``Board`` is one query, such as all running runs of a tenant. As
+long as it has followers, one task reads the rows of its runs after each change of the store, and then pauses for as long as the read took, so that a
+store in which much happens costs a server no more than half its time. Each follower compares these rows with what it was told. The wire form of a run is
+made when the first follower needs it, a few runs at a time, and is cached for the others, up to a total size. A run that a follower was told of
+and that is no longer among the rows has left; it is looked up by its id, once for all followers, to tell its state now.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logs.logger("holdfast.api")
 
 
 class Stand(msgspec.Struct, frozen=True):
-    """How a run stands: what tells whether somebody was told of it."""
+    """The state of a run, by which a follower knows whether it was told of it."""
 
     run_id: str
     version: int
@@ -41,7 +41,7 @@ class Stand(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """A run that is no longer one of those that a question is about, and how it stands now: nothing but its id if it was pruned or cannot be read."""
+    """A run that no longer matches a query, with its state now. If the run was pruned or cannot be read, there is only its id."""
 
     run_id: str
     version: int | None = None
@@ -50,7 +50,7 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Board:
-    """The runs that one question is about, newest first, as of the ``turn``-th look. ``followers`` counts who asks."""
+    """The runs that match one query, newest first, as of read number ``turn``. ``followers`` is the number of followers."""
 
     def __init__(self, store: Store, look: Looker, wanted: Wanted) -> None:
         self._store = store
@@ -65,7 +65,7 @@ class Board:
         self.rows: dict[Stand, tuple[Run, Lease]] = {}
 
     async def news(self, turn: int, seconds: float) -> None:
-        """Returns once there was a look after the ``turn``-th, or after so many seconds."""
+        """Returns when there was a read after read number ``turn``, or after this many seconds."""
         if self._task is None:
             self._task = asyncio.ensure_future(self._go_round())
         if self.turn == turn and not self._task.done():
@@ -73,13 +73,13 @@ class Board:
             await asyncio.wait({waiting, self._task}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
         if self._task.done():
-            self._task.result()  # what nobody expected ends the streams, and not their news alone
+            self._task.result()  # raises an unexpected error, so that it ends the streams and not only their news
 
     async def find_left(self, run_ids: Sequence[str]) -> list[Left]:
-        """How these runs stand, which have left; those who ask after the same look share the answers.
+        """Returns the state now of runs that have left. Followers that ask after the same read share the answers.
 
         Raises:
-            StoreError: the store cannot tell now.
+            StoreError: the store cannot be read now.
         """
         async with self._finding:
             turn, known = self._left
@@ -98,7 +98,7 @@ class Board:
         return Left(run_id, run.version, str(run.status), condition(run, lease, self._store.now()).value)
 
     def close(self) -> None:
-        """Nobody follows it any more."""
+        """Stops reading, because there are no more followers."""
         if self._task is not None:
             self._task.cancel()
 
@@ -107,7 +107,7 @@ class Board:
             began = time.monotonic()
             try:
                 found = await self._look.rows(self._wanted)
-            except HoldfastError as e:  # they are told of what has happened once the store is well again
+            except HoldfastError as e:  # the followers are told of changes when the store can be read again
                 log.debug("runs are not followed: %s", e)
             else:
                 now = self._store.now()
@@ -120,7 +120,7 @@ class Board:
 
 
 class Boards:
-    """The boards of a server. ``encode`` gives what a run looks like on the wire."""
+    """The boards of a server. ``encode`` returns the wire form of a run."""
 
     def __init__(self, store: Store, look: Looker, encode: Callable[[RunView], bytes]) -> None:
         self._store = store
@@ -132,7 +132,7 @@ class Boards:
 
     @contextlib.contextmanager
     def follow(self, wanted: Wanted) -> Iterator[Board]:
-        """The board of a question, for as long as this lasts."""
+        """Gives the board of a query for the time of the block."""
         board = self._boards.get(wanted)
         if board is None:
             board = self._boards[wanted] = Board(self._store, self._look, wanted)
@@ -146,10 +146,10 @@ class Boards:
                 del self._boards[wanted]
 
     async def frames(self, stands: Sequence[Stand], rows: dict[Stand, tuple[Run, Lease]]) -> AsyncIterator[bytes]:
-        """What these runs look like on the wire, a few at a time."""
+        """Yields the wire form of these runs, a few runs at a time."""
         for first in range(0, len(stands), ABREAST):
             some = stands[first : first + ABREAST]
-            async with self._making:  # whoever needs the same has it made once
+            async with self._making:  # one follower at a time, so that no frame is made twice
                 made = {stand: frame for stand in some if (frame := self._frames.get(stand)) is not None}
                 lacking = [stand for stand in some if stand not in made]
                 for stand, view in zip(lacking, await self._look.show_all([rows[stand] for stand in lacking]) if lacking else (), strict=True):

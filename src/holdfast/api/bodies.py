@@ -1,4 +1,4 @@
-"""Bodies and answers of the API: one struct each. They decode, they encode, and the OpenAPI document is made from them (§16.10)."""
+"""Bodies and answers of the API, one struct each. Requests are decoded and answers encoded with them, and the OpenAPI document is made from them (§16.10)."""
 
 from __future__ import annotations
 
@@ -371,10 +371,11 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode(data: bytes, kind: type[B]) -> B:
-    """A body as its type.
+    """Decodes a body as its type.
 
     Raises:
-        InvalidInput: no JSON, a key twice or too many, a number out of range, a lone surrogate, too deep, a field that is not known or wrong.
+        InvalidInput: it is not JSON, a key occurs twice, an object has too many keys, a number is out of range, a surrogate is unpaired, the nesting is too
+            deep, or a field is unknown or wrong.
     """
     try:
         text = data.decode("utf-8")
@@ -390,14 +391,14 @@ def decode(data: bytes, kind: type[B]) -> B:
 
 
 def convert(given: Any, kind: type[B], *, strict: bool) -> B:
-    """A mapping as its type, an error by the name of the field."""
+    """Converts a mapping to its type; an error names the field."""
     try:
         found = msgspec.convert(given, kind, strict=strict)
     except msgspec.ValidationError as e:
         message, _, path = str(e).partition(" - at `$")
         raise InvalidInput(f"{path.strip('`.')}: {message}" if path else message, field=path.strip("`.") or _name_field(message)) from None
     if not strict:
-        for name in given:  # the word null counts as nothing where a number may be left out
+        for name in given:  # where a number may be left out, msgspec reads the word null as None
             if getattr(found, name) is None:
                 raise InvalidInput(f"{name}: {given[name]!r} is not a number", field=name, hint="leave the parameter out")
     return found
@@ -436,7 +437,7 @@ def _whole(text: str) -> int:
 
 
 def _refuse_unsafe(given: Any) -> None:
-    """No lone surrogate, and not too deep; without recursion."""
+    """Refuses unpaired surrogates and values that are nested too deeply. Works without recursion."""
     stack = [(given, 0)]
     while stack:
         value, depth = stack.pop()

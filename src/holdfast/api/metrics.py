@@ -1,4 +1,4 @@
-"""Figures as text for Prometheus (§18.3)."""
+"""Metrics as text for Prometheus (§18.3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.runtime import Runtime
 
 
 async def text(rt: Runtime, tenant_id: str | None, meter: Meter | None = None) -> str:
-    """Everything that is told of, in the words of Prometheus."""
+    """Returns all metrics in the text format of Prometheus."""
     lines: list[str] = []
     for each in await figures(rt.store, await rt.look.tally(tenant_id), tenant_id, meter):
         lines.append(f"# HELP {each.name} {each.says}")

@@ -29,7 +29,7 @@ _ERRORS = {
 _MAKES = ("/v1/runs", "/v1/runs/{run_id}/replay", "/v1/runs/{run_id}/fork", "/v1/schedules/{schedule_id}/trigger")
 """POSTs that create a run."""
 _ALONE = ("/v1/health", "/v1/openapi.json")
-"""What is answered without the store."""
+"""Paths that are answered without the store."""
 EXAMPLES: dict[str, Any] = {
     "Submit": {"skill_id": "release-notes", "input": {"repo": "."}, "thread_id": "t1"},
     "Approve": {"note": "looks fine", "actor": "ada"},
@@ -49,7 +49,7 @@ EXAMPLES: dict[str, Any] = {
 
 
 def document(version: str) -> dict[str, Any]:
-    """OpenAPI 3.1."""
+    """Returns the document, in OpenAPI 3.1."""
     kinds: list[Any] = [Problem]
     for route in ROUTES:
         kinds += [k for k in (route.body, route.answers) if _has_name(k)]
@@ -75,7 +75,7 @@ def _has_name(kind: Any) -> bool:
 
 
 def _errors(route: Route) -> dict[str, str]:
-    """The statuses of what may be wrong with an operation, and what each says."""
+    """Returns the error statuses that an operation may answer with, and the description of each."""
     acts = route.method == "POST"
     may = {
         "400": True, "401": route.scope is not None, "403": route.scope is not None or acts, "404": "{" in route.path or (route.path in _MAKES and acts),
@@ -91,7 +91,7 @@ def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
         told["200"] = {"description": "The run that was created under this key before", "content": {route.media: {"schema": answer}}}
     if route.path == "/v1/runs/{run_id}" and route.method == "GET":
         told["304"] = {"description": "The run has not changed"}
-        answer = {"type": "object"}  # fields= picks some, view=legacy is another shape
+        answer = {"type": "object"}  # fields= selects some fields, and view=legacy has another shape
         told["200"]["content"] = {route.media: {"schema": answer}}
     if route.path == "/v1/runs" and route.method == "GET":
         told["200"]["content"] = {route.media: {"schema": {"type": "object"}}}
@@ -137,7 +137,7 @@ def _query(kind: type[Body]) -> list[dict[str, Any]]:
 
 
 def _flat(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter that may be left out is of its one type: a query holds no null."""
+    """Returns the schema of a parameter without null: a query cannot contain null, so an optional parameter has one type."""
     options = [s for s in schema.get("anyOf", ()) if s.get("type") != "null"]
     return dict(options[0]) if options else {k: v for k, v in schema.items() if k != "default"}
 

@@ -1,4 +1,4 @@
-"""Errors as problems: one table from the error tree to a status, with the codes of the command line (§16.4)."""
+"""Errors as problems: one table maps the error tree to statuses; the codes are those of the command line (§16.4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RETRY_SECONDS = 1
 
 
 class Stopped(HoldfastError):
-    """An answer that HTTP itself gives: a status, and a code of its own."""
+    """An error of HTTP itself, which has its own status and code."""
 
     def __init__(self, status: int, code: str, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint, code=code)
@@ -37,7 +37,7 @@ _STATUSES: tuple[tuple[type[HoldfastError], int], ...] = (
 
 
 def status_of(error: HoldfastError) -> int:
-    """The status that says who must act."""
+    """Returns the status of an error, which says who must act."""
     if isinstance(error, Stopped):
         return error.status
     if error.code == "queue_full":
@@ -55,7 +55,7 @@ def problem(error: HoldfastError, run_id: str | None = None) -> Problem:
 
 
 def headers(error: HoldfastError, status: int) -> dict[str, str]:
-    """What an error says beside its body."""
+    """Returns the headers of an error's answer."""
     if status == 401:
         return {"WWW-Authenticate": 'Bearer realm="holdfast"'}
     if status in (429, 503):

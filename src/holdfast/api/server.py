@@ -1,4 +1,4 @@
-"""A server of its own: uvicorn around the application, ending well (§16.9)."""
+"""A stand-alone server: uvicorn runs the application and shuts down cleanly (§16.9)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class Server(uvicorn.Server):
-    """Says where it listens once it does; the first signal lets what is in hand be answered."""
+    """Reports its addresses when it listens. After the first signal, open requests are still answered."""
 
     def __init__(self, config: uvicorn.Config, began: Callable[[str], None], stopping: asyncio.Event) -> None:
         super().__init__(config)
@@ -38,14 +38,14 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: Any = None) -> None:
         with self.capture_signals():
             await self._serve(sockets)
-        # uvicorn raises the signal again once it has served; here the end is a clean one
+        # uvicorn would raise the signal again after serving; this server exits normally
 
     def capture_signals(self) -> Any:
         return _Handled(self)
 
 
 class _Handled:
-    """Signals are handled while it serves, and not raised again afterwards: everything was closed in the lifespan."""
+    """Handles signals while the server runs. Does not raise them again afterwards, because everything was closed in the lifespan."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -62,7 +62,7 @@ class _Handled:
 
 
 def _listens(host: str, port: int) -> None:
-    """Refuses a place where nothing can listen, before anything is opened: uvicorn would only log the system's words and exit."""
+    """Refuses an address on which nothing can listen, before anything is opened: uvicorn would only log the system's message and exit."""
     found: list[OSError | None] = []
     try:
         for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -78,7 +78,7 @@ def _listens(host: str, port: int) -> None:
 
 
 def _try_to_bind(family: int, kind: int, protocol: int, place: Any) -> OSError | None:
-    """Why nothing can listen there; None if something can."""
+    """Returns why nothing can listen on an address; None if something can."""
     try:
         with socket.socket(family, kind, protocol) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -89,10 +89,10 @@ def _try_to_bind(family: int, kind: int, protocol: int, place: Any) -> OSError |
 
 
 def run(application: Any, host: str, port: int, began: Callable[[str], None]) -> Coroutine[Any, Any, None]:
-    """Serves until a signal ends it.
+    """Serves until a signal stops the server.
 
     Raises:
-        UsageError: nothing can listen there: the port is taken, the host is not this machine's, or it may not be opened.
+        UsageError: nothing can listen there: the port is taken, the address is not one of this machine, or this process may not open it.
     """
     _listens(host, port)
     config = uvicorn.Config(

@@ -1,11 +1,11 @@
-"""Server-sent events: one run from a number on, and many runs as they stand (§16.7).
+"""Server-sent events: one run from a number on, and many runs with their current state (§16.7).
 
-Events carry their number as id, so that a client that comes back loses and repeats nothing. Chunks carry none: what replaces them is
-durable; their cursor, given as ``after``, goes on after them. A slow reader is waited for by the transport, and nothing is kept for it
-meanwhile: events and chunks are read from the store only when it can take them, and how many chunks the ring has lost by then is said.
+Events carry their number as id, so that a client that reconnects loses and repeats nothing. Chunks carry no id, because what replaces them is durable;
+a client that gives the cursor of a chunk as ``after`` gets what comes after the chunk. For a slow reader the transport waits, and nothing is kept for the
+reader meanwhile: events and chunks are read from the store only when the reader can take them, and the stream says how many chunks the ring has lost by then.
 
 All streams of a server read from one source (``sources.SharedSource``), so that a commit costs the same few reads for one listener and for two
-hundred. What an event is on the wire is the same for all of them too, and is made once.
+hundred. The wire form of an event is also the same for all streams, and is made once.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ log = logs.logger("holdfast.api")
 
 
 def frame(kind: str, data: Any, number: int | None = None) -> bytes:
-    """One event as it goes over the wire."""
+    """Encodes one server-sent event."""
     head = f"id: {number}\n" if number is not None else ""
     return f"{head}event: {kind}\ndata: {json.dumps(data, ensure_ascii=False, default=str)}\n\n".encode("utf-8", "backslashreplace")
 
 
 class Beat:
-    """When something has to be said although nothing happened, and when the token is to be looked at again."""
+    """Tells a stream when to send a sign of life although nothing happens, and when to check its token again."""
 
     def __init__(self, allowed: Allowed, stopping: asyncio.Event) -> None:
         self._allowed = allowed
@@ -64,7 +64,7 @@ class Beat:
         return time.monotonic() - self._said >= QUIET_SECONDS
 
     async def over(self) -> bool:
-        """Whether the stream has to end: the server goes down, or the token does not hold any more."""
+        """Whether the stream must end, because the server is shutting down or the token is no longer valid."""
         if self._stopping.is_set():
             return True
         if time.monotonic() - self._checked < CHECK_SECONDS:
@@ -74,7 +74,7 @@ class Beat:
 
 
 def encode(part: StreamPart, mask: Mask) -> bytes:
-    """A part of a run's stream as it goes over the wire: events under their number, everything else with its cursor."""
+    """Encodes a part of a run's stream: an event with its number as id, everything else with its cursor."""
     by = {"step_id": part.step_id, "attempt": part.attempt, "attempt_id": part.attempt_id}
     if part.mode == "events":
         return frame(part.data.type, msgspec.to_builtins(part.data), part.data.seq)
@@ -89,15 +89,15 @@ def encode(part: StreamPart, mask: Mask) -> bytes:
 
 
 class Wires:
-    """What all streams of a server share: the source they read from, and how the newest events look on the wire."""
+    """What all streams of a server share: the source that they read from, and the wire form of the newest events."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self._frames: dict[tuple[str, int], bytes] = {}
 
     def encode(self, part: StreamPart, run: Run, hidden: Mask) -> bytes:
-        """A part of a run's stream as it goes over the wire."""
-        if part.mode != "events" or run.secrets:  # what is to be hidden may come to be known later
+        """Encodes a part of a run's stream."""
+        if part.mode != "events" or run.secrets:  # not cached for a run with secrets: what must be hidden may become known later
             return encode(part, hidden)
         key = (run.run_id, part.data.seq)
         made = self._frames.get(key)
@@ -109,7 +109,7 @@ class Wires:
 
 
 async def one(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str | None, modes: Iterable[str], beat: Beat) -> AsyncIterator[bytes]:
-    """A run's events from a number on, or all from a cursor on, what its steps emit, and how it rests; to its end."""
+    """Streams one run: its events from a number on, or everything from a cursor on, what its steps emit, and its state when it rests. Ends with the run."""
     feed = rt.follower(run_id, after=after, modes=modes, tenant_id=access.tenant, source=wires.source)
     rested = -1
     yield b": open\n\n"
@@ -133,7 +133,7 @@ async def one(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str
 
 
 async def speak(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str | None, beat: Beat, encoder: Encoder) -> AsyncIterator[bytes]:
-    """A run's stream in the words of a protocol, to its end."""
+    """Streams one run in the format of a protocol. Ends with the run."""
     feed = rt.follower(run_id, after=after, modes=MODES, tenant_id=access.tenant, source=wires.source)
     yield b": open\n\n"
     news = True
@@ -152,7 +152,7 @@ async def speak(rt: Runtime, wires: Wires, run_id: str, access: Access, after: s
 
 
 async def pieces(frames: AsyncIterator[list[bytes]]) -> AsyncIterator[bytes]:
-    """Frames that are there at once, in few pieces: each goes through the server's layers by itself."""
+    """Joins frames that are available at once into few pieces, because each piece passes through the server's layers separately."""
     held: list[bytes] = []
     size = 0
     async for made in frames:
@@ -170,12 +170,12 @@ def word(wire: Any) -> bytes:
 
 
 def encode_run(run: describe.RunView) -> bytes:
-    """A run as it stands, as it goes over the wire."""
+    """Encodes the current state of a run."""
     return frame("run", describe.plain(run))
 
 
 async def many(boards: Boards, wanted: Wanted, beat: Beat) -> AsyncIterator[bytes]:
-    """The matching runs as they stand, then each as it changes, and which of them have left; it carries no ids, and begins so again after a break."""
+    """Streams the matching runs: first the state of all, then each that changes, and which have left. It has no ids, and begins with all runs after a reconnect."""
     known: set[Stand] = set()
     turn = 0
     yield b": open\n\n"
@@ -188,7 +188,7 @@ async def many(boards: Boards, wanted: Wanted, beat: Beat) -> AsyncIterator[byte
                 gone = {stand for stand in known if stand.run_id not in there}
                 try:
                     left = await board.find_left(sorted({stand.run_id for stand in gone}))
-                except StoreError as e:  # they are told of after a later look
+                except StoreError as e:  # the client is told of them after a later read
                     log.debug("it is not known yet how runs stand that have left: %s", e)
                 else:
                     if left:

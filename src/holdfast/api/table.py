@@ -1,4 +1,4 @@
-"""The routes, each a row: method, path, scope, what goes in, what comes out, who answers (§16.3).
+"""The routes, one row each: method, path, scope, types of the input, type of the answer, handler (§16.3).
 
 The application, the OpenAPI document and the tests of authorisation are made from this table, so no route exists without a row. A row
 decides nothing: it turns a request into a verb of the runtime, under the caller's tenant, and a record into a view.
@@ -39,8 +39,8 @@ SETTLE_SECONDS = 10.0
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: who calls, what is in the path, the query and the body. ``key`` is its Idempotency-Key, and ``seen`` how that which it is about
-    stood when it was first taken up under that key; ``again``: by another server, which died without an answer and may have carried it out."""
+    """One request: the caller, the path, the query and the body. ``key``: its Idempotency-Key; ``seen``: the state of its target when it was first taken
+    up under that key; ``again``: an earlier attempt left no answer, for example because its server died, and may have carried it out."""
 
     rt: Runtime
     access: Access
@@ -61,7 +61,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def via(self) -> str:
-        """The id of the token under which it comes (§16.2)."""
+        """The id of the caller's token (§16.2)."""
         return self.access.id
 
     @property
@@ -70,7 +70,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def conditional(self) -> bool:
-        """Whether the caller names the version of what it has seen (§16.6)."""
+        """Whether the caller names the version that it has seen (§16.6)."""
         return self.match is not None and self.match.strip() != "*"
 
     @property
@@ -79,7 +79,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes out: a value of the row's kind, or a mapping of the same shape."""
+    """The answer to a request: a value of the row's type, or a mapping of the same shape."""
 
     value: Any
     status: int = 200
@@ -91,13 +91,13 @@ Sees = Callable[[Call], Awaitable[Seen]]
 
 
 async def see_nothing(c: Call) -> Seen:
-    """What it is about needs no look: the time will do."""
+    """Returns only the time, for a request whose target need not be looked at."""
     return Seen(at=c.rt.store.now())
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """A row. ``scope`` None: no token is asked for. ``answers``: the type of what comes out; None is a stream or text of its own. ``sees``: what
-    is noted of that which a POST is about, before it is carried out under a key. ``matches``: it is about one run, whose ETag ``If-Match`` may name."""
+    """A row. ``scope``: None if no token is needed. ``answers``: the type of the answer; None for a stream or other text. ``sees``: reads the state of a
+    POST's target before the POST is carried out under a key. ``matches``: the request is about one run, whose ETag ``If-Match`` may name."""
 
     method: str
     path: str
@@ -157,7 +157,7 @@ T = TypeVar("T")
 
 
 def _page_in_order(items: Iterable[T], place: Callable[[T], tuple[str, ...]], query: b.PageQuery) -> tuple[list[T], str | None]:
-    """A page of what comes and goes. The cursor is a place in the order, and not a row: that row may be gone before the next page is asked for."""
+    """Returns a page of rows that come and go. The cursor is a place in the order, not a row, because that row may be gone when the next page is requested."""
     found = sorted(items, key=place)
     if query.cursor is not None:
         after = _read_place(query.cursor)
@@ -208,7 +208,7 @@ async def show_run(c: Call) -> Answer:
 
 
 def resting(run: Run) -> bool:
-    """Whether nothing moves a run before somebody or something outside does."""
+    """Whether a run stays as it is until somebody or something outside acts."""
     return run.status in TERMINAL or (run.status in AT_REST and not run.decisions and bool(run.waits))
 
 
@@ -280,7 +280,7 @@ async def _ledger(c: Call, run_id: str | None) -> Answer:
 async def check_run(c: Call) -> Answer:
     try:
         found = (await c.rt.look.snapshot(c.run_id, c.tenant)).detail().problems
-    except (UnknownStatus, StoreCorrupt, UnsupportedFormat):  # just that is what a check is to name; but whose run it is cannot be read either
+    except (UnknownStatus, StoreCorrupt, UnsupportedFormat):  # a check must name just these errors; but the run's tenant cannot be read either
         if c.tenant is not None:
             raise
         found = [describe.problem(p) for p in await c.rt.check(c.run_id)]
@@ -306,7 +306,7 @@ async def thread_history(c: Call) -> Answer:
     if not mine:
         raise NotFound(f"no thread {thread}", hint="GET /v1/runs lists runs with their threads")
     try:
-        found = [one async for one in _walk_thread(c, thread, q.cursor or q.after, q.limit + 1)]  # one more tells whether that is all
+        found = [one async for one in _walk_thread(c, thread, q.cursor or q.after, q.limit + 1)]  # one more shows whether there is a next page
     except CheckpointNotFound:
         if q.cursor is None:
             raise
@@ -316,7 +316,7 @@ async def thread_history(c: Call) -> Answer:
 
 
 async def _walk_thread(c: Call, thread: str, after: str | None, most: int) -> AsyncIterator[dict[str, Any]]:
-    """The checkpoints of a thread's runs under the caller's tenant, oldest first: so many at most, from the one behind ``after``.
+    """Yields the checkpoints of a thread's runs under the caller's tenant, oldest first: at most ``most``, those after ``after``.
 
     Raises:
         CheckpointNotFound: the thread has no such checkpoint.
@@ -397,7 +397,7 @@ async def see_intent(c: Call) -> Seen:
 
 
 async def see_thread(c: Call) -> Seen:
-    """The run that a signal to a thread is for; that counts only for a caller who names its version."""
+    """Notes the run that a signal to a thread is for; that is needed only if the caller names its version."""
     if not c.conditional:
         return await see_nothing(c)
     run = await _find_receiver(c)
@@ -405,7 +405,7 @@ async def see_thread(c: Call) -> Seen:
 
 
 async def _has_told_since(c: Call, is_it: Callable[[describe.EventView], bool], run_id: str | None = None) -> bool:
-    """Whether the run's log tells of such an event since the request was first taken up by a server that died."""
+    """Whether the run's log has such an event since the request was first taken up. False if there was no earlier attempt."""
     if not c.again or c.seen is None:
         return False
     after = c.seen.version
@@ -425,12 +425,12 @@ def _is_resumed(e: describe.EventView) -> bool:
 
 
 async def _mine(c: Call, *, told: bool = False) -> describe.RunView:
-    """The run that is meant, under the caller's tenant, and as the caller last saw it (§16.6). ``told``: the request was carried out before, and
-    the caller saw the run before that.
+    """Returns the run of the path, if it is in the caller's tenant and has not changed since the caller saw it (§16.6). ``told``: the request was carried
+    out before, so the caller's version is compared with the version from before that.
 
     Raises:
-        RunNotFound: it is not there, or another tenant's.
-        Stopped: it has moved since: 412.
+        RunNotFound: there is no such run, or it is another tenant's.
+        Stopped: it has changed since: 412.
     """
     run, lease = await c.rt.look.find_row(c.run_id, c.tenant)
     _check_match(c, run, told=told)
@@ -480,7 +480,7 @@ async def submit_run(c: Call) -> Answer:
 
 
 async def _wait(c: Call, given: str | None) -> str | None:
-    """The wait that a decision is about: the one that is named, or the one that was open when the request was first taken up."""
+    """Returns the wait that a decision is about: the one that the caller names, or the one that was open when the request was first taken up."""
     wait_id = given or (c.seen.wait_id or None if c.seen is not None else None)
     run, _ = await c.rt.look.find_row(c.run_id, c.tenant)
     await _mine(c, told=c.again and wait_id is not None and all(w.wait_id != wait_id for w in run.waits))
@@ -518,7 +518,7 @@ def _payload(given: Any) -> Any:
 async def answer_link(c: Call) -> Answer:
     body: b.Answer = c.body
     used = await c.rt.store.token(hash_secret(c.path["token"])) if c.again else None
-    if used is not None and used.used_at is not None:  # by this request, or by somebody who decided otherwise, which is refused here too
+    if used is not None and used.used_at is not None:  # by this request before, or by another decision: then this one is refused here too
         run = await c.rt.decide(used.run_id, body.action, wait_id=used.wait_id, actor=used.actor, feedback=body.feedback, note=body.note, payload=_payload(body.payload))
     else:
         if c.conditional:
@@ -534,7 +534,7 @@ async def signal_run(c: Call) -> Answer:
 
 
 def _find_sent(c: Call) -> Callable[[describe.EventView], bool]:
-    """Tells the signal of this request from other events."""
+    """Returns a predicate that is true for the event of this request's signal."""
     body: b.Signal = c.body
     sent = (body.name, body.key or c.key)
     return lambda e: e.event_type == "signal.received" and (e.payload.get("name"), e.payload.get("key")) == sent
@@ -549,7 +549,7 @@ async def signal_thread(c: Call) -> Answer:
 
 
 async def _find_receiver(c: Call) -> Run:
-    """The run that a signal to this thread is for, if nothing was sent under its key before."""
+    """Returns the run that a signal to this thread is for, if no signal was sent under its key before."""
     target = c.path["thread_id"]
     live = await recipients.newest_live(c.rt.store, target, c.tenant) if await c.rt.store.get(target) is None else None
     return live or (await c.rt.look.find_row(target, c.tenant))[0]
@@ -572,12 +572,12 @@ async def cancel_run(c: Call) -> Answer:
 
 
 async def resume_run(c: Call) -> Answer:
-    """Answers once the run goes on, or is refused; who drives it to its rest is the server itself, behind the answer."""
+    """Answers when the run continues, or refuses. After the answer, the server itself drives the run until it rests."""
     body: b.Resume = c.body
     told = await _has_told_since(c, _is_resumed)
     before = await _mine(c, told=told)
     if told and before.condition != "interrupted":
-        return await _show(c, c.run_id)  # it went on: the first of these requests has seen to that
+        return await _show(c, c.run_id)  # an earlier attempt at this request has resumed it
     await await_start(c.rt, c.run_id, c.jobs, actor=c.actor, acknowledge=body.acknowledge, force=body.force, upgrade=body.upgrade)
     return await _show(c, c.run_id)
 
@@ -585,10 +585,10 @@ async def resume_run(c: Call) -> Answer:
 async def await_start(
     rt: Runtime, run_id: str, jobs: set[asyncio.Task[Any]], *, actor: str, acknowledge: str | None = None, force: bool = False, upgrade: bool = False
 ) -> None:
-    """Returns once the run goes on; it is driven to its rest behind that.
+    """Resumes a run and returns when it continues; after that, it is driven in the background until it rests.
 
     Raises:
-        HoldfastError: by what stands against it.
+        HoldfastError: the run cannot be resumed; the error says why.
     """
     before, _ = await rt.look.find_row(run_id)
     job = asyncio.ensure_future(rt.resume(run_id, actor=actor, acknowledge=acknowledge, force=force, wait=False, upgrade=upgrade))
@@ -603,7 +603,7 @@ async def await_start(
     if job.done():
         job.result()
     else:
-        job.add_done_callback(note_error)  # what becomes of a drive behind its answer is told by the run itself
+        job.add_done_callback(note_error)  # the answer is given by then: how the drive ends is told by the run itself
 
 
 async def replay_run(c: Call) -> Answer:
@@ -657,7 +657,7 @@ async def settle_intent(c: Call) -> Answer:
 
 
 async def _check_sender(c: Call, intent: describe.IntentView) -> None:
-    """Holds ``If-Match`` against the run that an intent is of."""
+    """Compares ``If-Match`` with the run of an intent."""
     if c.conditional:
         _check_match(c, (await c.rt.look.find_row(intent.run_id))[0])
 
@@ -675,7 +675,7 @@ async def unpause_schedule(c: Call) -> Answer:
 
 
 async def _has_changed_since(c: Call, what: str) -> bool:
-    """Whether a schedule has changed so since the request was first taken up by a server that died."""
+    """Whether a schedule has had this change since the request was first taken up. False if there was no earlier attempt."""
     found = await c.rt.look.schedule(c.path["schedule_id"], c.tenant)
     since = iso(c.seen.at) if c.again and c.seen is not None else None
     return since is not None and any(change.what == what and (change.at or "") >= since for change in found.changes)
@@ -688,7 +688,7 @@ async def trigger_schedule(c: Call) -> Answer:
 
 
 def _make_own_key(c: Call) -> str | None:
-    """A request key that is valid for this path alone: other schedules of the skill, and its other runs, have theirs (§16.5)."""
+    """Returns a request key that is valid for this path only: other schedules of the skill, and its other runs, have other keys (§16.5)."""
     return None if c.key is None else "trigger:" + hashlib.sha256(f"{c.path['schedule_id']}\x1f{c.key}".encode()).hexdigest()[:32]
 
 
