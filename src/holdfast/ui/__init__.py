@@ -1,4 +1,4 @@
-"""The operator's pages (extra ``serve``): HTML over the same views as everything else."""
+"""The operator's pages (extra ``serve``): HTML made from the same views as everything else."""
 
 from holdfast.ui.app import Pages
 from holdfast.ui.render import alone

@@ -1,6 +1,6 @@
-"""The operator's pages: the same views as everywhere, as HTML (§17). They read and decide without JavaScript.
+"""The operator's pages: the same views as everywhere, as HTML (§17). Reading and deciding work without JavaScript.
 
-GET changes nothing. A POST carries a token bound to the session, does one verb, and sends the browser back to a page (§14.4, §17.8).
+A GET changes nothing. A POST carries a token bound to the session, calls one verb, and redirects the browser to a page (§14.4, §17.8).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TYPES = {"style.css": "text/css", "htmx.min.js": "text/javascript", "htmx.LICENS
 PAGE = 50
 LANES = 200
 CHECKED = 200
-"""Runs that are held against their logs while somebody waits for a page."""
+"""How many runs are checked against their logs while somebody waits for a page."""
 ZONE = "holdfast_zone"
 TRUTHS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
@@ -50,8 +50,8 @@ Page = Callable[[Request, Viewer], Awaitable[Response]]
 
 
 class Pages:
-    """The pages of one runtime. ``known`` says whose token a text is, ``alive`` whether it still holds; ``place_error`` gives the status
-    of an error, and the headers that go with it."""
+    """The pages of one runtime. ``known`` returns the access of a token, ``alive`` whether a token is still valid; ``place_error`` returns the status
+    of an error and its headers."""
 
     def __init__(
         self, rt: Runtime, known: Callable[[str], Awaitable[Access | None]], alive: Callable[[Access], Awaitable[bool]], go_on: Callable[[str, dict[str, Any]], Awaitable[None]],
@@ -71,7 +71,7 @@ class Pages:
         return Sessions(self._rt.shelf(SHELF), self._known, self._alive, self._rt.store.now, without=None if self._asks else self._secret)
 
     def routes(self) -> list[BaseRoute]:
-        """Every page, its method and the scope that it needs."""
+        """Returns the routes of all pages, each with its method and the scope that it needs."""
         view, decide = Scope.VIEW, Scope.DECIDE
         rows: list[tuple[str, str, Scope | None, Page]] = [
             ("/", "GET", view, self.overview),
@@ -215,7 +215,7 @@ class Pages:
         )
 
     async def _doubtful(self, tenant: str | None) -> list[describe.EffectView]:
-        """Effects that were attempted by a process that is gone: nobody has taken their runs over yet, so they are not unknown on record."""
+        """Returns effects that were attempted by a process that is gone. No process has taken over their runs yet, so their stored status is not yet *unknown*."""
         attempted = await self._rt.look.effects(tenant, statuses=("attempted",), limit=PAGE)
         gone = {r for r in {e.run_id for e in attempted} if (await self._rt.look.glance(r, tenant, check=False)).record.condition == "interrupted"}
         return [e for e in attempted if e.run_id in gone]
@@ -232,7 +232,7 @@ class Pages:
         )
 
     async def health(self, request: Request, viewer: Viewer) -> Response:
-        """Small stores are checked whole, large ones at the runs that need a look and the newest; ``?run=`` shows what a repair would do."""
+        """Checks all of a small store; of a large one, the runs that need attention and the newest runs. ``?run=`` shows what a repair would do."""
         tenant, look = viewer.access.tenant, self._rt.look
         total = sum((await look.tally(tenant)).runs.values())
         if total <= CHECKED and tenant is None:
@@ -277,7 +277,7 @@ class Pages:
         return RedirectResponse(f"/runs/{run_id}", 303)
 
     async def selection(self, request: Request, viewer: Viewer) -> Response:
-        """Says first what will happen to which; then does it, run by run."""
+        """First shows what will happen to which runs; once that is confirmed, does it run by run."""
         pairs = await _pairs(request)
         ids, form = [v for n, v in pairs if n == "run"][:500], dict(pairs)
         verb = form.get("verb", "")
@@ -402,7 +402,7 @@ class Pages:
         return response
 
     async def show_link(self, request: Request) -> Response:
-        """A wait for somebody without an account: GET shows it, POST decides (§14.4). The link itself is the authority."""
+        """Shows a wait to somebody without an account; a POST decides it (§14.4). The link itself is the authority."""
         token = request.path_params["token"]
         return self._page(request, "link.html", None, wait=await self._rt.look.find_linked(token), token=token, done=None)
 
@@ -415,7 +415,7 @@ class Pages:
         return self._page(request, "link.html", None, wait=wait, token=token, done=action)
 
     async def zone(self, request: Request) -> Response:
-        """Remembers in a cookie in which zone this browser is shown its times; nothing else is changed, so that it takes no session."""
+        """Stores the time zone of this browser in a cookie. It changes nothing else, so it needs no session."""
         form, viewer = await _form(request), await self._sessions.viewer(request)
         await _check_own(request, viewer, self._public)
         response: Response = RedirectResponse(_local(form.get("next", "/")), 303)
@@ -448,22 +448,22 @@ def _secure(response: Response) -> Response:
 
 
 def _base(request: Request) -> str:
-    """The path under which this application stands; redirects are given it by the application."""
+    """Returns the path under which this application is mounted. The application adds it to redirects by itself."""
     return str(request.scope.get("root_path", ""))
 
 
 def _local(place: str) -> str:
-    """Where to go after the login: a path of this server, whatever was asked for."""
+    """Returns where to go after the login: always a path of this server, whatever was asked for."""
     return place if place.startswith("/") and not place.startswith("//") and place.isprintable() and "\\" not in place else "/"
 
 
 async def _check_own(request: Request, viewer: Viewer | None, public: str | None) -> None:
-    """Refuses a form that is none of the viewer's.
+    """Refuses a form that does not belong to the viewer.
 
     Raises:
-        Forbidden: it lacks the session's token, or comes from elsewhere.
+        Forbidden: the form lacks the session's token, or comes from another site.
     """
-    check_site(request.headers, public, opaque=True)  # these pages send no referrer, so that browsers hide the origin of their forms
+    check_site(request.headers, public, opaque=True)  # these pages send no referrer, so browsers hide the origin of their forms
     if viewer is not None and not viewer.owns((await _form(request)).get("csrf", "")):
         raise Forbidden("this form does not belong to your session", hint="load the page again, then send it")
 
@@ -488,7 +488,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _time(text: str | None, field: str, zone: dt.tzinfo) -> int | None:
-    """A time of a form, on the viewer's clocks where it names no zone of its own."""
+    """Reads a time of a form; a time without a zone is in the viewer's zone."""
     if not text:
         return None
     try:
@@ -506,7 +506,7 @@ def _json(text: str, field: str) -> Any:
 
 
 def _payload(form: Mapping[str, str], wait: describe.WaitView | None) -> Any:
-    """The answer of a form: its JSON, or its fields as the wait's schema says; fields that are left empty edit nothing that is approved."""
+    """Returns the payload of a form: its JSON, or its fields read by the wait's schema. Fields that are left empty change nothing of what is approved."""
     if form.get("payload", "").strip():
         return _json(form["payload"], "payload")
     schema = words.form_of(wait.schema) if wait is not None else {}
@@ -532,7 +532,8 @@ def _parse_typed(text: str, schema: Mapping[str, Any], field: str) -> Any:
 
 
 def _choose(text: str, offered: Sequence[Any]) -> Any:
-    """The one of several values that a form names: by its JSON, as these pages send it, or by its text. What names none stays what it is, and is refused."""
+    """Returns the offered value that a form names: by its JSON, as these pages send it, or by its text. A text that names none is returned unchanged, and
+    is refused later."""
     try:
         said = json_of(text)
     except (ValueError, RecursionError):

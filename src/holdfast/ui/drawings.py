@@ -1,6 +1,6 @@
-"""What is drawn on a run's page: its graph and its timeline, as numbers for SVG (§17.4). Pure.
+"""The drawings of a run's page, its graph and its timeline, as numbers for SVG (§17.4). Pure.
 
-The graph grows downwards and fits 344 pixels. The timeline has one scale for all that ran; waits longer than the work are folded.
+The graph grows downwards and is at most 344 pixels wide. The timeline has one scale for everything that ran; long waits are folded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LETTER = 7.2
 
 
 class Box(msgspec.Struct, frozen=True):
-    """A node as it is drawn."""
+    """A node of a drawn graph."""
 
     name: str
     short: str
@@ -33,7 +33,7 @@ class Box(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """A graph: boxes, the edges between them (taken or ahead) and how high it is."""
+    """A drawn graph: its boxes, the edges between them, each with whether it was taken, and its height."""
 
     boxes: list[Box]
     edges: list[tuple[str, bool]]
@@ -42,19 +42,19 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node and those that come before it."""
+    """A node, and the nodes before it."""
 
     name: str
     after: Sequence[str]
 
 
 def list_declared(skill: SkillView) -> list[Node]:
-    """The nodes of a program, as far as it is known here."""
+    """Returns the nodes of a program, as far as it is known here."""
     return [Node(n.name, n.after) for n in skill.nodes]
 
 
 def list_taken(steps: Sequence[StepView]) -> list[Node]:
-    """The way that a run took, where its code is not here: each node after those of the super-step before its first one."""
+    """Returns the nodes that a run has executed, if its code is not here: each comes after the nodes of the super-steps just before its own."""
     levels: dict[int, list[str]] = {}
     for s in steps:
         if not s.path and s.name not in levels.setdefault(_number(s), []):
@@ -75,7 +75,7 @@ def _number(step: StepView) -> int:
 
 
 def graph(nodes: Sequence[Node], states: Mapping[str, tuple[str, str]]) -> Picture | None:
-    """The nodes in layers; ``states``: by node its state and what is said beneath its name. None where there are none, or too many to draw."""
+    """Draws the nodes in layers. ``states``: by node, its state and the note under its name. None if there are no nodes, or too many to draw."""
     if not nodes or len(nodes) > MOST:
         return None
     depth: dict[str, int] = {}
@@ -111,7 +111,7 @@ def _cut(text: str, width: float) -> str:
 
 def _edge(a: Box, b: Box) -> str:
     x1, y1, x2, y2 = a.x + a.width / 2, a.y + HIGH, b.x + b.width / 2, b.y
-    if y2 <= a.y:  # back up: round the right side
+    if y2 <= a.y:  # an edge upwards goes around the right side
         return f"M{a.x + a.width:.0f} {a.y + HIGH / 2:.0f}C{WIDE + 8} {a.y:.0f} {WIDE + 8} {y2 + HIGH:.0f} {b.x + b.width:.0f} {y2 + HIGH / 2:.0f}"
     middle = (y1 + y2) / 2
     return f"M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
@@ -121,7 +121,7 @@ def _edge(a: Box, b: Box) -> str:
 
 
 def throughput(slices: Sequence[tuple[int, int]], high: float = 48.0) -> list[tuple[float, float, float]]:
-    """Bars of the last hour: for each slice its left edge in per cent, and how high what was done and what failed are."""
+    """Draws the bars of the last hour: for each slice its left edge in per cent, and the heights for the runs done and the runs failed."""
     most = max((done + failed for done, failed in slices), default=0) or 1
     return [(100 * n / len(slices), high * done / most, high * failed / most) for n, (done, failed) in enumerate(slices)]
 
@@ -130,7 +130,7 @@ def throughput(slices: Sequence[tuple[int, int]], high: float = 48.0) -> list[tu
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A part of a row, in per cent of its width. ``kind``: done, fail, open, gap, own or wait."""
+    """A part of a row, in per cent of the row's width. ``kind``: done, fail, open, gap, own or wait."""
 
     x: float
     width: float
@@ -138,7 +138,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A row: a node's step, or who owned the run."""
+    """A row: a node's step, an outgoing message, or who owned the run."""
 
     id: str
     name: str
@@ -149,7 +149,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """All rows on one scale, which goes from ``began`` to ``ended``; ``folds`` are waits too long to be drawn."""
+    """All rows on one scale, from ``began`` to ``ended``. ``folds`` are the places of waits that are too long to be drawn to scale."""
 
     lines: list[Line]
     folds: list[tuple[float, float]]
@@ -163,8 +163,8 @@ class Timeline(msgspec.Struct, frozen=True):
 def timeline(
     steps: Sequence[StepView], attempts: Sequence[AttemptView], events: Sequence[EventView], now: dt.datetime, ended: str | None, intents: Sequence[IntentView] = ()
 ) -> Timeline | None:
-    """A row for each node's step, in the order in which they began; of very many the last ones. Behind the step that it was decided in stands
-    what was sent, with each attempt at it (§9.3)."""
+    """Draws a row for each node's step, in the order in which they began; of very many, only the last. A message that a step has decided on has its row
+    after that step, with each attempt to send it (§9.3)."""
     sent = [at for i in intents for d in i.attempts if (at := _at(d.ended_at or d.began_at)) is not None]
     end = now if ended is None else max([_at(ended) or now, *sent])
     top = [s for s in steps if not s.path and _at(s.started_at) is not None]
@@ -203,7 +203,7 @@ _INTENT_STATES = {"sent": "done", "dead": "fail", "abandoned": "fail", "unknown"
 
 
 def _sending(intent: IntentView, scale: _Scale, end: dt.datetime) -> Line:
-    """What became of an intent: a bar for each attempt."""
+    """Draws the row of an intent, with a bar for each attempt."""
     bars = []
     for d in intent.attempts:
         began = _at(d.began_at) or end
@@ -222,12 +222,12 @@ LEAVES = frozenset({"run.waiting_for_human", "run.waiting_for_signal", "run.comp
 
 
 def _draw_owner(events: Sequence[EventView], scale: _Scale, start: dt.datetime, end: dt.datetime, over: bool) -> Line:
-    """Who had the run, from when until when; and where a process had gone and nobody had come yet."""
+    """Draws the row of owners: the times in which a process had the run, and the gaps after a process was lost until the next one came."""
     bars: list[Bar] = []
     since: dt.datetime | None = None
     lost: dt.datetime | None = None
     names: list[str] = []
-    last = start  # when something was last heard of whoever had it
+    last = start  # the time of the last event, which is the last sign of life of the owner
     for event in events:
         at = max(_at(event.occurred_at) or start, start)
         if event.event_type in ("run.claimed", "attempt.taken_over"):
@@ -272,7 +272,7 @@ def _bar(scale: _Scale, began: dt.datetime, stopped: dt.datetime, kind: str) -> 
 
 
 def _waits(events: Sequence[EventView], end: dt.datetime) -> list[tuple[str, dt.datetime, dt.datetime]]:
-    """Where somebody or something was waited for: the task, from when, until when."""
+    """Returns the waits, for a person or for something else: the task, from when, until when."""
     open_: dict[str, tuple[str, dt.datetime]] = {}
     out = []
     for event in events:
@@ -288,7 +288,7 @@ def _waits(events: Sequence[EventView], end: dt.datetime) -> list[tuple[str, dt.
 
 
 class _Scale:
-    """Times to per cent. A wait that takes more than half of all time is drawn ``FOLD`` per cent wide, whatever it lasted."""
+    """Converts times to per cent. A wait that takes more than a quarter of all time is drawn ``FOLD`` per cent wide, however long it took."""
 
     def __init__(self, start: dt.datetime, end: dt.datetime, waits: Sequence[tuple[str, dt.datetime, dt.datetime]]) -> None:
         self._start, self._end = start, end

@@ -1,4 +1,4 @@
-"""Templates: escaped always, with the words of ``ui.words``; also a run's page as one file (§17.1)."""
+"""Renders templates, always escaped, with the words of ``ui.words``; also renders a run's page as one file (§17.1)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _axis(context: jinja2.runtime.Context, drawn: drawings.Timeline) -> tuple[st
 
 
 def _part(text: str) -> str:
-    """An id as one part of a path, whatever it contains."""
+    """Quotes an id as one part of a path, whatever it contains."""
     return quote(text, safe="")
 
 
@@ -61,7 +61,7 @@ def page(name: str, **context: Any) -> str:
 
 
 def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[describe.RunView], children: list[describe.RunView], *, most: int = 200, kind: str | None = None) -> dict[str, Any]:
-    """All that a run's page shows, of one instant."""
+    """Returns everything that a run's page shows, as of one moment."""
     run, effects, steps, attempts, events, intents = seen.detail(), seen.effects(), seen.steps(), seen.attempts(), seen.events(), seen.intents()
     now, gone = when(seen.now), bool(seen.gone)
     states: dict[str, tuple[str, str]] = {}
@@ -84,7 +84,7 @@ def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[d
 
 
 def alone(seen: Snapshot, family: list[describe.RunView], store: str) -> str:
-    """A run's page as one file that needs nothing else: for an incident report."""
+    """Renders a run's page as one file that needs no other, for an incident report."""
     context = run_context(seen, None, family, [], most=100_000)
     return page("run.html", **context, checkpoints=[], at=None, alone=asset("style.css").decode(), store=store)
 

@@ -1,4 +1,4 @@
-"""Who looks at the pages: a session made of a token at the login, twelve hours at most, ended with its token (§16.2)."""
+"""Sessions of the pages. A login with a token begins one; it lasts for twelve hours at most, and ends when its token does (§16.2)."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _decode = msgspec.msgpack.Decoder(_Session).decode
 
 
 class Viewer(msgspec.Struct, frozen=True):
-    """Who looks: what they may, and the secret of their session, empty with a bearer header."""
+    """The person or program that looks at a page: their rights, and the secret of their session, which is empty with a bearer header."""
 
     access: Access
     secret: str
 
     @property
     def csrf(self) -> str:
-        """What a form of theirs carries: bound to the session, and not the session itself."""
+        """The token that their forms carry. It is bound to the session's secret, and is not that secret."""
         return hashlib.sha256(f"csrf:{self.secret}".encode()).hexdigest()[:32]
 
     def owns(self, given: str) -> bool:
-        """Whether a form is one of theirs."""
-        return not self.secret or hmac.compare_digest(self.csrf.encode(), given.encode("utf-8", "surrogatepass"))  # texts are compared if they are ASCII alone
+        """Whether the token of a form is theirs."""
+        return not self.secret or hmac.compare_digest(self.csrf.encode(), given.encode("utf-8", "surrogatepass"))  # as bytes: texts can be compared only if they are ASCII
 
 
 class Sessions:
-    """Sessions of one store. ``alive`` says whether a token still holds, by what is left of it in the session: its row. ``without``: nobody
-    is asked for a token, and this is the secret of everybody's forms."""
+    """Sessions of one store. ``alive`` says whether a token is still valid; it gets the access that the session has of the token. ``without``: no token is
+    needed, and this is the secret of everybody's forms."""
 
     def __init__(self, shelf: Shelf, known: Known, alive: Callable[[Access], Awaitable[bool]], now: Callable[[], int], *, without: str | None = None) -> None:
         self._shelf = shelf
@@ -59,7 +59,7 @@ class Sessions:
         self._without = without
 
     async def begin(self, token: str) -> str | None:
-        """A new session for a token; None if it is not known."""
+        """Begins a session for a token and returns its secret; None if the token is not known."""
         access = await self._known(token)
         if access is None:
             return None
@@ -72,7 +72,7 @@ class Sessions:
         await self._shelf.delete(_place(secret))
 
     async def viewer(self, request: Request) -> Viewer | None:
-        """Who sends this; None if nobody that is known."""
+        """Returns who sent a request; None if the sender is not known."""
         secret = request.cookies.get(COOKIE, "")
         if self._without is not None:
             return Viewer(NOBODY, self._without)
@@ -91,7 +91,7 @@ class Sessions:
 
 
 async def sweep(shelf: Shelf, now: int, after: str) -> str | None:
-    """Deletes those of the next hundred sessions that are over, and what nobody can read; gives where to go on, None at the end."""
+    """Deletes those of the next hundred sessions that have ended or cannot be read. Returns the key after which to continue, None at the end."""
     rows = await shelf.scan(after=after, limit=100)
     for place, data in rows:
         if _until(data) <= now:
@@ -111,7 +111,7 @@ def _place(secret: str) -> str:
 
 
 def set_cookie(response: Response, secret: str, *, secure: bool, path: str = "/") -> None:
-    """HttpOnly, SameSite=Strict, Secure over TLS."""
+    """Sets the session's cookie: HttpOnly, SameSite=Strict, Secure over TLS."""
     response.set_cookie(COOKIE, secret, max_age=LASTS_US // 1_000_000, httponly=True, samesite="strict", secure=secure, path=path)
 
 

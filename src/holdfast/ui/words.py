@@ -1,4 +1,4 @@
-"""What a page says first: in one sentence what is the matter, in the next what to do (§17.4). Pure, from what is shown anyway."""
+"""The first words of a page: one sentence that says what is the matter, and one that says what to do (§17.4). Pure: made only from what the page shows."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def finding(run: RunView, effects: Sequence[EffectView] = (), *, gone: bool = False, behind: Blocked | None = None) -> Finding:
-    """One sentence about a run, and the next step. ``gone``: what its completed steps did was undone, so that a resume is refused.
-    ``behind``: the run of its lane because of which one is refused for now."""
+    """Returns one sentence about a run, and what to do next. ``gone``: what its completed steps did was undone, so a resume is refused.
+    ``behind``: the run in its lane because of which a resume is refused for now."""
     sign, tone = SIGNS.get(run.condition, ("unknown", "bad"))
     asks = [w for w in run.waits if w.available_actions]
     unknown = next((e for e in effects if e.status == "unknown"), None)
@@ -74,12 +74,12 @@ def finding(run: RunView, effects: Sequence[EffectView] = (), *, gone: bool = Fa
 
 
 def label(verb: str) -> str:
-    """A verb's word on its button."""
+    """Returns the label of a verb's button."""
     return verb.replace("_", " ").capitalize()
 
 
 def command(store: str, *words: str) -> str:
-    """The shell command that does the same."""
+    """Returns the shell command that does the same."""
     named = [] if store in ("", "sqlite:///.holdfast/runs.db") else ["--store", store]
     return shlex.join(["holdfast", *words, *named])
 
@@ -89,7 +89,7 @@ def answer_command(store: str, wait: WaitView, action: str, *, alone: bool, edit
 
 
 def form_of(schema: Any) -> dict[str, Any]:
-    """What a form asks for, from a wait's schema: an object with its fields, or one plain value; empty where an answer can only be JSON."""
+    """Returns what a form asks for, by a wait's schema: an object with its fields, or one plain value. Empty if the answer can only be entered as JSON."""
     if not isinstance(schema, Mapping):
         return {}
     kinds = schema.get("$defs")
@@ -107,7 +107,7 @@ PLAIN = ("string", "integer", "number", "boolean")
 
 
 def _follow(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema in place of the reference to it, with what stands beside the reference."""
+    """Replaces a reference by the schema it refers to, and keeps what is beside the reference."""
     found = dict(schema)
     for _ in range(len(kinds)):
         there = kinds.get(str(found.pop("$ref", "")).removeprefix("#/$defs/"))
@@ -121,34 +121,34 @@ def _follow(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, An
 
 
 def clean(text: object) -> str:
-    """Text of a run: control characters and those that turn a line around are shown, not obeyed."""
+    """Makes text of a run safe to show: control characters, and those that reverse the direction of a line, become visible escapes."""
     return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def show(value: Any) -> str:
-    """A value as people read it: text as it is, all else as JSON."""
+    """Returns a value as people read it: text as it is, everything else as JSON."""
     return clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
 
 def line(value: Any, most: int = 160) -> str:
-    """The same on one line, cut."""
+    """Returns the same on one line, of at most ``most`` characters."""
     text = " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)).split())
     return clean(text if len(text) <= most else text[: most - 1] + "…")
 
 
 def fits(value: Any, most: int) -> bool:
-    """Whether one line of so many characters shows all of a value."""
+    """Whether a value fits on one line of ``most`` characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return len(text) <= most and "\n" not in text
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two values are one in JSON, where 1, 1.0 and true are three."""
+    """Whether two values are the same JSON; 1, 1.0 and true are three different values."""
     return json.dumps(one, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)
 
 
 def span(seconds: float | None) -> str:
-    """A duration, as on the command line."""
+    """Returns a duration in the words of the command line."""
     return "–" if seconds is None else wording.span(seconds)
 
 
@@ -176,7 +176,7 @@ def ago(text: str | None, now: dt.datetime) -> str:
 
 
 def clock(text: str | None, zone: dt.tzinfo = dt.UTC) -> str:
-    """A time as clocks in a zone show it, with the zone's name; in UTC as on the command line."""
+    """Returns a time as clocks in a zone show it, with the zone's name; in UTC as on the command line."""
     at = moment(text)
     if at is None:
         return clean(text or "–")
@@ -184,7 +184,7 @@ def clock(text: str | None, zone: dt.tzinfo = dt.UTC) -> str:
 
 
 def hour(text: str | None, zone: dt.tzinfo, began: str | None, ended: str | None) -> str:
-    """The time of day, to the millisecond; where a list goes from one day to another, the day too."""
+    """Returns the time of day to the millisecond, with the day if the list goes from one day to another."""
     at, first, last = moment(text), moment(began), moment(ended)
     if at is None:
         return clean(text or "–")
@@ -193,7 +193,7 @@ def hour(text: str | None, zone: dt.tzinfo, began: str | None, ended: str | None
 
 
 def axis(began: str, ended: str, zone: dt.tzinfo) -> tuple[str, str]:
-    """The two ends of a timeline: the time of day, and of several days the days too."""
+    """Returns the two ends of a timeline as times of day, with the days if they differ."""
     first, last = (dt.datetime.fromisoformat(text).astimezone(zone) for text in (began, ended))
     shape = "%H:%M:%S" if first.date() == last.date() else "%m-%d %H:%M"
     return first.strftime(shape), last.strftime(shape)
@@ -203,11 +203,11 @@ ZONES = (
     "UTC", "Europe/London", "Europe/Berlin", "Europe/Athens", "Africa/Lagos", "Asia/Dubai", "Asia/Kolkata", "Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney",
     "America/Sao_Paulo", "America/New_York", "America/Chicago", "America/Denver", "America/Los_Angeles",
 )
-"""What the field for the zone offers; any that is known here may be typed."""
+"""The time zones that the pages offer. Any other that is known here can be set too."""
 
 
 def zone(name: str | None) -> dt.tzinfo:
-    """The zone in which a viewer is shown times; UTC where they have chosen none that is known here (§17.9)."""
+    """Returns the time zone in which a viewer is shown times; UTC if they have chosen none that is known here (§17.9)."""
     return CALENDAR.zone(name) if is_known_zone(name) and name != "UTC" and name is not None else dt.UTC
 
 
@@ -222,6 +222,6 @@ def is_known_zone(name: str | None) -> bool:
 
 
 def count(number: int, one: str, many: str) -> str:
-    """``Six things``: small numbers in words, as a finding says them."""
+    """Returns a number and its noun, such as ``Six things``; small numbers are in words, as in a finding."""
     words = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
     return f"{words[number] if number < len(words) else f'{number:,}'} {one if number == 1 else many}"

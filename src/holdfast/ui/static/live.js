@@ -1,16 +1,16 @@
 "use strict";
-// What makes the pages live where scripts run; they read and decide without it.
-// 1. The viewer's time zone, unless one was chosen: the next page is shown in it.
+// Makes the pages live where scripts run. Reading and deciding work without it.
+// 1. Stores the browser's time zone, unless one was chosen: the next page is shown in it.
 if (!/(?:^|; )holdfast_zone=/.test(document.cookie)) {
   const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
   if (name) document.cookie = "holdfast_zone=" + name + "; max-age=31536000; samesite=strict; path=" + (document.body.dataset.base || "/");
 }
-// 2. A part that renews itself waits while somebody is at it: a field in it has the focus, or a run is selected.
+// 2. A part of a page that reloads itself waits while somebody uses it: something in it has the focus, is selected or is open.
 document.addEventListener("htmx:beforeRequest", (event) => {
   const part = event.target;
   if (part.querySelector("input[type=checkbox]:checked, details[open]") || (document.activeElement !== document.body && part.contains(document.activeElement))) event.preventDefault();
 });
-// 3. What a run under way emits and does, as it happens.
+// 3. Shows what a running run emits and does, as it happens.
 const live = document.querySelector("[data-stream]");
 if (live) {
   const out = live.querySelector("pre");
