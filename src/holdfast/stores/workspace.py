@@ -199,7 +199,7 @@ class WorkspaceStore(MemoryStore):
         return os.path.join(self.url.removeprefix("workspace:"), os.path.basename(self._at(run_id)))
 
     def unmake(self) -> None:
-        """Deletes the folder again, if this store has created it and is its writer, because what it was created for has failed."""
+        """Deletes the folder again after a failure, if this store has created the folder and is its writer."""
         if self._made and self._lock >= 0:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -214,7 +214,7 @@ class WorkspaceStore(MemoryStore):
     # -- reading what there is ----------------------------------------------------------------------
 
     def _look(self, run_id: str | None = None) -> None:
-        """Brings memory up to date with the files of a run, or of all runs; the memory of the writer always is."""
+        """Brings memory up to date with the files of a run, or of all runs. The memory of the writer is always up to date."""
         if self._lock < 0 and os.path.isdir(self.folder):
             self._catch_up(None if run_id is None else [run_id], held=self._is_held())
 
@@ -521,7 +521,7 @@ class WorkspaceStore(MemoryStore):
         with self._disk():
             for child in p.creates:
                 os.makedirs(self._at(child.commit.run.run_id), exist_ok=True)
-                for name in os.listdir(self._at(child.commit.run.run_id)):  # rests of a commit that does not exist
+                for name in os.listdir(self._at(child.commit.run.run_id)):  # remains of a commit that does not exist
                     _remove(self._at(child.commit.run.run_id, name))
                 self._ends.pop(child.commit.run.run_id, None)
                 self._besides(child, child.sealed.row.hash.hex())
