@@ -222,6 +222,27 @@ async def test_a_session_is_made_of_a_token_and_ends_with_it() -> None:
         assert (await http.get("/runs")).status_code == 303, "revoked with its token"
 
 
+async def test_what_a_page_links_to_can_be_read_under_its_session() -> None:
+    """§17.4: the live output and the raw events of a run's page are the API's, and a browser sends it the session alone; with that it reads, and never acts."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        run, other = await rt.submit(g, {"name": "Ada"}), await rt.submit(g, {"name": "Bob"}, tenant_id="acme")
+        await http.post("/login", data={"token": await token(rt, "view", "decide", "cancel")})
+        page = Tags((await http.get(f"/runs/{run.run_id}")).text)
+        asked = {value for _, given in page.found for value in given.values() if value and value.startswith("/v1/")}
+        assert {path.partition("?")[0].rpartition("/")[2] for path in asked} == {"events", "stream"}
+        for path in asked:
+            assert (await http.head(path)).status_code == 200, path
+            assert (await http.head(path.replace(run.run_id, other.run_id))).status_code == 404, "a run of another tenant"
+            assert (await http.head(path, headers=bearer("nothing"))).status_code == 401, "a token that is given counts alone"
+        for path, body in ((f"/v1/runs/{run.run_id}/cancel", {}), (f"/v1/runs/{run.run_id}/signal", {"name": "go"})):
+            assert (await http.post(path, json=body)).status_code == 401, "a session does not act on the API"
+        known, number = (await tokens_of(rt))[0]
+        await known.revoke(number, now=rt.store.now())
+        assert {(await http.head(path)).status_code for path in asked} == {401}, "revoked with its token"
+        await http.post("/login", data={"token": await token(rt, "decide")})
+        assert {(await http.head(path)).status_code for path in asked} == {403}, "it lacks the scope view"
+
+
 async def tokens_of(rt: Runtime) -> list[Any]:
     known = Tokens(rt.shelf(SHELF))
     return [(known, a.id) for a in await known.all()]

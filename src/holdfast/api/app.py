@@ -64,6 +64,7 @@ class Api:
         self.open_metrics = open_metrics
         self.stopping = asyncio.Event()
         self.jobs: set[asyncio.Task[Any]] = set()
+        self.session: Callable[[Request], Awaitable[Access | None]] | None = None
         self._given = tokens
         self._doing: set[str] = set()
         self._driver: asyncio.Task[None] | None = None
@@ -150,15 +151,19 @@ class Api:
         return await self._tokens.holds(access, now=self.rt.store.now())
 
     async def access(self, request: Request) -> Access:
-        """Who calls.
+        """Who calls. A session of the pages reads what its pages link to; only a token acts (decision 0113).
 
         Raises:
             Unauthorized: nobody that is known; the words are the same whatever is wrong.
         """
         if not self.asks:
             return NOBODY
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        found = await self.find(token.strip()) if kind.lower() == "bearer" else None
+        given = request.headers.get("authorization")
+        if given is None and self.session is not None and request.method in ("GET", "HEAD"):
+            found = await self.session(request)
+        else:
+            kind, _, token = (given or "").partition(" ")
+            found = await self.find(token.strip()) if kind.lower() == "bearer" else None
         if found is None:
             raise Unauthorized("a valid token is needed; the one given is missing, unknown, expired or revoked", hint="Authorization: Bearer TOKEN; holdfast token create")
         return found
@@ -496,7 +501,9 @@ def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
         status = status_of(error)
         return status, headers(error, status)
 
-    return Pages(api.rt, api.find, api.holds, go_on, place_error, asks=api.asks, public_url=public_url).routes()
+    pages = Pages(api.rt, api.find, api.holds, go_on, place_error, asks=api.asks, public_url=public_url)
+    api.session = pages.access
+    return pages.routes()
 
 
 __all__ = ["GRACE_SECONDS", "Api", "answer_failure", "app"]

@@ -70,6 +70,11 @@ class Pages:
     def _sessions(self) -> Sessions:
         return Sessions(self._rt.shelf(SHELF), self._known, self._alive, self._rt.store.now, without=None if self._asks else self._secret)
 
+    async def access(self, request: Request) -> Access | None:
+        """Who sends this, by the session of these pages; None without one."""
+        viewer = await self._sessions.viewer(request)
+        return None if viewer is None else viewer.access
+
     def routes(self) -> list[BaseRoute]:
         """Every page, its method and the scope that it needs."""
         view, decide = Scope.VIEW, Scope.DECIDE
