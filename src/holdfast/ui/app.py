@@ -520,7 +520,9 @@ def _payload(form: Mapping[str, str], wait: describe.WaitView | None) -> Any:
     if schema.get("type") != "object" and "value" in form:
         return _parse_typed(form["value"], schema, "value")
     found = {n: _parse_typed(form[f"f.{n}"], s, n) for n, s in schema.get("properties", {}).items() if form.get(f"f.{n}", "") != ""}
-    return found if found else ...
+    edits = wait is not None and wait.editable and not found
+    left = {} if edits else {n: None for n in schema.get("nulls", []) if form.get(f"f.{n}") == ""}
+    return {**left, **found} or ...
 
 
 def _parse_typed(text: str, schema: Mapping[str, Any], field: str) -> Any:
@@ -533,7 +535,9 @@ def _parse_typed(text: str, schema: Mapping[str, Any], field: str) -> Any:
             if text not in TRUTHS:
                 raise InvalidInput(f"{field} is true or false, not {text[:40]!r}", field=field)
             return TRUTHS[text]
-    return text
+        case "string":
+            return text
+    return _json(text, field)  # one of several types, or any: the form asks for JSON
 
 
 def _choose(text: str, offered: Sequence[Any]) -> Any:

@@ -89,7 +89,8 @@ def answer_command(store: str, wait: WaitView, action: str, *, alone: bool, edit
 
 
 def form_of(schema: Any) -> dict[str, Any]:
-    """What a form asks for, from a wait's schema: an object with its fields, or one plain value; empty where an answer can only be JSON."""
+    """What a form asks for, from a wait's schema: an object with its fields, or one plain value; empty where an answer can only be JSON. A field that
+    may be null can be left empty; ``nulls`` are those of them that the answer must have."""
     if not isinstance(schema, Mapping):
         return {}
     kinds = schema.get("$defs")
@@ -97,9 +98,12 @@ def form_of(schema: Any) -> dict[str, Any]:
     top = _follow(schema, kinds)
     fields = top.get("properties")
     if top.get("type") in ("object", ["object", "null"]) and isinstance(fields, Mapping):
-        made = {n: _follow(s, kinds) for n, s in fields.items() if isinstance(s, Mapping)}
+        found = {n: _without_null(_follow(s, kinds), kinds) for n, s in fields.items() if isinstance(s, Mapping)}
         must = top.get("required")
-        return {"type": "object", "properties": made, "required": must if isinstance(must, Sequence) else []} if made else {}
+        needed = [n for n in must if n in found] if isinstance(must, Sequence) else []
+        nulls = [n for n in needed if found[n][1]]
+        made = {n: field for n, (field, _) in found.items()}
+        return {"type": "object", "properties": made, "required": [n for n in needed if n not in nulls], "nulls": nulls} if made else {}
     return top if top.get("type") in PLAIN else {}
 
 
@@ -115,6 +119,18 @@ def _follow(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, An
             break
         found = {**there, **found}
     return found
+
+
+def _without_null(field: dict[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The schema of a field without the null that it may be, and whether it may be that."""
+    offered = field.get("anyOf")
+    ways = [_follow(way, kinds) for way in offered if isinstance(way, Mapping)] if isinstance(offered, Sequence) else []
+    others = [way for way in ways if way.get("type") != "null"]
+    if len(others) == 1:
+        field = {**others[0], **{n: v for n, v in field.items() if n != "anyOf"}}
+    elif ways:
+        field = {**field, "anyOf": others}
+    return field, len(others) < len(ways)
 
 
 # -- words as on the command line -------------------------------------------------------------------
