@@ -6,6 +6,7 @@ import datetime as dt
 import html
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -263,6 +264,52 @@ async def test_a_link_shows_and_a_post_decides() -> None:
         assert (await rt.get(run.run_id)).record.decisions[0].actor == "grace"
         used = await http.get(f"/w/{secret}")
         assert used.status_code == 403 and "used" in used.text
+
+
+async def test_who_has_no_account_is_not_told_where_the_store_is(tmp_path: Path) -> None:
+    """§14.1: the address of a store names a machine, a database and a user."""
+    async with Runtime(f"sqlite:///{tmp_path}/runs.db", skills=[g := graph()]) as rt, served(rt) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        link = await rt.issue_token(run.waits[0].wait_id, "grace")
+        for path in ("/login", "/nowhere", f"/w/{link}", "/w/none", "/v1/runs"):
+            page = await http.get(path, headers={"Accept": "text/html"})
+            assert str(tmp_path) not in page.text, path
+        wrong = [await http.post("/login", data={"token": "hf_x_y"}), await http.post("/zone", data={"zone": "Mars"}), await http.post(f"/w/{link}", data={"action": "continue"})]
+        assert [page.status_code for page in wrong] == [401, 422, 409] and all(str(tmp_path) not in page.text for page in wrong)
+
+
+async def test_a_refused_form_leads_back_to_itself() -> None:
+    """Whoever has no account knows no other way to the question, which stays open."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        link = await rt.issue_token(run.waits[0].wait_id, "grace")
+
+        async def back(path: str, **form: str) -> list[str]:
+            page = await http.post(path, data=form)
+            assert page.status_code >= 400
+            return [href for href in re.findall(r'<a href="([^"]+)"', page.text.split("<main")[1]) if href != "/"]
+
+        assert await back(f"/w/{link}", action="continue") == [f"/w/{link}"]
+        assert "Go on?" in (await http.get(f"/w/{link}")).text
+        assert await back("/w/none", action="approve") == [], "nothing is to be read there"
+        await http.post("/login", data={"token": await token(rt, "admin", tenant="*")})
+        csrf = field((await http.get("/runs")).text, "csrf")
+        assert await back(f"/runs/{run.run_id}/answer", csrf=csrf, action="continue") == [f"/runs/{run.run_id}"]
+        assert await back("/runs/selection", csrf=csrf, verb="x") == ["/runs"]
+        assert await back("/queues/default", csrf=csrf) == ["/workers"]
+
+
+async def test_a_browser_is_told_by_a_page_that_there_is_none() -> None:
+    async with Runtime("memory:") as rt, served(rt) as http:
+        for signed_in in (False, True):
+            for path, media in (("/run", "text/html"), ("/runs/x/y/z", "text/html"), ("/v1/run", "application/problem+json")):
+                shown = await http.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
+                assert shown.status_code == 404 and shown.headers["content-type"].startswith(media), path
+                assert (media != "text/html") or ("<h1>there is no such page</h1>" in shown.text and ("Log out" in shown.text) == signed_in)
+                assert (await http.get(path)).headers["content-type"] == "application/problem+json", "a program"
+            await http.post("/login", data={"token": await token(rt, "view")})
+    async with Runtime("memory:") as rt, served(rt, pages=False) as http:
+        assert (await http.get("/run", headers={"Accept": "text/html"})).headers["content-type"] == "application/problem+json"
 
 
 async def test_only_a_post_acts() -> None:

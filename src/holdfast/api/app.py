@@ -64,7 +64,7 @@ class Api:
         self.open_metrics = open_metrics
         self.stopping = asyncio.Event()
         self.jobs: set[asyncio.Task[Any]] = set()
-        self.session: Callable[[Request], Awaitable[Access | None]] | None = None
+        self.pages: Pages | None = None
         self._given = tokens
         self._doing: set[str] = set()
         self._driver: asyncio.Task[None] | None = None
@@ -159,8 +159,8 @@ class Api:
         if not self.asks:
             return NOBODY
         given = request.headers.get("authorization")
-        if given is None and self.session is not None and request.method in ("GET", "HEAD"):
-            found = await self.session(request)
+        if given is None and self.pages is not None and request.method in ("GET", "HEAD"):
+            found = await self.pages.access(request)
         else:
             kind, _, token = (given or "").partition(" ")
             found = await self.find(token.strip()) if kind.lower() == "bearer" else None
@@ -456,6 +456,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
             # The path alone: the name and the scheme under which a proxy reaches this server are none of the browser's.
             asked = request.scope.get("query_string", b"").decode("latin-1")
             return RedirectResponse(read_place(turned) + (f"?{asked}" if asked else ""), 307)
+        pages: Pages | None = request.app.state.api.pages
+        if pages is not None and "text/html" in request.headers.get("accept", "") and not read_place(request.scope).startswith("/v1/"):
+            return await pages.tell(request, Stopped(404, "not_found", "there is no such page"))
         return answer_failure(Stopped(404, "not_found", "there is no such path", hint="GET /v1/openapi.json lists them"))
     if error.status_code == 405:
         found = [route for route in request.app.routes if isinstance(route, Path) and route.matches(request.scope)[0] is not Match.NONE]
@@ -501,9 +504,8 @@ def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
         status = status_of(error)
         return status, headers(error, status)
 
-    pages = Pages(api.rt, api.find, api.holds, go_on, place_error, asks=api.asks, public_url=public_url)
-    api.session = pages.access
-    return pages.routes()
+    api.pages = Pages(api.rt, api.find, api.holds, go_on, place_error, asks=api.asks, public_url=public_url)
+    return api.pages.routes()
 
 
 __all__ = ["GRACE_SECONDS", "Api", "answer_failure", "app"]

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 
 from holdfast.access import Access, Forbidden, Scope, check_site
 from holdfast.core import bounds, describe
-from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, Rejected
+from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, Rejected, TokenRefused
 from holdfast.core.intents import MARK_SENT
 from holdfast.core.jsons import json_of
 from holdfast.core.toolcalls import TYPE
@@ -146,16 +146,21 @@ class Pages:
 
     def _answer_error(self, request: Request, viewer: Viewer | None, error: HoldfastError) -> Response:
         status, headers = self._place_error(error)
-        response = self._page(request, "message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint)
+        back = None if isinstance(error, TokenRefused) else _find_form(request)
+        response = self._page(request, "message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint, back=back)
         response.headers.update(headers)
         return response
 
     def _page(self, request: Request, name: str, viewer: Viewer | None, *, status: int = 200, **context: Any) -> HTMLResponse:
         given = {
-            "viewer": viewer, "store": self._rt.store.url, "open": not self._asks, "now": when(self._rt.store.now()), "base": _base(request),
+            "viewer": viewer, "store": "" if viewer is None else self._rt.store.url, "open": not self._asks, "now": when(self._rt.store.now()), "base": _base(request),
             "zone": words.zone(request.cookies.get(ZONE)), "here": read_place(request.scope), **context,
         }
         return HTMLResponse(render.page(name, **given), status)
+
+    async def tell(self, request: Request, error: HoldfastError) -> Response:
+        """An error as a page, for a browser that asks for what there is not."""
+        return _secure(self._answer_error(request, await self._sessions.viewer(request), error))
 
     def _secure(self, request: Request) -> bool:
         return request.url.scheme == "https" or urlsplit(self._public or "").scheme == "https"
@@ -450,6 +455,20 @@ def _points(seen: Any) -> list[describe.CheckpointView]:
 def _secure(response: Response) -> Response:
     response.headers.update({n: v for n, v in SECURITY.items() if n not in response.headers})
     return response
+
+
+def _find_form(request: Request) -> str | None:
+    """The page that has the form which was sent; None if nothing was."""
+    if request.method != "POST":
+        return None
+    match (place := read_place(request.scope)).split("/")[1:]:
+        case ["w", _]:
+            return place
+        case ["runs", run_id, _]:
+            return f"/runs/{run_id}"
+        case [kind, _]:
+            return {"runs": "/runs", "schedules": "/schedules", "intents": "/effects", "queues": "/workers"}.get(kind)
+    return None
 
 
 def _base(request: Request) -> str:
