@@ -16,6 +16,7 @@ import pytest
 from holdfast import Context, Graph, Runtime, flow
 from holdfast.access import SHELF, Tokens
 from holdfast.ui.words import hour
+from tests.http.scenes import long
 from tests.http.support import Notes, bearer, graph, served, token
 
 PAGES = ["/", "/runs", "/waits", "/effects", "/schedules", "/workers", "/health"]
@@ -310,6 +311,19 @@ async def test_a_browser_is_told_by_a_page_that_there_is_none() -> None:
             await http.post("/login", data={"token": await token(rt, "view")})
     async with Runtime("memory:") as rt, served(rt, pages=False) as http:
         assert (await http.get("/run", headers={"Accept": "text/html"})).headers["content-type"] == "application/problem+json"
+
+
+async def test_what_is_cut_or_scrolls_can_be_read_by_all() -> None:
+    """§17.9: the name of a node in the graph is cut where it does not fit, and what is read out is whole; a long value is reached by keyboard."""
+    async with Runtime("memory:") as rt, served(rt, tokens=False) as http:
+        await long(rt)
+        for run in await rt.runs():
+            page = (await http.get(f"/runs/{run.run_id}")).text
+            graph_of = page.split('<svg class="graph"')[1].split("</section>")[0]
+            assert re.search(r'<a href="#step-read_part_7_of_the_archive"[^>]*><title>read_part_7_of_the_archive, [^<]+</title>', graph_of) and "aria-label=" not in graph_of
+            assert all('aria-hidden="true"' in text for text in re.findall("<text[^>]*>", graph_of))
+            shown = re.findall(r"<pre([^>]*)>([^<]*read_part_23[^<]*|https://example.org/[^<]*|The archive [^<]*)</pre>", page.split('id="events"')[0])
+            assert len(shown) == 3 and all('tabindex="0"' in given for given, _ in shown), [given for given, _ in shown]
 
 
 async def test_only_a_post_acts() -> None:

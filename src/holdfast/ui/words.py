@@ -158,6 +158,11 @@ def fits(value: Any, most: int) -> bool:
     return len(text) <= most and "\n" not in text
 
 
+def scrolls(text: str) -> bool:
+    """Whether a text may be higher than the box that it is shown in, on a narrow screen too: then it has to be reached by keyboard."""
+    return len(text) > 250 or text.count("\n") > 8
+
+
 def is_same(one: Any, other: Any) -> bool:
     """Whether two values are one in JSON, where 1, 1.0 and true are three."""
     return json.dumps(one, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)
