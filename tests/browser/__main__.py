@@ -1,8 +1,8 @@
 """The operator's pages in a real browser: ``uv run --with playwright python -m tests.browser`` (about three minutes).
 
-Every page at three widths, light and dark, with no data, one run, many and hostile strings: axe-core finds nothing, nothing scrolls sideways, nothing
+Every page at three widths, light and dark, with no data, one run, many, hostile strings and long ones: axe-core finds nothing, nothing scrolls sideways, nothing
 is asked of another origin, no script fails. Without JavaScript a run is read, approved, denied, resumed and forked; by keyboard alone a wait is
-answered; what happens is on the page without a reload. It writes the pictures of docs/operate.md (``--pictures``), or all it sees (``--all``).
+answered; what happens is on the page without a reload, also under a session. It writes the pictures of docs/operate.md (``--pictures``), or all it sees (``--all``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.http.scenes import SCENES
 
-WIDTHS = (390, 1024, 1600)
+WIDTHS = (360, 1024, 1600)
 
 if __name__ == "__main__":
     asked = argparse.ArgumentParser(prog="python -m tests.browser", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
@@ -11,7 +12,8 @@ from typing import Any
 
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
-from holdfast import Runtime
+from holdfast import Context, Runtime, flow
+from holdfast.access import SHELF, Tokens
 from tests.browser.tools import axe, chromium, shown
 
 PAGES = ("/", "/runs", "/waits", "/effects", "/schedules", "/workers", "/health")
@@ -166,6 +168,42 @@ async def alive(browser: Browser, folder: Path, report: Report) -> None:
         await context.close()
 
 
+async def under_a_session(browser: Browser, folder: Path, report: Report) -> None:
+    """§16.2: where a token is asked for, what a step emits is on its run's page too, and the raw events can be opened."""
+    async with shown("none", folder, tokens=True) as (origin, rt):
+        emit, end = asyncio.Event(), asyncio.Event()
+
+        @flow("slow")
+        async def slow(ctx: Context) -> None:
+            await emit.wait()
+            ctx.emit("what it says meanwhile")
+            await end.wait()
+
+        rt.add(slow)
+        run = await rt.submit(slow, {})
+        driving = asyncio.ensure_future(rt.resume(run.run_id))
+        page = await watched(await browser.new_context(viewport={"width": 1024, "height": 900}), origin, report)
+        made = await Tokens(rt.shelf(SHELF)).create(["view"], now=rt.store.now())
+        await page.goto(origin + "/login")
+        await page.fill("input[name=token]", made.token)
+        await page.click("main button")
+        while (await rt.get(run.run_id)).status != "running":
+            await rt.store.wait_for_change(0.5)
+        await page.goto(f"{origin}/runs/{run.run_id}")
+        emit.set()
+        try:
+            await page.wait_for_selector("[data-stream] pre:has-text('what it says meanwhile')", timeout=15_000)
+        except Exception:
+            report.found("under a session: no live output")
+        end.set()
+        await driving
+        await page.wait_for_selector("h2:has-text('It is done.')")  # the page renews itself once the run rests
+        async with page.expect_navigation() as gone:
+            await page.click("text=raw JSON")
+        report.hold((await gone.value).status == 200, "under a session: the raw events")  # type: ignore[union-attr]
+        await page.context.close()
+
+
 PICTURES = {
     "overview": ("many", "overview", 1024, "light"), "run": ("many", "run-awaiting_gate_decision-approval", 1024, "light"),
     "inbox": ("many", "waits", 1024, "light"), "effects": ("many", "effects", 1024, "light"),
@@ -194,7 +232,7 @@ async def main(out: Path | None, write: bool, scenes: Sequence[str], widths: Seq
         browser = await play.chromium.launch(executable_path=program, env={**os.environ, **environment}, args=["--no-sandbox", "--no-zygote"])
         rounds: list[Callable[[Path], Awaitable[None]]] = [
             lambda f: every_page(browser, f, report, out, scenes, widths), lambda f: without_javascript(browser, f, report), lambda f: by_keyboard(browser, f, report),
-            lambda f: alive(browser, f, report),
+            lambda f: alive(browser, f, report), lambda f: under_a_session(browser, f, report),
         ]
         if write:
             rounds = [lambda f: pictures(browser, f)]

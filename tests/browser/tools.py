@@ -80,12 +80,12 @@ def named(host: str) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def shown(scene: str, folder: Path, **options: object) -> AsyncIterator[tuple[str, Runtime]]:
+async def shown(scene: str, folder: Path, *, tokens: bool = False) -> AsyncIterator[tuple[str, Runtime]]:
     """A server over the store of a scene: where it listens, and its runtime. No page shows what machine or folder that was."""
     with contextlib.chdir(folder), named("worker-1"):
         async with Runtime(f"sqlite:///{scene}.db", transports={"mail": Mail()}) as rt:
             await SCENES[scene](rt)
-            application = app(rt, tokens=False, **options)  # type: ignore[arg-type]
+            application = app(rt, tokens=tokens)
             server = Server(uvicorn.Config(application, host="127.0.0.1", port=0, log_config=None, access_log=False, lifespan="off"))
             serving = asyncio.ensure_future(server.serve())
             try:

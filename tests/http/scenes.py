@@ -1,4 +1,4 @@
-"""Stores for the pages to show: none, one run, many kinds of runs, and a run whose every field is hostile."""
+"""Stores for the pages to show: none, one run, many kinds of runs, a run whose every field is hostile, and runs with long names and texts."""
 
 from __future__ import annotations
 
@@ -129,6 +129,33 @@ def evil(text: str) -> Graph[Notes]:
     return g
 
 
+def broad() -> Graph[Notes]:
+    """A fan-out with long names, and long texts and lists in the places where people read."""
+    g = Graph("a-skill-whose-name-is-longer-than-a-narrow-screen", Notes)
+    tasks = [f"read_part_{n}_of_the_archive" for n in range(24)]
+
+    @g.node(start=True)
+    async def begin(state: Notes) -> dict[str, Any]:
+        return {"draft": "https://example.org/" + "path/" * 60}
+
+    def read(name: str) -> None:
+        @g.node(name, after="begin")
+        async def part(state: Notes) -> dict[str, Any]:
+            return {"commits": [name]}
+
+    for name in tasks:
+        read(name)
+
+    @g.node(after=tasks)
+    async def ask(state: Notes, ctx: Context) -> dict[str, Any]:
+        if state.repo == "fails":
+            raise ValueError("The archive could not be read. " * 30)
+        await ctx.approve("Is everything there that belongs to the archive of this year? " * 7, show={"all": state.commits, "at": state.draft})
+        return {}
+
+    return g
+
+
 async def sent(rt: Runtime) -> None:
     """Sends what is to be sent, as far as it can be."""
     await rt.dispatch(until_idle=True)
@@ -195,4 +222,11 @@ async def hostile(rt: Runtime) -> None:
     await sent(rt)
 
 
-SCENES: dict[str, Callable[[Runtime], Awaitable[None]]] = {"none": none, "one": one, "many": many, "hostile": hostile}
+async def long(rt: Runtime) -> None:
+    """Runs with long names, texts and lists."""
+    rt.add(g := broad())
+    for repo in ("asks", "fails"):
+        await rt.invoke(g, {"repo": repo}, thread_id="thread-" + "x" * 80, tags=["t" * 60], lane=repo)
+
+
+SCENES: dict[str, Callable[[Runtime], Awaitable[None]]] = {"none": none, "one": one, "many": many, "hostile": hostile, "long": long}

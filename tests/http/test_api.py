@@ -408,3 +408,20 @@ async def test_tenants_are_apart() -> None:
         assert made.json()["tenant_id"] == "theirs"
         for path in ("/v1/runs", "/v1/waits", "/v1/lanes", "/v1/queues", "/v1/limits"):
             assert run.run_id not in (await http.get(path, headers=bearer(theirs))).text
+
+
+async def test_without_code_a_server_records_what_needs_none(tmp_path: Path) -> None:
+    """§16.1: ``serve`` without TARGETs, as its help and docs/http.md tell."""
+    url = f"sqlite:///{tmp_path}/runs.db"
+    async with Runtime(url, skills=[g := graph()]) as known:
+        runs = [(await known.invoke(g, {"name": name})).run_id for name in ("Ada", "Bob", "Cy", "wait")]
+        schedule = await known.schedule(g, {}, every=3600)
+        async with Runtime(url) as rt, served(rt, tokens=False) as http:
+            for path, body in (
+                (f"/v1/runs/{runs[0]}/fork", {}), (f"/v1/runs/{runs[0]}/replay", {}), (f"/v1/runs/{runs[0]}/approve", {}), (f"/v1/runs/{runs[1]}/deny", {}),
+                (f"/v1/runs/{runs[2]}/cancel", {}), (f"/v1/runs/{runs[3]}/signal", {"name": "go"}),
+            ):
+                assert (done := await http.post(path, json=body)).status_code == 202, (path, done.text)
+            for path, body in (("/v1/runs", {"skill_id": "notes"}), (f"/v1/schedules/{schedule.id}/trigger", {}), (f"/v1/runs/{runs[0]}/resume", {})):
+                refused = await http.post(path, json=body)
+                assert (refused.status_code, refused.json()["code"]) == (404, "skill_unknown"), (path, refused.text)

@@ -111,6 +111,57 @@ async def test_what_is_neither_yes_nor_no_is_no_answer(said: str) -> None:
         assert (await rt.resume(run.run_id)).result is False
 
 
+class Kept(msgspec.Struct):
+    at: str
+
+
+class Loose(msgspec.Struct):
+    """Fields that may be null, or of several types."""
+
+    name: str
+    count: int | None
+    note: str | None = None
+    sure: bool | None = None
+    sizes: list[int] | None = None
+    by: dict[str, int] | None = None
+    kept: Kept | None = None
+    kind: Literal["a", "b"] | None = None
+    either: int | str = 0
+    some: Any = None
+
+
+GIVEN = {"note": ("5", "5"), "sure": ("false", False), "sizes": ("[1, 2]", [1, 2]), "by": ('{"a": 1}', {"a": 1}), "kept": ('{"at": "x"}', Kept("x")), "kind": ('"b"', "b"), "count": ("7", 7)}
+JSON = {"either": [("5", 5), ('"5"', "5")], "some": [('{"a": 1}', {"a": 1}), ("[null]", [None]), ('"x"', "x")]}
+
+
+async def test_a_field_that_may_be_null_or_of_several_types_can_be_answered() -> None:
+    """§17.5: whatever was typed into such a field was sent as text, so that numbers and lists were refused, and JSON for any value was taken as a string."""
+
+    @flow("optional")
+    async def optional(ctx: Context) -> Any:
+        return msgspec.to_builtins(await ctx.ask("Which?", Loose))
+
+    async with Runtime("memory:", skills=[optional]) as rt, served(rt, tokens=False) as http:
+
+        async def answer(**typed: str) -> Any:
+            run = await rt.invoke(optional, {})
+            said = {f"f.{n}": typed.get(n, "") for n in Loose.__struct_fields__}
+            assert (got := await send(http, run, {**said, "f.name": "n"})).status_code == 303, got.text
+            return msgspec.convert((await rt.resume(run.run_id)).result, Loose)
+
+        assert await answer() == Loose("n", None), "what may be null is left empty"
+        assert await answer(**{n: text for n, (text, _) in GIVEN.items()}) == Loose("n", **{n: value for n, (_, value) in GIVEN.items()})  # type: ignore[arg-type]
+        for name, all_ways in JSON.items():
+            for text, value in all_ways:
+                assert getattr(await answer(**{name: text}), name) == value, (name, text)
+        run = await rt.invoke(optional, {})
+        page = (await http.get(f"/runs/{run.run_id}")).text
+        assert [value for value, _ in choices(page, "f.kind")] == ['"a"', '"b"'] and [value for value, _ in choices(page, "f.sure")] == ["true", "false"]
+        assert re.search(r'name="f.count" type="number"(?![^>]*required)', page) and re.search(r'name="f.name" required', page)
+        refused = await send(http, run, {"f.name": "n", "f.some": "no quotes"})
+        assert refused.status_code == 422 and "put text in quotes" in html.unescape(refused.text)
+
+
 # -- a fork -------------------------------------------------------------------------------------------
 
 

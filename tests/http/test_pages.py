@@ -6,6 +6,7 @@ import datetime as dt
 import html
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -15,6 +16,7 @@ import pytest
 from holdfast import Context, Graph, Runtime, flow
 from holdfast.access import SHELF, Tokens
 from holdfast.ui.words import hour
+from tests.http.scenes import long
 from tests.http.support import Notes, bearer, graph, served, token
 
 PAGES = ["/", "/runs", "/waits", "/effects", "/schedules", "/workers", "/health"]
@@ -222,6 +224,27 @@ async def test_a_session_is_made_of_a_token_and_ends_with_it() -> None:
         assert (await http.get("/runs")).status_code == 303, "revoked with its token"
 
 
+async def test_what_a_page_links_to_can_be_read_under_its_session() -> None:
+    """§17.4: the live output and the raw events of a run's page are the API's, and a browser sends it the session alone; with that it reads, and never acts."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        run, other = await rt.submit(g, {"name": "Ada"}), await rt.submit(g, {"name": "Bob"}, tenant_id="acme")
+        await http.post("/login", data={"token": await token(rt, "view", "decide", "cancel")})
+        page = Tags((await http.get(f"/runs/{run.run_id}")).text)
+        asked = {value for _, given in page.found for value in given.values() if value and value.startswith("/v1/")}
+        assert {path.partition("?")[0].rpartition("/")[2] for path in asked} == {"events", "stream"}
+        for path in asked:
+            assert (await http.head(path)).status_code == 200, path
+            assert (await http.head(path.replace(run.run_id, other.run_id))).status_code == 404, "a run of another tenant"
+            assert (await http.head(path, headers=bearer("nothing"))).status_code == 401, "a token that is given counts alone"
+        for path, body in ((f"/v1/runs/{run.run_id}/cancel", {}), (f"/v1/runs/{run.run_id}/signal", {"name": "go"})):
+            assert (await http.post(path, json=body)).status_code == 401, "a session does not act on the API"
+        known, number = (await tokens_of(rt))[0]
+        await known.revoke(number, now=rt.store.now())
+        assert {(await http.head(path)).status_code for path in asked} == {401}, "revoked with its token"
+        await http.post("/login", data={"token": await token(rt, "decide")})
+        assert {(await http.head(path)).status_code for path in asked} == {403}, "it lacks the scope view"
+
+
 async def tokens_of(rt: Runtime) -> list[Any]:
     known = Tokens(rt.shelf(SHELF))
     return [(known, a.id) for a in await known.all()]
@@ -242,6 +265,65 @@ async def test_a_link_shows_and_a_post_decides() -> None:
         assert (await rt.get(run.run_id)).record.decisions[0].actor == "grace"
         used = await http.get(f"/w/{secret}")
         assert used.status_code == 403 and "used" in used.text
+
+
+async def test_who_has_no_account_is_not_told_where_the_store_is(tmp_path: Path) -> None:
+    """§14.1: the address of a store names a machine, a database and a user."""
+    async with Runtime(f"sqlite:///{tmp_path}/runs.db", skills=[g := graph()]) as rt, served(rt) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        link = await rt.issue_token(run.waits[0].wait_id, "grace")
+        for path in ("/login", "/nowhere", f"/w/{link}", "/w/none", "/v1/runs"):
+            page = await http.get(path, headers={"Accept": "text/html"})
+            assert str(tmp_path) not in page.text, path
+        wrong = [await http.post("/login", data={"token": "hf_x_y"}), await http.post("/zone", data={"zone": "Mars"}), await http.post(f"/w/{link}", data={"action": "continue"})]
+        assert [page.status_code for page in wrong] == [401, 422, 409] and all(str(tmp_path) not in page.text for page in wrong)
+
+
+async def test_a_refused_form_leads_back_to_itself() -> None:
+    """Whoever has no account knows no other way to the question, which stays open."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        link = await rt.issue_token(run.waits[0].wait_id, "grace")
+
+        async def back(path: str, **form: str) -> list[str]:
+            page = await http.post(path, data=form)
+            assert page.status_code >= 400
+            return [href for href in re.findall(r'<a href="([^"]+)"', page.text.split("<main")[1]) if href != "/"]
+
+        assert await back(f"/w/{link}", action="continue") == [f"/w/{link}"]
+        assert "Go on?" in (await http.get(f"/w/{link}")).text
+        assert await back("/w/none", action="approve") == [], "nothing is to be read there"
+        await http.post("/login", data={"token": await token(rt, "admin", tenant="*")})
+        csrf = field((await http.get("/runs")).text, "csrf")
+        assert await back(f"/runs/{run.run_id}/answer", csrf=csrf, action="continue") == [f"/runs/{run.run_id}"]
+        assert await back("/runs/selection", csrf=csrf, verb="x") == ["/runs"]
+        assert await back("/queues/default", csrf=csrf) == ["/workers"]
+
+
+async def test_a_browser_is_told_by_a_page_that_there_is_none() -> None:
+    async with Runtime("memory:") as rt, served(rt) as http:
+        for signed_in in (False, True):
+            for path, media in (("/run", "text/html"), ("/runs/x/y/z", "text/html"), ("/v1/run", "application/problem+json")):
+                shown = await http.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
+                assert shown.status_code == 404 and shown.headers["content-type"].startswith(media), path
+                assert (media != "text/html") or ("<h1>there is no such page</h1>" in shown.text and ("Log out" in shown.text) == signed_in)
+                assert (await http.get(path)).headers["content-type"] == "application/problem+json", "a program"
+            await http.post("/login", data={"token": await token(rt, "view")})
+    async with Runtime("memory:") as rt, served(rt, pages=False) as http:
+        assert (await http.get("/run", headers={"Accept": "text/html"})).headers["content-type"] == "application/problem+json"
+
+
+async def test_what_is_cut_or_scrolls_can_be_read_by_all() -> None:
+    """§17.9: the name of a node in the graph is cut where it does not fit, and what is read out is whole; a long value is reached by keyboard."""
+    async with Runtime("memory:") as rt, served(rt, tokens=False) as http:
+        await long(rt)
+        for run in await rt.runs():
+            page = (await http.get(f"/runs/{run.run_id}")).text
+            graph_of = page.split('<svg class="graph"')[1].split("</section>")[0]
+            assert re.search(r'<a href="#step-read_part_7_of_the_archive"[^>]*><title>read_part_7_of_the_archive, [^<]+</title>', graph_of) and "aria-label=" not in graph_of
+            assert all('aria-hidden="true"' in text for text in re.findall("<text[^>]*>", graph_of))
+            shown = re.findall(r"<pre([^>]*)>([^<]*read_part_23[^<]*|https://example.org/[^<]*|The archive [^<]*)</pre>", page.split('id="events"')[0])
+            assert len(shown) == 3 and all('tabindex="0"' in given for given, _ in shown), [given for given, _ in shown]
 
 
 async def test_only_a_post_acts() -> None:

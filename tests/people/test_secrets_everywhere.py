@@ -261,3 +261,41 @@ async def test_no_route_and_no_page_shows_one(seed: int, tmp_path: Path) -> None
                 assert not made.found_in(answer.text), answer.text
         assert good > 25, good
         assert not leaks, dict(list(leaks.items())[:6])
+
+
+async def test_a_search_does_not_tell_what_is_hidden() -> None:
+    """§13.5: otherwise whoever sees dots could try out letter by letter what stands behind them. What is shown is found, and so are other runs that say the same openly."""
+
+    class Account(State):
+        key: Annotated[str, secret] = ""
+        address: str = ""
+
+    g = Graph("search", Account)
+
+    @g.node(start=True)
+    async def call(state: Account) -> dict[str, Any]:
+        return {"address": f"https://example.org/?key={state.key}&page=1"}
+
+    @g.node(after="call")
+    async def ask(state: Account, ctx: Context) -> None:
+        await ctx.approve(f"Call with {state.key}?")
+        raise ValueError(f"refused {state.key}")
+
+    async with Runtime("memory:", skills=[g]) as rt, served(rt, tokens=False) as http:
+
+        async def found(text: str) -> set[str]:
+            return {r["run_id"] for r in (await http.get("/v1/runs", params={"text": text})).json()["runs"]}
+
+        run = await rt.invoke(g, {"key": "zq-Wombat-77"})
+        assert await found("Call with") == {run.run_id}
+        for ends in (False, True):
+            for hidden in ("zq-wombat-77", "Wombat", "with zq", "key=z", "zq-", "77&page"):
+                assert await found(hidden) == set(), (ends, hidden)
+            assert await found("example.org/?key=") == {run.run_id} == await found("&page=1")
+            page = await http.get("/runs", params={"q": "Wombat"})
+            assert page.status_code == 200 and run.run_id not in page.text
+            if not ends:
+                await rt.approve(run.run_id, actor="ada")
+        assert await found("refused") == {run.run_id}
+        openly = await rt.invoke(g, {"address": "", "key": ""}, tags=["Wombat"])
+        assert await found("wombat") == {openly.run_id}

@@ -65,6 +65,7 @@ class Api:
         self.open_metrics = open_metrics
         self.stopping = asyncio.Event()
         self.jobs: set[asyncio.Task[Any]] = set()
+        self.pages: Pages | None = None
         self._given = tokens
         self._doing: set[str] = set()
         self._driver: asyncio.Task[None] | None = None
@@ -151,15 +152,19 @@ class Api:
         return await self._tokens.holds(access, now=self.rt.store.now())
 
     async def access(self, request: Request) -> Access:
-        """Returns the access of the caller.
+        """Returns the access of the caller. A session of the pages may read what the pages link to; only a token may act (decision 0113).
 
         Raises:
             Unauthorized: the request has no valid token; the message is the same whatever is wrong with it.
         """
         if not self.asks:
             return NOBODY
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        found = await self.find(token.strip()) if kind.lower() == "bearer" else None
+        given = request.headers.get("authorization")
+        if given is None and self.pages is not None and request.method in ("GET", "HEAD"):
+            found = await self.pages.access(request)
+        else:
+            kind, _, token = (given or "").partition(" ")
+            found = await self.find(token.strip()) if kind.lower() == "bearer" else None
         if found is None:
             raise Unauthorized("a valid token is needed; the one given is missing, unknown, expired or revoked", hint="Authorization: Bearer TOKEN; holdfast token create")
         return found
@@ -455,6 +460,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
             # Only the path: a proxy may reach this server under another host name and scheme than the browser does.
             asked = request.scope.get("query_string", b"").decode("latin-1")
             return RedirectResponse(read_place(turned) + (f"?{asked}" if asked else ""), 307)
+        pages: Pages | None = request.app.state.api.pages
+        if pages is not None and "text/html" in request.headers.get("accept", "") and not read_place(request.scope).startswith("/v1/"):
+            return await pages.tell(request, Stopped(404, "not_found", "there is no such page"))
         return answer_failure(Stopped(404, "not_found", "there is no such path", hint="GET /v1/openapi.json lists them"))
     if error.status_code == 405:
         found = [route for route in request.app.routes if isinstance(route, Path) and route.matches(request.scope)[0] is not Match.NONE]
@@ -500,7 +508,8 @@ def make_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
         status = status_of(error)
         return status, headers(error, status)
 
-    return Pages(api.rt, api.find, api.holds, go_on, place_error, asks=api.asks, public_url=public_url).routes()
+    api.pages = Pages(api.rt, api.find, api.holds, go_on, place_error, asks=api.asks, public_url=public_url)
+    return api.pages.routes()
 
 
 __all__ = ["GRACE_SECONDS", "Api", "answer_failure", "app"]

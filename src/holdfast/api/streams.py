@@ -119,6 +119,9 @@ async def one(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str
             async for piece in pieces([wires.encode(part, feed.run, feed.hidden)] async for part in feed.ready()):
                 yield piece
                 beat.note()
+                if await beat.over():  # a long log may take a slow reader minutes
+                    yield RETRY
+                    return
             if feed.level and rested != feed.run.version and resting(feed.run):
                 rested = feed.run.version
                 yield frame("rest", describe.plain(describe.run(feed.run, feed.lease, rt.store.now()), feed.hidden))
@@ -142,6 +145,9 @@ async def speak(rt: Runtime, wires: Wires, run_id: str, access: Access, after: s
             async for piece in pieces([word(wire) for wire in encoder.encode(part, feed.hidden)] async for part in feed.ready()):
                 yield piece
                 beat.note()
+                if await beat.over():  # a long log may take a slow reader minutes
+                    yield RETRY
+                    return
         if feed.over or await beat.over():
             yield encoder.after if feed.over else RETRY
             return
@@ -198,6 +204,9 @@ async def many(boards: Boards, wanted: Wanted, beat: Beat) -> AsyncIterator[byte
                 async for piece in boards.frames([stand for stand in reversed(rows) if stand not in known], rows):
                     yield piece
                     beat.note()
+                    if await beat.over():
+                        yield RETRY
+                        return
                 known = gone | set(rows)
             if beat.quiet():
                 yield b": still here\n\n"

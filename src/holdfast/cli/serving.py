@@ -53,7 +53,7 @@ def serve(
 ) -> int:
     """Serve the API and the operator's pages.
 
-    With TARGETs it also executes runs. Without them it only records submissions and decisions, and needs none of your code.
+    With TARGETs it creates and executes runs. Without them it shows runs and records decisions, signals, cancels, forks and replays, and needs none of your code.
     """
     if no_auth and not _is_loopback(host):
         raise UsageError(f"--no-auth is allowed only on loopback, and {host} is not a loopback address", hint="use --host 127.0.0.1, or leave out --no-auth and make a token: holdfast token create --scopes view")

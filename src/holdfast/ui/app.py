@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 
 from holdfast.access import Access, Forbidden, Scope, check_site
 from holdfast.core import bounds, describe
-from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, Rejected
+from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, Rejected, TokenRefused
 from holdfast.core.intents import MARK_SENT
 from holdfast.core.jsons import json_of
 from holdfast.core.toolcalls import TYPE
@@ -69,6 +69,11 @@ class Pages:
     @property
     def _sessions(self) -> Sessions:
         return Sessions(self._rt.shelf(SHELF), self._known, self._alive, self._rt.store.now, without=None if self._asks else self._secret)
+
+    async def access(self, request: Request) -> Access | None:
+        """Who sends this, by the session of these pages; None without one."""
+        viewer = await self._sessions.viewer(request)
+        return None if viewer is None else viewer.access
 
     def routes(self) -> list[BaseRoute]:
         """Returns the routes of all pages, each with its method and the scope that it needs."""
@@ -141,16 +146,21 @@ class Pages:
 
     def _answer_error(self, request: Request, viewer: Viewer | None, error: HoldfastError) -> Response:
         status, headers = self._place_error(error)
-        response = self._page(request, "message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint)
+        back = None if isinstance(error, TokenRefused) else _find_form(request)
+        response = self._page(request, "message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint, back=back)
         response.headers.update(headers)
         return response
 
     def _page(self, request: Request, name: str, viewer: Viewer | None, *, status: int = 200, **context: Any) -> HTMLResponse:
         given = {
-            "viewer": viewer, "store": self._rt.store.url, "open": not self._asks, "now": when(self._rt.store.now()), "base": _base(request),
+            "viewer": viewer, "store": "" if viewer is None else self._rt.store.url, "open": not self._asks, "now": when(self._rt.store.now()), "base": _base(request),
             "zone": words.zone(request.cookies.get(ZONE)), "here": read_place(request.scope), **context,
         }
         return HTMLResponse(render.page(name, **given), status)
+
+    async def tell(self, request: Request, error: HoldfastError) -> Response:
+        """An error as a page, for a browser that asks for what there is not."""
+        return _secure(self._answer_error(request, await self._sessions.viewer(request), error))
 
     def _secure(self, request: Request) -> bool:
         return request.url.scheme == "https" or urlsplit(self._public or "").scheme == "https"
@@ -447,6 +457,20 @@ def _secure(response: Response) -> Response:
     return response
 
 
+def _find_form(request: Request) -> str | None:
+    """The page that has the form which was sent; None if nothing was."""
+    if request.method != "POST":
+        return None
+    match (place := read_place(request.scope)).split("/")[1:]:
+        case ["w", _]:
+            return place
+        case ["runs", run_id, _]:
+            return f"/runs/{run_id}"
+        case [kind, _]:
+            return {"runs": "/runs", "schedules": "/schedules", "intents": "/effects", "queues": "/workers"}.get(kind)
+    return None
+
+
 def _base(request: Request) -> str:
     """Returns the path under which this application is mounted. The application adds it to redirects by itself."""
     return str(request.scope.get("root_path", ""))
@@ -515,7 +539,9 @@ def _payload(form: Mapping[str, str], wait: describe.WaitView | None) -> Any:
     if schema.get("type") != "object" and "value" in form:
         return _parse_typed(form["value"], schema, "value")
     found = {n: _parse_typed(form[f"f.{n}"], s, n) for n, s in schema.get("properties", {}).items() if form.get(f"f.{n}", "") != ""}
-    return found if found else ...
+    edits = wait is not None and wait.editable and not found
+    left = {} if edits else {n: None for n in schema.get("nulls", []) if form.get(f"f.{n}") == ""}
+    return {**left, **found} or ...
 
 
 def _parse_typed(text: str, schema: Mapping[str, Any], field: str) -> Any:
@@ -528,7 +554,9 @@ def _parse_typed(text: str, schema: Mapping[str, Any], field: str) -> Any:
             if text not in TRUTHS:
                 raise InvalidInput(f"{field} is true or false, not {text[:40]!r}", field=field)
             return TRUTHS[text]
-    return text
+        case "string":
+            return text
+    return _json(text, field)  # one of several types, or any: the form asks for JSON
 
 
 def _choose(text: str, offered: Sequence[Any]) -> Any:

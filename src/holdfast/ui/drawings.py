@@ -18,15 +18,17 @@ FOLD = 8.0
 MOST = 120
 ROWS = 60
 LETTER = 7.2
+SMALL = 6.0
 
 
 class Box(msgspec.Struct, frozen=True):
-    """A node of a drawn graph."""
+    """A node of a drawn graph. ``short``: its name, cut to fit; ``note``: ``told``, the text about the node, cut to fit."""
 
     name: str
     short: str
     state: str
     note: str
+    told: str
     x: float
     y: float
     width: float
@@ -93,7 +95,7 @@ def graph(nodes: Sequence[Node], states: Mapping[str, tuple[str, str]]) -> Pictu
             left = (WIDE - width * len(row) - GAP * (len(row) - 1)) / 2
             for i, name in enumerate(row):
                 state, note = states.get(name, ("ahead", "not yet"))
-                boxes[name] = Box(name, _cut(name, width), state, _cut(note, width), left + i * (width + GAP), y, width)
+                boxes[name] = Box(name, _cut(name, width), state, _cut(note, width, SMALL), note, left + i * (width + GAP), y, width)
             y += ROW
     edges = []
     for node in nodes:
@@ -104,8 +106,8 @@ def graph(nodes: Sequence[Node], states: Mapping[str, tuple[str, str]]) -> Pictu
     return Picture(list(boxes.values()), edges, y - ROW + HIGH + 4, sum(b.state != "ahead" for b in boxes.values()))
 
 
-def _cut(text: str, width: float) -> str:
-    room = max(3, int((width - 40) / LETTER))
+def _cut(text: str, width: float, letter: float = LETTER) -> str:
+    room = max(3, int((width - 40) / letter))
     return text if len(text) <= room else text[: room - 1] + "…"
 
 

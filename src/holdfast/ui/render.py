@@ -44,7 +44,7 @@ def _environment() -> jinja2.Environment:
     made.filters.update(shown=words.show, line=words.line, fits=words.fits, span=words.span, clock=_clock, hour=_hour, axis=_axis, clean=words.clean, label=words.label, part=_part)
     made.globals.update(
         signs=words.SIGNS, effect_signs=words.EFFECT_SIGNS, between=words.between, ago=words.ago, count=words.count, command=words.command, offered=describe_action,
-        answer_command=words.answer_command, form_of=words.form_of, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"), zone_name=str, ZONES=words.ZONES,
+        answer_command=words.answer_command, form_of=words.form_of, scrolls=words.scrolls, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"), zone_name=str, ZONES=words.ZONES,
     )
     return made
 

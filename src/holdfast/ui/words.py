@@ -89,7 +89,8 @@ def answer_command(store: str, wait: WaitView, action: str, *, alone: bool, edit
 
 
 def form_of(schema: Any) -> dict[str, Any]:
-    """Returns what a form asks for, by a wait's schema: an object with its fields, or one plain value. Empty if the answer can only be entered as JSON."""
+    """Returns what a form asks for, by a wait's schema: an object with its fields, or one plain value. Empty if the answer can only be entered as JSON. A field
+    that may be null can be left empty; ``nulls`` names those of these fields that the answer must contain."""
     if not isinstance(schema, Mapping):
         return {}
     kinds = schema.get("$defs")
@@ -97,9 +98,12 @@ def form_of(schema: Any) -> dict[str, Any]:
     top = _follow(schema, kinds)
     fields = top.get("properties")
     if top.get("type") in ("object", ["object", "null"]) and isinstance(fields, Mapping):
-        made = {n: _follow(s, kinds) for n, s in fields.items() if isinstance(s, Mapping)}
+        found = {n: _without_null(_follow(s, kinds), kinds) for n, s in fields.items() if isinstance(s, Mapping)}
         must = top.get("required")
-        return {"type": "object", "properties": made, "required": must if isinstance(must, Sequence) else []} if made else {}
+        needed = [n for n in must if n in found] if isinstance(must, Sequence) else []
+        nulls = [n for n in needed if found[n][1]]
+        made = {n: field for n, (field, _) in found.items()}
+        return {"type": "object", "properties": made, "required": [n for n in needed if n not in nulls], "nulls": nulls} if made else {}
     return top if top.get("type") in PLAIN else {}
 
 
@@ -115,6 +119,18 @@ def _follow(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, An
             break
         found = {**there, **found}
     return found
+
+
+def _without_null(field: dict[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The schema of a field without the null that it may be, and whether it may be that."""
+    offered = field.get("anyOf")
+    ways = [_follow(way, kinds) for way in offered if isinstance(way, Mapping)] if isinstance(offered, Sequence) else []
+    others = [way for way in ways if way.get("type") != "null"]
+    if len(others) == 1:
+        field = {**others[0], **{n: v for n, v in field.items() if n != "anyOf"}}
+    elif ways:
+        field = {**field, "anyOf": others}
+    return field, len(others) < len(ways)
 
 
 # -- words as on the command line -------------------------------------------------------------------
@@ -140,6 +156,11 @@ def fits(value: Any, most: int) -> bool:
     """Whether a value fits on one line of ``most`` characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return len(text) <= most and "\n" not in text
+
+
+def scrolls(text: str) -> bool:
+    """Whether a text may be higher than the box that it is shown in, on a narrow screen too: then it has to be reached by keyboard."""
+    return len(text) > 250 or text.count("\n") > 8
 
 
 def is_same(one: Any, other: Any) -> bool:

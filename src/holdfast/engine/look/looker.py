@@ -379,12 +379,21 @@ class Looker:
         if text is None:
             return list(found)
         sought = text.casefold()
-        saying = {run.run_id for run, _ in found if any(sought in said.casefold() for said in _tell(run))}
-        for look in await self._looks([(run, lease) for run, lease in found if run.run_id not in saying]):
+        saying = {run.run_id for run, _ in found if _says(_tell(run), sought)}
+        secret: dict[str, Look] = {}
+        for look in await self._looks([(run, lease) for run, lease in found if run.run_id not in saying or run.secrets]):
+            if look.run.secrets:
+                secret[look.run.run_id] = look
             mine = {n: v for n, v in look.values.items() if n not in look.run.secrets}
-            if sought in json.dumps(describe.values(mine), ensure_ascii=False).casefold():
+            if _says([json.dumps(describe.values(mine), ensure_ascii=False)], sought):
                 saying.add(look.run.run_id)
-        return [(run, lease) for run, lease in found if run.run_id in saying]
+        return [(run, lease) for run, lease in found if run.run_id in saying and (not run.secrets or await self._shows(secret[run.run_id], sought))]
+
+    async def _shows(self, look: Look, sought: str) -> bool:
+        """Whether a run says this even where what is secret is hidden: what a step made of a secret, such as a question or an error, holds it too."""
+        hidden = await self.mask(look.run)
+        values = hidden.value(describe.values(look.values))
+        return _says([hidden.text(said) for said in _tell(look.run)], sought) or _says([json.dumps(values, ensure_ascii=False)], sought)
 
     async def _looks(self, found: Sequence[tuple[Run, Lease]]) -> list[Look]:
         """Reads runs with their values, together if the store can. The oldest are folded first, because they have what later runs of a thread carry."""
@@ -727,6 +736,10 @@ def _condition(word: str | None) -> Condition | None:
 
 def _within(run: Run, wanted: Wanted) -> bool:
     return (wanted.since is None or run.created_at >= wanted.since) and (wanted.until is None or run.created_at < wanted.until)
+
+
+def _says(texts: Iterable[str], sought: str) -> bool:
+    return any(sought in text.casefold() for text in texts)
 
 
 def _tell(run: Run) -> Iterable[str]:
