@@ -47,7 +47,7 @@ from holdfast.engine.base.services import Heartbeat, Services, Skills, StoreCloc
 from holdfast.engine.calls.context import whose
 from holdfast.engine.calls.effects import closed_owners, retire
 from holdfast.engine.desk import door
-from holdfast.engine.desk.door import FORK, REPLAY, Request, RunOptions, Wish
+from holdfast.engine.desk.door import FORK, REPLAY, OneRunOptions, Request, RunOptions, Wish
 from holdfast.engine.desk.intake import birth, owner_id
 from holdfast.engine.desk.schedules import Rule, Scheduler, birth_of
 from holdfast.engine.drive.commands import Desk
@@ -1435,6 +1435,10 @@ def _home() -> None:
         raise StoreReadOnly(f".holdfast cannot be made here: {e.strerror}", hint="name a store elsewhere: sqlite:////path/to/runs.db") from e
 
 
+@overload
+def run(skill: Flow[P, R], inputs: Mapping[str, Any] | None = None, **options: Unpack[OneRunOptions]) -> R: ...
+@overload
+def run(skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, **options: Unpack[OneRunOptions]) -> S: ...
 @check_arguments(inputs=bounds.mapping, store=bounds.path)
 def run(
     skill: Skill,
