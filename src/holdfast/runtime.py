@@ -1314,9 +1314,7 @@ class Runtime(EnteredAsync):
             TimeoutError: the run is still being executed after ``timeout``.
         """
         limit = None if timeout is None else duration(timeout, "timeout") / 1_000_000
-        async with asyncio.timeout(limit):
-            run = await self._reader.wait_for_rest(run_id)
-        return result_of(run)
+        return result_of(await self._reader.wait_for_rest(run_id, limit))
 
     @check_arguments(after=bounds.as_given, modes=bounds.as_given)
     def stream(self, run_id: str, *, after: str | None = None, modes: Iterable[str] = ("events", "custom")) -> AsyncIterator[StreamPart]:

@@ -425,8 +425,12 @@ def _suggest(kind: type, value: Any) -> str:
         return "store its text: str(…)"
     if callable(value):
         return "store a name, and look it up when you need it"
+    if isinstance(value, Mapping):
+        return "convert it to a dict: dict(…)"
     if isinstance(value, Iterable):
         return "convert it to a list: list(…)"
+    if hasattr(kind, "__aiter__"):
+        return "gather what it gives, and return the list: [x async for x in …]; ctx.emit(x) gives it to readers meanwhile"
     if kind.__module__ == "builtins" or not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")):  # made in C: it has no attributes to store
         return "store plain values from which you can make it again"
     return f"store plain values, or register the class with two functions: holdfast.register({name}, dump=…, load=…)"

@@ -193,10 +193,12 @@ class Context:
                 return
         name = self._attempt.node.name
         if self._attempt.plain:
-            raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=f"make it async: async def {name}(…)")
+            beneath = inspect.iscoroutinefunction(inspect.unwrap(self._attempt.node.call))
+            hint = "a decorator has made it plain: make that decorator async" if beneath else f"make it async: async def {name}(…)"
+            raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=hint)
         raise UsageError(
             f"ctx.{what} waits, and a plain function called it: {name} has passed that function to another ctx call, which runs it in a thread",
-            hint=f"make that function async, and await ctx.{what} in it",
+            hint=f"await ctx.{what} in {name} itself; only what ctx.map is given may make ctx calls, if it is an async function",
         )
 
     def _make(self, verb: str, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
