@@ -246,7 +246,7 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
     if run.status is Status.FAILED:
         known = {run.checkpoint_head, run.stop_reason} - {None}
         if acknowledge not in known:
-            what = "a stale acknowledgement" if acknowledge else "the run failed, and nobody has acknowledged the failure yet"
+            what = f"{acknowledge!r} does not name this failure" if acknowledge else "the run failed, and nobody has acknowledged the failure yet"
             raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"after you have fixed the cause: holdfast resume {run.run_id} {target_of(run.target)} --acknowledge {run.stop_reason}")
     if run.status in RESUMABLE and run.checkpoint_head is None:
         raise InvalidInput(f"{run.run_id} has no checkpoint to continue from", hint="submit it again", code="no_checkpoint")

@@ -550,8 +550,10 @@ class Context:
     ) -> Coroutine[Any, Any, Any]:
         """Starts a child run, waits until it has ended, and returns a flow's value or a graph's state (§4.14).
 
-        The options of the new run are those of ``Runtime.invoke``. With ``on_parent_end="keep"`` the child continues when its parent is
-        canceled.
+        The options of the new run are those of ``Runtime.invoke``. So ``key`` is a request key, which all runs share: if another run has
+        started a child under it, this call returns what that child returned. Children at several places of one run need none.
+
+        With ``on_parent_end="keep"`` the child continues when its parent is canceled.
 
         Raises:
             ChildFailed: the child did not complete.
