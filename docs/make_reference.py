@@ -126,6 +126,7 @@ def fields(kind: type) -> Iterator[str]:
     if issubclass(kind, enum.Enum):
         yield from (f"- `{member.value}`" for member in kind)
     if not issubclass(kind, msgspec.Struct):
+        yield from (f"- `{name}`: `{text}`" for name, text in vars(kind).get("__annotations__", {}).items() if isinstance(text, str) and not name.startswith("_"))
         return
     for field in msgspec.structs.fields(kind):
         default = "" if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT else " (optional)"

@@ -26,12 +26,13 @@ from holdfast.core.bounds import (
     guess,
     lasting,
     one_of,
+    show,
     text,
     texts,
     wrong,
 )
 from holdfast.core.channels import CUSTOM as _CUSTOM
-from holdfast.core.channels import MISSING, Channel, Reducer, last, secret, thread
+from holdfast.core.channels import MISSING, Channel, Reducer, find_misfits, last, secret, thread, window
 from holdfast.core.drawing import draw as draw
 from holdfast.core.drawing import mermaid as mermaid
 from holdfast.core.effects import EffectClass, Idempotency
@@ -52,6 +53,7 @@ from holdfast.core.graph import (
     find_unwritten,
     refuse,
 )
+from holdfast.core.kinds import FAST
 from holdfast.core.limits import check_name
 from holdfast.core.misused import NotCalled, is_function
 from holdfast.core.policy import OnFail
@@ -115,7 +117,33 @@ UNRESOLVED = (NameError, AttributeError, TypeError, SyntaxError)
 """What Python raises for an annotation that is a string: the name does not exist, or the string is no type."""
 
 
-def _channel(name: str, hint: Any, default: Any) -> Channel:
+def _check_default(name: str, hint: Any, default: Any, reducer: Reducer, owner: str) -> None:
+    """Refuses what stands in the place of a default because other kinds of classes have it there.
+
+    Raises:
+        InvalidGraph: with what to write.
+    """
+    if isinstance(default, Reducer):
+        meant = default.tag if default.function is None else "…"
+        raise InvalidGraph(f"the default of {name!r} in the state {owner} is a reducer", hint=f"it belongs in the annotation: {name}: Annotated[{_text_of(hint)}, {meant}]")
+    if type(default).__name__ in FIELDS:
+        home = {"dataclasses": "a dataclass"}.get(library := type(default).__module__.partition(".")[0], library)
+        raise InvalidGraph(f"the default of {name!r} in the state {owner} is a field of {home}", hint="write the value itself, such as []: no two states share it")
+    if find_misfits({name: reducer.tag}, {name: default}):
+        what, kind = reducer.tag.partition(":")[0], "dict" if reducer.tag == "merge" else "list"
+        raise InvalidGraph(f"the default of {name!r} in the state {owner} is {show(default)}, and its reducer {what} adds to a {kind}", hint=f"give it a {kind}, or another reducer")
+
+
+FIELDS = ("Field", "FieldInfo", "_Field")
+"""What ``field(…)`` of dataclasses and msgspec and ``Field(…)`` of pydantic give."""
+
+
+def _text_of(hint: Any) -> str:
+    """An annotation as its author wrote it, nearly."""
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
+
+
+def _channel(name: str, hint: Any, default: Any, owner: str) -> Channel:
     reducer, carries, hidden, kind = last, False, False, hint
     marks: list[Any] = []
     if typing.get_origin(hint) is Annotated:
@@ -127,6 +155,8 @@ def _channel(name: str, hint: Any, default: Any) -> Channel:
                 hidden = True
             elif isinstance(mark, Reducer):
                 reducer = mark
+            elif mark is window:
+                raise InvalidGraph(f"the annotation of {name!r} in the state {owner}: window needs a number", hint=f"Annotated[{_text_of(kind)}, window(50)]")
             elif callable(mark):
                 reducer = Reducer(_CUSTOM, mark)
     canon.register_named(kind)
@@ -134,6 +164,7 @@ def _channel(name: str, hint: Any, default: Any) -> Channel:
         if isinstance(mark, msgspec.Meta):
             kind = Annotated[kind, mark]
     if default is not MISSING:
+        _check_default(name, kind, default, reducer, owner)
         default = canon.admit(default, name)
     made = Channel(name, reducer=reducer, default=default, thread=carries, type=kind, secret=hidden)
     return msgspec.structs.replace(made, required=made.initial is MISSING and reducer.function is None and not carries)
@@ -160,7 +191,7 @@ class State(Mapping[str, Any]):
         for name in inspect.get_annotations(cls):
             if typing.get_origin(hints[name]) is ClassVar:
                 continue
-            channels[name] = _channel(name, hints[name], cls.__dict__.get(name, MISSING))
+            channels[name] = _channel(name, hints[name], cls.__dict__.get(name, MISSING), cls.__name__)
             setattr(cls, name, _Field(name))
         cls.__channels__ = channels
 
@@ -213,8 +244,17 @@ class State(Mapping[str, Any]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __reduce__(self) -> Any:
+        """To another process, or a copy: it holds the same there."""
+        return (_look_again, (type(self), dict(self._values), self._only))
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
+
+
+def _look_again(cls: type[State], values: dict[str, Any], only: frozenset[str] | None) -> State:
+    """A snapshot of values that were copied out of one."""
+    return cls._view(canon.admit(values), None if only is None else tuple(only))
 
 
 _blank = object.__new__
@@ -429,7 +469,12 @@ class Graph(NotCalled, Generic[S]):
         if isinstance(function, type) or not is_function(function):
             raise wrong("a node", "a function", function, _way_out(function))
         label: str = name or _label(function)
-        parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if label == "<lambda>":
+            raise InvalidGraph("a lambda has no name", hint="give one: graph.node('NAME')(lambda state: …)")
+        asked = inspect.signature(function).parameters.values()
+        if by_name := [p.name for p in asked if p.kind is p.KEYWORD_ONLY and p.default is p.empty]:
+            raise InvalidGraph(f"the node {label!r} takes (state) or (state, ctx), and {by_name[0]!r} can only be given by its name", hint="take the * out of its signature")
+        parameters = [p for p in asked if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         given = [p for i, p in enumerate(parameters) if p.default is p.empty or (i == 1 and p.name == "ctx")]
         if len(given) not in (1, 2):
             raise InvalidGraph(f"the node {label!r} takes (state) or (state, ctx), not {len(given)} arguments")
@@ -791,7 +836,7 @@ class Flow(NotCalled, Generic[P, R]):
         self, function: Callable[..., Awaitable[R]], id: str, version: str, declared: _Declared, migrates: tuple[str, ...] = (), frame: Any = None
     ) -> None:
         if not inspect.iscoroutinefunction(function):
-            raise InvalidGraph(f"the flow {id!r} must be an async def")
+            raise _no_flow(id, function)
         self.function = function
         self.id = id
         self.version = version
@@ -805,6 +850,8 @@ class Flow(NotCalled, Generic[P, R]):
         for p in parameters[1:]:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 raise InvalidGraph(f"the flow {id!r} must name its inputs; *args and **kwargs cannot be recorded")
+            if p.kind is p.POSITIONAL_ONLY:
+                raise InvalidGraph(f"the flow {id!r} takes its inputs by name, and {p.name!r} can only be given by its place", hint="take the / out of its signature")
             default = MISSING if p.default is p.empty else canon.admit(p.default, p.name)
             hidden = secret in typing.get_args(hints.get(p.name))
             kind = hints.get(p.name, Any)
@@ -835,14 +882,35 @@ class Flow(NotCalled, Generic[P, R]):
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The inputs by name, for these arguments of the flow's function."""
+        if not kwargs and len(args) == 1 and self._are_inputs(args[0]):
+            raise UsageError(f"{self.id}: rt.run takes the inputs of a flow as arguments, and was given a mapping of them", hint=f"rt.run({_label(self.function)}, **inputs)")
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as e:
             raise UsageError(f"{self.id}: {e}", hint=f"its inputs are {self.signature}") from None
         return dict(bound.arguments)
 
+    def _are_inputs(self, given: Any) -> bool:
+        """Whether a dict holds the inputs by name, and is not the first of them, which is text or a number."""
+        names = self.signature.parameters.keys()
+        return isinstance(given, dict) and bool(given) and given.keys() <= names and self.program.channels[next(iter(names))].type in FAST
+
     def __repr__(self) -> str:
         return f"<Flow {self.id} v{self.version}{self.signature}>"
+
+
+def _no_flow(id: str, given: Any) -> InvalidGraph:
+    """The refusal of what is no async function, as far as can be seen why."""
+    if inspect.isasyncgenfunction(given):
+        return InvalidGraph(f"the flow {id!r} uses yield, and a flow must return its result", hint="ctx.emit(chunk) streams")
+    told, hint = f"the flow {id!r} must be an async def", ""
+    if isinstance(given, staticmethod):
+        told, hint = f"{told}, not a staticmethod", "write @staticmethod above @flow"
+    elif inspect.iscoroutinefunction(inspect.unwrap(given)):
+        told, hint = f"{told}, and its decorator has made it a plain function", "write @flow beneath that decorator, or make the decorator async"
+    elif not inspect.isroutine(given) and inspect.iscoroutinefunction(getattr(given, "__call__", None)):
+        told, hint = f"{told}, not an object", f"give its method: flow({id!r})(obj.__call__)"
+    return InvalidGraph(told, hint=hint)
 
 
 PLAIN = frozenset({"str", "int", "float", "bool", "bytes", "list", "dict", "tuple", "set"})
@@ -872,6 +940,8 @@ def _check_context(id: str, name: str, parameters: list[inspect.Parameter]) -> N
 
 def _hints(function: Callable[..., Any], frame: Any) -> dict[str, Any]:
     """Returns the annotations of a function that is declared in ``frame``."""
+    while isinstance(function, functools.partial):
+        function = function.func
     try:
         return typing.get_type_hints(function, include_extras=True)
     except NameError:
@@ -884,7 +954,7 @@ def _hints(function: Callable[..., Any], frame: Any) -> dict[str, Any]:
         return {}  # annotations whose names are defined later; they are optional
 
 
-@check_arguments(check=function, timeout=TIMEOUT, limit=as_given)
+@check_arguments(id=as_given, check=function, timeout=TIMEOUT, limit=as_given)
 def flow(
     id: str,
     *,
@@ -911,6 +981,9 @@ def flow(
         UnknownOption, InvalidInput: an option is wrong; the error names it.
         InvalidGraph: the declaration is impossible.
     """
+    if callable(id):
+        raise wrong("id", "text", id, f"@flow({_label(id)!r}, version='1')")
+    id = text(id, "id", empty=True)
     declared = _Declared(
         retry=retry, timeout=timeout, side_effects=side_effects, idempotent=idempotent, verify=verify, undo=undo, capabilities=capabilities,
         gate=gate, check=check, on_fail=on_fail, limit=limit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -114,6 +114,50 @@ class Run(Generic[S]):
     """A snapshot of a run: its record, its condition and its state. It never changes; ask the Runtime for a newer one."""
 
     __slots__ = ("_blocked", "_lease", "_no_worker", "_now", "_record", "_state", "_values", "deduplicated")
+
+    # Read from the record as they are, and named here for type checkers, completion and the reference. All others: ``record``.
+    run_id: str
+    thread_id: str
+    session_key: str
+    lane: str
+    skill_id: str
+    skill_version: str
+    fingerprint: str
+    queue: str
+    priority: int
+    version: int
+    lineage_root: str
+    tenant_id: str
+    environment: str
+    current_step_id: str | None
+    checkpoint_head: str | None
+    resume_from_checkpoint_id: str | None
+    trace_id: str | None
+    versions: records.Versions
+    policy_snapshot_id: str | None
+    job_id: str | None
+    source_run_id: str | None
+    source_checkpoint_id: str | None
+    parent_run_id: str | None
+    parent_wait_id: str | None
+    on_parent_end: str
+    stop_reason: str | None
+    settled: bool
+    tags: tuple[str, ...]
+    active_handoff: str | None
+    takeovers: int
+    target: str | None
+    request_key: str | None
+    paused_lane: str
+    recovery: str
+    kind: str | None
+    unattended: bool
+    origin: str
+    replay_effects: str
+    budgets: dict[str, float]
+    spent: dict[str, float]
+    schedule_id: str | None
+    workspace: str | None
 
     def __init__(
         self, record: records.Run, lease: Lease, now: int, values: Mapping[str, Any], state: Any, *, deduplicated: bool = False, blocked: Blocked | None = None,
@@ -238,9 +282,14 @@ class Run(Generic[S]):
         """When its next timer, retry or deadline is due, UTC; None if there is none."""
         return optional_when(self._record.wake_at)
 
-    def __getattr__(self, name: str) -> Any:
-        """Every other field of §3.1, as folded."""
-        return getattr(object.__getattribute__(self, "_record"), name)
+    if not TYPE_CHECKING:  # what it takes from the record is named above, so that a type checker finds a name that is wrong
+
+        def __getattr__(self, name):
+            """Every other field of §3.1, as folded."""
+            return getattr(object.__getattribute__(self, "_record"), name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *Run.__annotations__})
 
     def __repr__(self) -> str:
         return f"<Run {self._record.run_id} {self._record.skill_id} {self.status.value} ({self.condition.value})>"

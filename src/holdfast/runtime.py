@@ -47,7 +47,7 @@ from holdfast.engine.base.services import Heartbeat, Services, Skills, StoreCloc
 from holdfast.engine.calls.context import whose
 from holdfast.engine.calls.effects import closed_owners, retire
 from holdfast.engine.desk import door
-from holdfast.engine.desk.door import FORK, REPLAY, Request, RunOptions, Wish
+from holdfast.engine.desk.door import FORK, REPLAY, OneRunOptions, Request, RunOptions, Wish
 from holdfast.engine.desk.intake import birth, owner_id
 from holdfast.engine.desk.schedules import Rule, Scheduler, birth_of
 from holdfast.engine.drive.commands import Desk
@@ -1314,9 +1314,7 @@ class Runtime(EnteredAsync):
             TimeoutError: the run is still being executed after ``timeout``.
         """
         limit = None if timeout is None else duration(timeout, "timeout") / 1_000_000
-        async with asyncio.timeout(limit):
-            run = await self._reader.wait_for_rest(run_id)
-        return result_of(run)
+        return result_of(await self._reader.wait_for_rest(run_id, limit))
 
     @check_arguments(after=bounds.as_given, modes=bounds.as_given)
     def stream(self, run_id: str, *, after: str | None = None, modes: Iterable[str] = ("events", "custom")) -> AsyncIterator[StreamPart]:
@@ -1435,6 +1433,10 @@ def _home() -> None:
         raise StoreReadOnly(f".holdfast cannot be made here: {e.strerror}", hint="name a store elsewhere: sqlite:////path/to/runs.db") from e
 
 
+@overload
+def run(skill: Flow[P, R], inputs: Mapping[str, Any] | None = None, **options: Unpack[OneRunOptions]) -> R: ...
+@overload
+def run(skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, **options: Unpack[OneRunOptions]) -> S: ...
 @check_arguments(inputs=bounds.mapping, store=bounds.path)
 def run(
     skill: Skill,

@@ -13,6 +13,7 @@ import math
 import pathlib
 import pickle
 import re
+import types
 import typing
 import uuid
 
@@ -737,6 +738,10 @@ class Unregistered(enum.Enum):
     RED = "red"
 
 
+async def _stream() -> typing.AsyncIterator[int]:
+    yield 1
+
+
 async def _later() -> None:
     """Never awaited."""
 
@@ -749,6 +754,8 @@ async def _later() -> None:
         (Text("x"), "convert it: str(…)"),
         (bytearray(b"x"), "convert it: bytes(…)"),
         (memoryview(b"x"), "convert it: bytes(…)"),
+        (types.MappingProxyType({}), "convert it to a dict: dict(…)"),
+        (_stream(), "gather what it gives, and return the list: [x async for x in …]; ctx.emit(x) gives it to readers meanwhile"),
         (range(3), "convert it to a list: list(…)"),
         ({}.keys(), "convert it to a list: list(…)"),
         ((x for x in [1]), "convert it to a list: list(…)"),

@@ -297,6 +297,11 @@ def test_what_takes_a_queued_runs_place_ends_no_other() -> None:
         assert decisions.decide(begun, command, NOW) == ()
 
 
+def test_a_failed_run_that_asks_nothing_says_so_to_an_answer_that_names_no_wait() -> None:
+    with pytest.raises(WaitNotFound, match=r"the run is failed and asks nothing now; holdfast explain \w+ says why"):
+        decisions.decide(failed(), cmd.Decide("", "approve", "ada"), NOW)
+
+
 # -- resume -----------------------------------------------------------------------------------------
 
 
@@ -309,7 +314,7 @@ def test_a_failed_run_is_resumed_by_whoever_names_what_he_has_seen() -> None:
         assert fact == ev.RunResumed(cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=seen, forced=True)
     with pytest.raises(AcknowledgeRequired, match="nobody has acknowledged the failure yet"):
         decisions.decide(run, cmd.Resume("ada"), NOW)
-    with pytest.raises(AcknowledgeRequired, match="stale") as e:
+    with pytest.raises(AcknowledgeRequired, match="'step_failed' does not name this failure: step_timeout") as e:
         decisions.decide(run, cmd.Resume("ada", acknowledge="step_failed"), NOW)
     assert "--acknowledge step_timeout" in e.value.hint
 

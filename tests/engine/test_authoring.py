@@ -419,7 +419,7 @@ async def test_a_thread_of_an_async_node_is_told_too() -> None:
 
     async with Runtime("memory:", skills=[f]) as rt:
         run = await rt.invoke(f)
-    assert run.stop_reason == "usage" and run.error is not None and "outside the event loop" in run.error.message
+    assert run.stop_reason == "usage" and run.error is not None and "a plain function called it" in run.error.message
 
 
 async def test_values_nest_as_deep_as_anyone_needs() -> None:

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
+import decimal
+import functools
+import pickle
+import re
+import types
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+import pydantic
 import pytest
 
-from holdfast import Context, Graph, Runtime, State, flow
-from holdfast.core.errors import InvalidGraph, InvalidInput, LogRolledBack, RunFailed, StoreClosed, StoreReadOnly, UsageError
+from holdfast import Context, Goto, Graph, Runtime, Send, State, append, flow, window
+from holdfast.core.errors import (
+    ContractViolation,
+    HoldfastError,
+    InvalidGraph,
+    InvalidInput,
+    LogRolledBack,
+    RunFailed,
+    StoreClosed,
+    StoreReadOnly,
+    UsageError,
+)
 from holdfast.stores.urls import open_url
 
 
@@ -298,5 +317,205 @@ async def test_a_plain_function_that_makes_ctx_calls(verb: str) -> None:
         return await (ctx.step(plain, 1) if verb == "step" else ctx.map(plain, [1]))
 
     async with Runtime("memory:", skills=[threaded]) as rt:
-        with pytest.raises(RunFailed, match=r"ctx\.step waits, and a plain function called it: threaded has passed .*; make that function async, and await ctx\.step in it"):
+        with pytest.raises(RunFailed, match=r"ctx\.step waits, and a plain function called it: threaded has passed .*; await ctx\.step in threaded itself; only what ctx\.map is given may"):
             await rt.run(threaded)
+
+
+@pytest.mark.parametrize("verb", ["step", "effect"])
+async def test_an_async_function_that_makes_ctx_calls_is_awaited_as_it_is(verb: str) -> None:
+    """The refusal told it to give the inner call a key, or to use ctx.gather."""
+
+    async def both(ctx: Context, number: int) -> int:
+        return await ctx.step(work, number) + await ctx.step(work, number)
+
+    @flow("twice")
+    async def twice(ctx: Context, around: bool) -> Any:
+        return await (both(ctx, 2) if not around else getattr(ctx, verb)(lambda: both(ctx, 2), name="both"))
+
+    async with Runtime("memory:", skills=[twice]) as rt:
+        with pytest.raises(RunFailed, match=r"both makes the call of work, and it was itself given to a ctx call.*; await both\(…\) as it is: then each ctx call"):
+            await rt.run(twice, around=True)
+        assert await rt.run(twice, around=False) == 4
+
+
+async def gives(ctx: Context) -> Any:
+    yield 1
+
+
+def decorated(function: Any) -> Any:
+    @functools.wraps(function)
+    def plain(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    return plain
+
+
+class Called:
+    async def __call__(self, ctx: Context) -> int:
+        return 1
+
+
+async def by_place(ctx: Context, order: str, /) -> str:
+    return order
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (gives, r"the flow 'f' uses yield, and a flow must return its result; ctx.emit\(chunk\) streams"),
+        (work, "the flow 'f' must be an async def$"),
+        (decorated(without), "the flow 'f' must be an async def, and its decorator has made it a plain function; write @flow beneath that decorator, or make the decorator async"),
+        (staticmethod(without), "the flow 'f' must be an async def, not a staticmethod; write @staticmethod above @flow"),
+        (Called(), r"the flow 'f' must be an async def, not an object; give its method: flow\('f'\)\(obj.__call__\)"),
+        (by_place, "the flow 'f' takes its inputs by name, and 'order' can only be given by its place; take the / out of its signature"),
+    ],
+)
+def test_what_is_no_flow(function: Any, said: str) -> None:
+    with pytest.raises(InvalidGraph, match=said):
+        flow("f")(function)
+
+
+def test_flow_without_an_id() -> None:
+    with pytest.raises(InvalidInput, match=r"id is text, not the function without; @flow\('without', version='1'\)"):
+        flow(without)  # type: ignore[arg-type]
+
+
+async def test_a_partial_is_a_flow() -> None:
+    """What it fixes is an input with a default."""
+
+    async def price(ctx: Context, amount: int, factor: decimal.Decimal) -> decimal.Decimal:
+        return amount * factor
+
+    doubled = flow("doubled")(functools.partial(price, factor=decimal.Decimal(2)))
+    async with Runtime("memory:", skills=[doubled]) as rt:
+        assert (await rt.invoke(doubled, {"amount": 3})).result == 6
+        assert (await rt.invoke(doubled, {"amount": 3, "factor": decimal.Decimal(3)})).result == 9
+
+
+async def with_ctx_by_name(state: Count, *, ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda g: g.node(lambda state: None), r"a lambda has no name; give one: graph.node\('NAME'\)\(lambda state: …\)"),
+        (lambda g: g.node(with_ctx_by_name), r"the node 'with_ctx_by_name' takes \(state\) or \(state, ctx\), and 'ctx' can only be given by its name; take the \* out"),
+        (lambda g: Goto(work), r"Goto takes the name of a node, not the function work; Goto\('work'\)"),
+        (lambda g: Goto(["a", work]), r"Goto takes the name of a node, not the function work; Goto\('work'\)"),
+        (lambda g: Send(work, 1), r"Send takes the name of a node, not the function work; Send\('work', …\)"),
+        (lambda g: Send(5, 1), "Send takes the name of a node, not 5 of type int$"),
+    ],
+)
+def test_a_node_that_has_no_name_or_is_not_named(use: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        use(Graph("g", Count))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "said"),
+    [
+        (Annotated[list[str], window], None, r"the annotation of 'many' in the state Order: window needs a number; Annotated\[list\[str\], window\(50\)\]"),
+        (list[str], append, r"the default of 'many' in the state Order is a reducer; it belongs in the annotation: many: Annotated\[list\[str\], append\]"),
+        (list[str], dataclasses.field(default_factory=list), "the default of 'many' in the state Order is a field of a dataclass; write the value itself, such as \\[\\]: no two states share it"),
+        (list[str], pydantic.Field(default_factory=list), "the default of 'many' in the state Order is a field of pydantic; write the value itself"),
+        (Annotated[str, append], "x", "the default of 'many' in the state Order is 'x' of type str, and its reducer append adds to a list; give it a list, or another reducer"),
+        (list[str], msgspec.field(default_factory=list), "the default of 'many' in the state Order is a field of msgspec; write the value itself"),
+        ("Annotated[list[str], append()]", None, r"a reducer is named in an annotation, and not called; Annotated\[list\[str\], append\]"),
+    ],
+)
+def test_a_channel_that_is_nearly_right(annotation: Any, default: Any, said: str) -> None:
+    with pytest.raises(InvalidGraph, match=said):
+        type("Order", (State,), {"__annotations__": {"many": annotation}, "__module__": __name__, **({} if default is None else {"many": default})})
+
+
+class Odd(State):
+    keys: int = 1
+    items: Annotated[list[str], append]
+    values: int = 2
+
+
+async def test_a_channel_may_bear_the_name_of_a_method_of_a_mapping() -> None:
+    odd: Graph[Odd] = Graph("odd", Odd)
+    odd.node("add", start=True)(lambda state: {"items": [str(state.keys)], "values": state["values"] + 1})
+    async with Runtime("memory:") as rt:
+        assert (await rt.run(odd, Odd(keys=5, items=["a"]))) == {"keys": 5, "items": ["a", "5"], "values": 3}
+
+
+async def test_a_run_and_its_state_go_to_another_process() -> None:
+    counted: Graph[Count] = Graph("counted", Count)
+    counted.node("add", start=True)(lambda state: {"n": state.n + 1})
+    async with Runtime("memory:") as rt:
+        run = await rt.invoke(counted, {"n": 1})
+        for copied in (pickle.loads(pickle.dumps(run)), copy.deepcopy(run)):
+            assert (copied.run_id, copied.status, copied.state, copied.result) == (run.run_id, run.status, run.state, run.result)
+            assert type(copied.state) is Count and copied.state.n == 2
+
+    narrow: Graph[Odd] = Graph("narrow", Odd)
+
+    @narrow.node(start=True, reads=["keys"])
+    def look(state: Odd) -> None:
+        copied = pickle.loads(pickle.dumps(state))
+        assert copied.keys == 1
+        with pytest.raises(ContractViolation, match=r"'values' may not be read by this node, which declares reads=\['keys'\]"):
+            _ = copied.values
+
+    async with Runtime("memory:") as rt:
+        await rt.run(narrow)
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        (lambda rt, run: rt.approve(run.run_id), r"the run is failed and asks nothing now; holdfast explain \w{26} says why"),
+        (lambda rt, run: rt.resume(run), r"run_id is text, not a value of type Run; give its id: run\.run_id"),
+        (lambda rt, run: rt.invoke(one, order="a"), r"Runtime\.invoke has no option 'order'; .*An input is given in a mapping: \{'order': …\}"),
+        (lambda rt, run: rt.submit(one, order="a"), r"Runtime\.submit has no option 'order'; .*An input is given in a mapping: \{'order': …\}"),
+        (lambda rt, run: rt.run(named, {"order": "a"}), r"named: rt\.run takes the inputs of a flow as arguments, and was given a mapping of them; rt\.run\(named, \*\*inputs\)"),
+        (lambda rt, run: rt.invoke(named, {"order": {"a": 1}}), r"input\.order must be str, and it is a value of type dict"),
+        (lambda rt, run: rt.invoke(named, {"order": [1]}), r"input\.order must be str, and it is a value of type list"),
+    ],
+)
+async def test_a_verb_that_is_given_what_another_takes(verb: Any, said: str) -> None:
+    @flow("fails")
+    async def fails(ctx: Context) -> None:
+        raise LookupError("not there")
+
+    async with Runtime("memory:", skills=[fails]) as rt:
+        run = await rt.invoke(fails)
+        with pytest.raises(HoldfastError, match=said):
+            await verb(rt, run)
+
+
+@flow("named")
+async def named(ctx: Context, order: str) -> str:
+    return order
+
+
+async def test_a_result_that_does_not_come_in_time() -> None:
+    async with Runtime("memory:") as rt:
+        run = await rt.submit(one)
+        with pytest.raises(TimeoutError, match=f"the run {run.run_id} is still pending after 0 s; holdfast explain {run.run_id} says"):
+            await rt.result(run.run_id, timeout=0)
+
+
+async def test_an_async_node_that_a_decorator_has_made_plain() -> None:
+    @decorated
+    async def hidden(state: Count, ctx: Context) -> Any:
+        return await ctx.step(work)
+
+    g: Graph[Count] = Graph("g", Count)
+    g.node(start=True)(hidden)
+    async with Runtime("memory:") as rt:
+        with pytest.raises(RunFailed, match="from plain code of hidden; a decorator has made it plain: make that decorator async"):
+            await rt.run(g, {"n": 1})
+
+
+@pytest.mark.parametrize(("gives", "said"), [(gives, "gather what it gives, and return the list: "), (lambda ctx: types.MappingProxyType({}), r"convert it to a dict: dict\(…\)")])
+async def test_what_a_step_cannot_give(gives: Any, said: str) -> None:
+    @flow("streams")
+    async def streams(ctx: Context) -> Any:
+        return await ctx.step(gives, "prompt")
+
+    async with Runtime("memory:", skills=[streams]) as rt:
+        run = await rt.invoke(streams)
+    assert run.error is not None and re.search(said, run.error.hint)

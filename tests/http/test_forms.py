@@ -79,7 +79,7 @@ def choices(page: str, name: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("wanted", [(f"{PREFIX}yes", f"{PREFIX}no"), ("1", 1, 2, "a  b", "a b", '"a"', "a"), ("<b>", "it's", '"', "é\u202e", "\u2028")])
 async def test_the_choice_that_was_made_is_the_answer(wanted: tuple[Any, ...]) -> None:
     """Choices that read alike, or that differ only where a line of the page is cut, are told apart."""
-    asked = msgspec.defstruct("Choice", [("which", Literal[wanted])])
+    asked = msgspec.defstruct("OfTheForm", [("which", Literal[wanted])])
 
     @flow("choose")
     async def choose(ctx: Context) -> Any:

@@ -57,6 +57,10 @@ async def sized(text: str, limit: int, *, exact: bool = False) -> str:
 async def upload(text: str) -> None: ...
 
 
+def pay(cents: int, *, idempotency_key: str) -> float:
+    return cents / 100
+
+
 async def was_uploaded(key: str, text: str) -> Any: ...
 
 
@@ -79,7 +83,9 @@ async def draft(state: Notes, ctx: Context) -> dict[str, Any]:
     assert_type(await ctx.step(length, text), int)
     assert_type(await ctx.step(functools.partial(sized, exact=True), text, 5), str)
     assert_type(await ctx.step(sized, text, 5, key="short", retry=3, timeout=5.0), str)
-    assert_type(await ctx.gather(ctx.step(length, "a"), ctx.step(length, "b")), list[int])
+    assert_type(await ctx.gather(ctx.step(length, "a"), ctx.step(summarise, ["b"])), tuple[int, str])
+    assert_type(await ctx.gather(*[ctx.step(length, text) for text in state.commits]), list[int])
+    assert_type(await ctx.gather(ctx.step(length, "a")), list[int])
     assert_type(await ctx.map(length, state.commits, concurrency=4), list[int])
     assert_type(await ctx.map(summarise, [state.commits]), list[str])
     assert_type(ctx.now(), dt.datetime)
@@ -105,6 +111,14 @@ async def ask(state: Notes, ctx: Context) -> Goto | None:
 @graph.node(after=any_of("ask", "draft"))
 async def publish(state: Notes, ctx: Context) -> list[Send]:
     await ctx.effect(upload, state.draft, side_effects="external_action", verify=was_uploaded)
+    assert_type(await ctx.effect(pay, 5, idempotent=True), float)
+    assert_type(await ctx.effect(sized, "a", 5, key="b", undo=pay), str)
+    assert_type(await ctx.child(total, {"first": 1}), list[str])
+    assert_type(await ctx.child(graph, {"repo": "."}, priority=5), Notes)
+    assert_type(await ctx.child("total", {"first": 1}), Any)
+    assert_type(await ctx.ask("How many?", int, timeout=5), int)
+    assert_type(await ctx.ask("How many?"), Any)
+    assert_type(await ctx.ask("How many?", int | None), Any)
     ctx.send("webhook", {"url": "…", "body": state.draft})
     ctx.record("audit", "published", {"size": len(state.draft)})
     ctx.emit("chunk")
@@ -157,5 +171,7 @@ async def main() -> None:
             assert_type(event.seq, int)
         for event in await rt.events(run.run_id):
             assert_type(event.event_type, str)
-        assert_type((await rt.submit(graph, {"repo": "."}, delay=timedelta(hours=1), key="k")).run_id, Any)
-    holdfast.run(graph, {"repo": "."}, store="memory:")
+        assert_type((await rt.submit(graph, {"repo": "."}, delay=timedelta(hours=1), key="k")).run_id, str)
+        assert_type(run.tags, tuple[str, ...])
+    assert_type(holdfast.run(graph, {"repo": "."}, store="memory:"), Notes)
+    assert_type(holdfast.run(total, {"first": 1}, store="memory:"), list[str])

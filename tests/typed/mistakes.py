@@ -27,7 +27,10 @@ async def f(ctx: Context, n: int) -> str:
     await ctx.step(length, "a", "b")  # wrong
     number: str = await ctx.step(length, "a")  # wrong
     await ctx.map(length, [1, 2])  # wrong
-    return number
+    size: str = await ctx.effect(length, "a")  # wrong
+    await ctx.effect(length, "a", idempotnet=True)  # wrong
+    other: int = await ctx.child(f, {"n": 1})  # wrong
+    return f"{number} {size} {other}"
 
 
 async def main(state: Notes) -> Any:
@@ -38,4 +41,5 @@ async def main(state: Notes) -> Any:
         await rt.run(f)  # wrong
         run = await rt.invoke(Graph("g", Notes))
         print(run.state.reop)  # wrong
+        print(run.rsult)  # wrong
     return state

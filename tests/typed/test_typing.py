@@ -7,9 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
+
+from holdfast import Run, handle
+from holdfast.core.run import Run as Record
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -27,6 +31,13 @@ def found(command: list[str]) -> dict[str, set[int]]:
         faults.setdefault(Path(path).name, set()).add(int(line))
     assert faults, f"the checker said nothing at all:\n{done.stdout}{done.stderr}"
     return faults
+
+
+def test_a_run_names_the_fields_of_its_record_with_their_types() -> None:
+    """They are read from the record; what a type checker and a completion are told of them is what is there."""
+    told, kept = typing.get_type_hints(Run, localns=vars(handle)), typing.get_type_hints(Record)
+    assert {name: kept.get(name) for name in told} == told
+    assert {"run_id", "thread_id", "skill_id", "tags"} <= told.keys() < {*dir(Run.__new__(Run))}
 
 
 def meant() -> set[int]:

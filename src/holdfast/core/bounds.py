@@ -45,9 +45,13 @@ def wrong(field: str, wanted: str, given: object, hint: str = "") -> InvalidInpu
     return InvalidInput(f"{field} is {wanted}, not {show(given)}", field=field, hint=hint)
 
 
+_SNAPSHOTS = {"FrozenDict": "dict", "FrozenList": "list"}
+"""What people call the containers that a snapshot is made of."""
+
+
 def show(value: object) -> str:
     """Describes a value in a few words, with its type; the text is at most a line long. It never raises."""
-    kind = type(value).__name__
+    kind = _SNAPSHOTS.get(type(value).__name__) or type(value).__name__
     if isinstance(value, NotCalled):
         return f"the skill {value.id!r}"
     if value is None or isinstance(value, bool):
@@ -362,12 +366,12 @@ def classes(value: Any, field: str) -> Any:
 
 
 def mapping(value: Any, field: str) -> Any:
-    """Checks a mapping of names to values. Its values are checked later, against the state."""
+    """Checks a mapping of names to values. Its values are checked later, against the state. A state may have a channel named ``keys``: nothing else of it is called."""
     if not isinstance(value, Mapping):
         raise wrong(field, "a mapping of names to values", value)
     for name in value:
         text(name, f"a name in {field}")
-    return value
+    return value if type(value) is dict else {name: value[name] for name in value}
 
 
 def as_given(value: Any, field: str) -> Any:
@@ -412,6 +416,8 @@ def run(value: Any, field: str) -> str:
     """A run's id; an empty one never means the newest (§7.10)."""
     if value == "":
         raise InvalidInput("the run id is empty", field=field, hint="list the runs: holdfast runs")
+    if isinstance(getattr(value, "run_id", None), str):
+        raise wrong(field, "text", value, "give its id: run.run_id")
     return text(value, field)
 
 
@@ -501,6 +507,8 @@ def check_arguments(**own: Convert) -> Callable[[F], F]:
                     error = refuse_unknown(name, asked - {"self"}, where)
                     if calls:
                         error.hint += f" To give fn a keyword argument, pass functools.partial(fn, {error.name}=…)"
+                    if "inputs" in parameters:
+                        error.hint += f" An input is given in a mapping: {{{error.name!r}: …}}"
                     raise error
                 if name in converts and not (name in optional and value is optional[name]):
                     options[name] = converts[name](value, name)

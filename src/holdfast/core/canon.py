@@ -21,12 +21,13 @@ import datetime as dt
 import decimal
 import enum
 import hashlib
+import inspect
 import itertools
 import math
 import pathlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias, get_args
+from typing import Any, NoReturn, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 
@@ -122,13 +123,14 @@ class _Codec:
 
 _by_type: dict[type, _Codec] = {}
 _by_tag: dict[str, _Codec] = {}
-
-
+_named: dict[str, list[type]] = {}
+"""Classes that are named by fields of registered classes, by the tag that they would get. Such a class is registered when a value of it is first
+stored or read, so that it takes no tag from a class that is registered explicitly."""
 
 
 def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | None = None, load: Callable[[Any], Any] | None = None) -> type:
-    """Makes a type storable. A dataclass, msgspec Struct, Enum, NamedTuple or pydantic model needs nothing else; any other type needs
-    ``dump`` (to plain values) and ``load`` (back).
+    """Makes a type storable, and the classes of these kinds that its fields name. A dataclass, msgspec Struct, Enum, NamedTuple or pydantic
+    model needs nothing else; any other type needs ``dump`` (to plain values) and ``load`` (back).
 
     ``tag`` is stored with each value, and the class is found by it when the value is read; by default it is the class's name (§14.3).
 
@@ -142,12 +144,15 @@ def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | 
         if not same:
             raise UsageError(f"the tag {name!r} is registered for {known.cls!r}", hint=f"give this class another tag before it is used: holdfast.register({cls.__name__}, tag=\"...\")")
         _by_type.pop(known.cls, None)
+    derived = dump is None or load is None
     codec = _derive(cls, name) if dump is None or load is None else _Codec(name, cls, dump, load)
     _by_type[cls] = codec
     _by_tag[name] = codec
     for twin, original in _twins.items():
         if original is cls:
             _by_type[twin] = codec
+    if derived:
+        _note(_field_types(cls))
     return cls
 
 
@@ -162,11 +167,49 @@ def storable(cls: object) -> bool:
 
 
 def register_named(annotation: Any) -> None:
-    """Registers the storable classes in an annotation, at any depth. A class that is registered already keeps its tag."""
+    """Registers the storable classes in an annotation, at any depth. A class that is registered already keeps its tag. Classes that only the fields of
+    these classes name are noted."""
     if storable(annotation) and annotation not in _by_type:
         register(annotation)
+    _note([annotation])
     for inner in get_args(annotation):
         register_named(inner)
+
+
+def _note(annotations: Iterable[Any]) -> None:
+    """Notes the storable classes in annotations and in the fields of these classes, at any depth."""
+    todo, seen = list(annotations), set()
+    while todo:
+        found = todo.pop()
+        kind = get_origin(found) or found
+        todo += [*get_args(found), *(getattr(kind, inner) for inner in ("__supertype__", "__value__") if hasattr(kind, inner))]
+        if not isinstance(kind, type) or kind in seen:
+            continue
+        seen.add(kind)
+        if storable(kind):
+            same = _named.setdefault(kind.__qualname__, [])
+            same[:] = [c for c in same if c.__module__ != kind.__module__] + [kind]  # a module that is loaded anew has made the class anew
+        if storable(kind) or is_typeddict(kind):
+            todo += _field_types(kind)
+
+
+def _field_types(kind: Any) -> list[Any]:
+    """Returns the annotations of a class's fields; none if one of them cannot be resolved. Then values of their classes are refused, with a hint."""
+    if isinstance(fields := getattr(kind, "model_fields", None), dict):
+        return [field.annotation for field in fields.values()]
+    try:
+        return [*get_type_hints(kind).values()]
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        return []
+
+
+def _meet(tag: str, kind: type | None = None) -> _Codec | None:
+    """Registers the noted class that has this tag, if it is the only one of its name."""
+    match _named.get(tag):
+        case [only] if tag not in _by_tag and (kind is None or kind is only):
+            register(only)
+            return _by_tag[tag]
+    return None
 
 
 def _derive(kind: type, tag: str) -> _Codec:
@@ -182,8 +225,7 @@ def _derive(kind: type, tag: str) -> _Codec:
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return _Codec(tag, cls, list, lambda v: cls(*v))
     if hasattr(cls, "model_validate"):
-        own = _twin(cls)
-        return _Codec(tag, cls, lambda v: v.model_dump(), lambda v: _seal(own, cls.model_validate(thaw(v)), None))
+        return _model(cls, tag)
     raise UsageError(f"{cls.__qualname__} needs dump= and load= to be registered")
 
 
@@ -208,6 +250,23 @@ def _dataclass(cls: Any, tag: str) -> _Codec:
         return made
 
     return _Codec(tag, cls, lambda v: {n: getattr(v, n) for n in names}, load, exact=True)
+
+
+def _model(cls: Any, tag: str) -> _Codec:
+    """Makes the codec of a pydantic model. It stores the fields under their own names, not their aliases, and leaves out computed fields if the model
+    would refuse them. It reads without ``strict``, because a set comes back as a frozenset."""
+    own = _twin(cls)
+    dumps, loads = _options_of(cls)
+    return _Codec(tag, cls, lambda v: v.model_dump(**dumps), lambda v: _seal(own, cls.model_validate(thaw(v), **loads), None))
+
+
+def _options_of(cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the options for dumping and for validating a model; older releases of pydantic lack some of them."""
+    forbids = getattr(cls, "model_config", {}).get("extra") == "forbid"
+    dumped = {"warnings": False} | ({"exclude_computed_fields": True} if forbids else {})  # it warns of frozensets; what matters is checked here
+    wanted = ((cls.model_dump, dumped), (cls.model_validate, {"by_name": True, "by_alias": False, "strict": False}))
+    dumps, loads = ({n: v for n, v in options.items() if n in inspect.signature(function).parameters} for function, options in wanted)
+    return dumps, loads
 
 
 def _default(field: dataclasses.Field[Any], tag: str) -> Any:
@@ -248,6 +307,8 @@ def _twin(cls: Any) -> Any:
     else:
         body["__slots__"] = ()  # the same layout, so that an instance can be turned into its twin
     twin: Any = type(cls)(cls.__name__, (cls,), body)
+    if hasattr(cls, "__pydantic_generic_metadata__"):
+        twin.__pydantic_generic_metadata__ = cls.__pydantic_generic_metadata__  # models of a generic class compare it
     _twins[twin] = cls
     return twin
 
@@ -288,7 +349,7 @@ def _soft_freeze(value: Any) -> Any:
         return FrozenDict({k: _soft_freeze(v) for k, v in value.items()})
     if kind is set:
         return frozenset(value)
-    return _seal(_twin(kind), value, None) if hasattr(kind, "model_validate") else value
+    return _seal(_twin(kind), value, None) if hasattr(kind, "model_validate") and kind not in _twins else value
 
 
 def _thaw_twin(twin: Any, each: Callable[[Any], Any]) -> Any:
@@ -302,7 +363,8 @@ def _copy_fields(value: Any, cls: Any, each: Callable[[Any], Any]) -> Any:
         names = [*cls.__struct_fields__]
         made = cls(**{n: getattr(value, n) for n in names})
     elif hasattr(cls, "model_validate"):
-        return cls.model_validate(thaw(value.model_dump()))
+        dumps, loads = _options_of(cls)
+        return cls.model_validate(thaw(value.model_dump(**dumps)), **loads)
     else:
         names = [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
         made = cls.__new__(cls)
@@ -392,7 +454,7 @@ class _Walk:
 
     def _check_typed(self, kind: type, value: Any, path: str, depth: int) -> Any:
         self.boxed = True
-        codec = _by_type.get(kind)
+        codec = _by_type.get(kind) or _meet(kind.__qualname__, kind)
         if codec is None and isinstance(value, dict):
             return self.admit(dict(value), path, depth)  # OrderedDict, defaultdict and the like: only their contents are kept
         if codec is None and isinstance(value, list):
@@ -404,11 +466,15 @@ class _Walk:
             loaded = codec.load(fields)
             if not codec.exact and not _same(codec.dump(loaded), fields):
                 raise Unserializable(path, f"a {kind.__qualname__} changes when it is stored and read back")
+            if not codec.exact and (field := _find_changed(value, loaded)):
+                hint = "annotate the field with the class that it holds, or put plain values there"
+                raise Unserializable(f"{path}.{field}", f"the field {field} of a {kind.__qualname__} would come back as something else", hint=hint)
             return loaded
         except Unserializable:
             raise
         except Exception as e:  # a user's constructor may raise anything; the error names the field
-            raise Unserializable(path, f"a {kind.__qualname__} does not round-trip: {e}") from e
+            hint = f"let the class take what it gives, or say how it is kept: holdfast.register({kind.__qualname__}, dump=…, load=…)"
+            raise Unserializable(path, f"a {kind.__qualname__} does not round-trip: {e}", hint=hint) from e
 
 
 def _suggest(kind: type, value: Any) -> str:
@@ -417,6 +483,9 @@ def _suggest(kind: type, value: Any) -> str:
     if hasattr(kind, "__await__"):
         return "it was not awaited: write await in front of the call"
     if storable(kind):
+        other = next((c for c in _named.get(name, ()) if c is not kind), None)
+        if other is not None:
+            return f'the class {other.__module__}.{name} has the same name; register this one with a tag of its own before it is used: holdfast.register({name}, tag="…")'
         return f"register the class before it is used: holdfast.register({name})"
     for plain in (str, int, float, bytes):
         if isinstance(value, (bytearray, memoryview) if plain is bytes else plain):
@@ -425,11 +494,32 @@ def _suggest(kind: type, value: Any) -> str:
         return "store its text: str(…)"
     if callable(value):
         return "store a name, and look it up when you need it"
+    if isinstance(value, Mapping):
+        return "convert it to a dict: dict(…)"
     if isinstance(value, Iterable):
         return "convert it to a list: list(…)"
+    if hasattr(kind, "__aiter__"):
+        return "gather what it gives, and return the list: [x async for x in …]; ctx.emit(x) gives it to readers meanwhile"
     if kind.__module__ == "builtins" or not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")):  # made in C: it has no attributes to store
         return "store plain values from which you can make it again"
     return f"store plain values, or register the class with two functions: holdfast.register({name}, dump=…, load=…)"
+
+
+def _find_changed(value: Any, loaded: Any) -> str | None:
+    """Returns the name of a field of a pydantic model that would come back as another value; None if there is none. pydantic dumps a field by its
+    annotation: it drops what a subclass adds, and turns a model in an ``Any`` field into a dict. A field with ``exclude=True`` may be lost."""
+    fields = getattr(type(value), "model_fields", None)
+    if not isinstance(fields, dict):
+        return None
+    return next((n for n, field in fields.items() if not field.exclude and not _alike(getattr(loaded, n), getattr(value, n))), None)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Does what ``_same`` does, also for values of classes that are not registered."""
+    try:
+        return _same(one, admit(other))
+    except (Unserializable, KeyError):
+        return False
 
 
 def _same(again: Any, fields: Any) -> bool:
@@ -655,7 +745,7 @@ def _ext_hook(code: int, data: memoryview) -> Any:
     if code != _EXT:
         raise EventUnreadable(f"extension {code} is not known")
     tag, fields = _decoder.decode(data)
-    codec = _by_tag.get(tag) if isinstance(tag, str) else None
+    codec = _by_tag.get(tag) or _meet(tag) if isinstance(tag, str) else None
     if codec is None and isinstance(tag, str) and _looking.get():
         return freeze(plain(fields))
     if codec is None:

@@ -19,7 +19,7 @@ import msgspec
 from holdfast.core import canon
 from holdfast.core.bounds import GROWN_BYTES, VALUE_BYTES, number
 from holdfast.core.canon import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList
-from holdfast.core.errors import InvalidWrite, StepFailure, TooLarge
+from holdfast.core.errors import InvalidGraph, InvalidWrite, StepFailure, TooLarge
 
 LAST = "last"
 CUSTOM = "custom"
@@ -43,7 +43,9 @@ class Reducer(msgspec.Struct, frozen=True):
     tag: str
     function: Callable[[Any, Any], Any] | None = None
 
-    def __call__(self, old: Any, new: Any) -> Any:
+    def __call__(self, old: Any = MISSING, new: Any = MISSING) -> Any:
+        if new is MISSING:
+            raise InvalidGraph("a reducer is named in an annotation, and not called", hint="Annotated[list[str], append]")
         return reduce(self.tag, old, new) if self.function is None else self.function(old, new)
 
 

@@ -129,6 +129,8 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
     wait = _open(run, c.wait_id)
     if run.status in (Status.COMPLETED, Status.CANCELED):
         raise AlreadyTerminal(f"the run is {run.status}; its waits are closed", hint="fork the run, or start a new one")
+    if wait is None and not c.wait_id:
+        raise WaitNotFound(f"the run is {run.status} and asks nothing now", hint=f"holdfast explain {run.run_id} says why, and what can be done")
     if wait is None:
         raise WaitNotFound(f"no open wait {c.wait_id}", hint=f"holdfast waits {run.run_id} lists the open ones")
     if not ws.decidable(run.status, run.waits, c.wait_id):
@@ -244,7 +246,7 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
     if run.status is Status.FAILED:
         known = {run.checkpoint_head, run.stop_reason} - {None}
         if acknowledge not in known:
-            what = "a stale acknowledgement" if acknowledge else "the run failed, and nobody has acknowledged the failure yet"
+            what = f"{acknowledge!r} does not name this failure" if acknowledge else "the run failed, and nobody has acknowledged the failure yet"
             raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"after you have fixed the cause: holdfast resume {run.run_id} {target_of(run.target)} --acknowledge {run.stop_reason}")
     if run.status in RESUMABLE and run.checkpoint_head is None:
         raise InvalidInput(f"{run.run_id} has no checkpoint to continue from", hint="submit it again", code="no_checkpoint")

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.core import canon, kinds
-from holdfast.core.bounds import guess
+from holdfast.core.bounds import guess, show
 from holdfast.core.channels import LAST, TOPIC, Channel
 from holdfast.core.effects import EffectClass
-from holdfast.core.errors import InvalidGraph
+from holdfast.core.errors import InvalidGraph, InvalidInput
 from holdfast.core.kinds import Kind
 from holdfast.core.retry import ONCE, Retry
 
@@ -38,6 +38,11 @@ class Goto(msgspec.Struct, frozen=True):
     node: str | tuple[str, ...] | list[str]
     writes: Mapping[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        for name in self.node if isinstance(self.node, tuple | list) else (self.node,):
+            if not isinstance(name, str):
+                raise _no_name("Goto", name)
+
     @property
     def targets(self) -> tuple[str, ...]:
         """The names of the nodes that run next, without ``END``."""
@@ -50,6 +55,16 @@ class Send(msgspec.Struct, frozen=True):
 
     node: str
     payload: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.node, str):
+            raise _no_name("Send", self.node, ", …")
+
+
+def _no_name(what: str, given: Any, more: str = "") -> InvalidInput:
+    """The refusal of what is given in the place of a node's name, often its function."""
+    meant = getattr(given, "__name__", None)
+    return InvalidInput(f"{what} takes the name of a node, not {show(given)}", field="node", hint=f"{what}({meant!r}{more})" if meant else "")
 
 
 class AnyOf(msgspec.Struct, frozen=True):

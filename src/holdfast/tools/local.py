@@ -6,6 +6,7 @@ The workspace protects against mistakes, not against attacks: it is not a sandbo
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import signal
@@ -144,6 +145,8 @@ def confine(workspace: str | None, path: str) -> str:
     root = Path(workspace).resolve()
     try:
         there = (root / path).resolve()
+        if any(map(os.path.islink, (there, *there.parents))):  # from Python 3.13 on a link to itself is left as it is
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     except (RuntimeError, OSError) as e:  # a symbolic link to itself; the type depends on the version of Python
         raise PathOutsideWorkspace(f"{path} leads to no place in the workspace {root}: {e}", hint="name a path inside it, or remove the link") from None
     if not there.is_relative_to(root):

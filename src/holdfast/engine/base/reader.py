@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
@@ -83,7 +84,20 @@ class Reader:
         blocked = await obstacles.find_blocker(self._services, loaded.run, loaded.lease, sight)
         return self.handle(loaded, blocked, await obstacles.lacking(self._store, loaded.run, loaded.lease, sight))
 
-    async def wait_for_rest(self, run_id: str) -> Run[Any]:
+    async def wait_for_rest(self, run_id: str, seconds: float | None) -> Run[Any]:
+        """Does what ``wait_until_rest`` does, for at most so many seconds.
+
+        Raises:
+            TimeoutError: the run is still being executed.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.wait_until_rest(run_id)
+        except TimeoutError:
+            now = (await self.find(run_id))[0].status
+            raise TimeoutError(f"the run {run_id} is still {now} after {seconds:g} s; holdfast explain {run_id} says what it waits for") from None
+
+    async def wait_until_rest(self, run_id: str) -> Run[Any]:
         """Waits until a run has ended, or waits for an answer that has not been given yet. While the run moves, only its row is read."""
         await self._store.wait_for_change(0.0)  # earlier writes of this process do not count as a change
         while True:

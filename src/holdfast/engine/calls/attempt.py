@@ -35,7 +35,7 @@ from holdfast.engine.base.failures import ControlFlow, find_ways_out, revive
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Asked, Services
 from holdfast.engine.base.streams import Track
-from holdfast.engine.calls.functions import Calling, Patience, calling
+from holdfast.engine.calls.functions import Calling, Patience, calling, refuse_beside
 
 MOST_KEY_CHARS = 200
 _making = threading.Lock()  # a plain node may make its first recorded calls from several threads
@@ -131,10 +131,7 @@ class Places:
         self.leave()
         if key is None:
             if scope.busy:
-                raise ConcurrentScope(
-                    f"the call of {name} began while {', '.join(scope.busy.values())} of the same scope was under way",
-                    hint="await each call before the next, use ctx.gather, or give each call a key",
-                )
+                raise refuse_beside(name, scope.busy)
             path = f"{scope.prefix}{scope.next}"
             scope.next += 1
         else:

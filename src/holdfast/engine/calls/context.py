@@ -22,10 +22,10 @@ import uuid as _uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import FunctionType
-from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 from holdfast import logs
-from holdfast.authoring import State, Tool, microseconds
+from holdfast.authoring import Flow, Graph, State, Tool, microseconds
 from holdfast.core import bounds, canon, ids
 from holdfast.core.bounds import asked, check_arguments, function, lasting, mapping, people, text, variables, verb, word, words
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, Task, TaskResult
@@ -51,9 +51,67 @@ from holdfast.handle import Decision, when
 from holdfast.ports import ToolOutcome, takes_statements
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
 I = TypeVar("I")  # noqa: E741 - the item of a map
+S = TypeVar("S", bound=State)
+P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
+Made: TypeAlias = Coroutine[Any, Any, T]
+"""A call that its node is to await."""
 Duration = dt.timedelta | float | int | None
+
+
+class AskOptions(TypedDict, total=False):
+    """The options of ``Context.ask``, for type checkers."""
+
+    show: Any
+    who: str | Iterable[str] | None
+    timeout: Duration
+    on_deny: str
+    on_timeout: str
+    default: Any
+
+
+class EffectOptions(TypedDict, total=False):
+    """The options of ``Context.effect``, for type checkers."""
+
+    key: str | None
+    side_effects: str
+    idempotent: bool
+    replay: str | None
+    verify: Callable[..., Any] | None
+    undo: Callable[..., Any] | None
+    retry: Retry | int | None
+    timeout: Duration
+    name: str | None
+    show: Any
+    limit: str | None
+
+
+class ChildOptions(TypedDict, total=False):
+    """The options of ``Context.child``, for type checkers."""
+
+    on_parent_end: str
+    timeout: Duration
+    on_timeout: str
+    thread_id: str | None
+    key: str | None
+    session_key: str | None
+    lane: str | None
+    queue: str | None
+    priority: int | None
+    job_id: str | None
+    trace_id: str | None
+    tags: Iterable[str] | None
+    tenant_id: str | None
+    target: str | None
+    paused_lane: str | None
+    recovery: str | None
+    unattended: bool | None
+    budgets: Mapping[str, float] | None
 
 
 BOUNDED = lasting(low=1)
@@ -135,10 +193,12 @@ class Context:
                 return
         name = self._attempt.node.name
         if self._attempt.plain:
-            raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=f"make it async: async def {name}(…)")
+            beneath = inspect.iscoroutinefunction(inspect.unwrap(self._attempt.node.call))
+            hint = "a decorator has made it plain: make that decorator async" if beneath else f"make it async: async def {name}(…)"
+            raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=hint)
         raise UsageError(
             f"ctx.{what} waits, and a plain function called it: {name} has passed that function to another ctx call, which runs it in a thread",
-            hint=f"make that function async, and await ctx.{what} in it",
+            hint=f"await ctx.{what} in {name} itself; only what ctx.map is given may make ctx calls, if it is an async function",
         )
 
     def _make(self, verb: str, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
@@ -235,7 +295,7 @@ class Context:
         retry: Retry | int | None = None,
         timeout: Duration = None,
         name: str | None = None,
-    ) -> Coroutine[Any, Any, T]: ...
+    ) -> Made[T]: ...
 
     @overload
     def step(
@@ -247,7 +307,7 @@ class Context:
         retry: Retry | int | None = None,
         timeout: Duration = None,
         name: str | None = None,
-    ) -> Coroutine[Any, Any, T]: ...
+    ) -> Made[T]: ...
 
     @verb  # type: ignore[misc]
     def step(  # mypy does not match a TypeVarTuple with the Any of an implementation
@@ -291,8 +351,26 @@ class Context:
 
     # -- several calls at once ----------------------------------------------------------------------
 
-    def gather(self, *calls: Awaitable[T]) -> Coroutine[Any, Any, list[T]]:
-        """Awaits several ctx calls concurrently; each has its own scope, so none needs a key. The results are in the order of the calls.
+    @overload
+    def gather(self, call: Awaitable[T], /) -> Made[list[T]]: ...
+
+    @overload
+    def gather(self, a: Awaitable[A], b: Awaitable[B], /) -> Made[tuple[A, B]]: ...
+
+    @overload
+    def gather(self, a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], /) -> Made[tuple[A, B, C]]: ...
+
+    @overload
+    def gather(self, a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], d: Awaitable[D], /) -> Made[tuple[A, B, C, D]]: ...
+
+    @overload
+    def gather(  # this one is not open from its first call on: mypy would hold it to be as good a match as those above, and give Any
+        self, a: Awaitable[T], b: Awaitable[T], c: Awaitable[T], d: Awaitable[T], e: Awaitable[T], /, *calls: Awaitable[T]
+    ) -> Made[list[T]]: ...
+
+    def gather(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, Any]:
+        """Awaits several ctx calls concurrently; each has its own scope, so none needs a key. The results are a list, in the order of the calls.
+        As with ``asyncio.gather``, a type checker takes two to four results for a tuple, so that each has its own type.
 
         If one call fails, the others finish first, so that their results are recorded; then the failure is raised. Signals that the others got are
         kept as in ``first_of``.
@@ -301,10 +379,10 @@ class Context:
         return self._make("gather", scopes.gather(self._attempt, calls, len(calls), "gather"))
 
     @overload
-    def map(self, fn: Callable[[I], Awaitable[T]], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]: ...
+    def map(self, fn: Callable[[I], Awaitable[T]], items: Iterable[I], *, concurrency: int = 16) -> Made[list[T]]: ...
 
     @overload
-    def map(self, fn: Callable[[I], T], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]: ...
+    def map(self, fn: Callable[[I], T], items: Iterable[I], *, concurrency: int = 16) -> Made[list[T]]: ...
 
     @check_arguments(fn=function)
     def map(self, fn: Callable[[I], Any], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[Any]]:
@@ -361,11 +439,17 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
         return self._make("approve", waiting.approve(self._attempt, prompt, schema, redo=redo, **options))
 
+    @overload
+    def ask(self, prompt: str, schema: type[T], **options: Unpack[AskOptions]) -> Made[T]: ...
+
+    @overload
+    def ask(self, prompt: str, schema: Any = None, **options: Unpack[AskOptions]) -> Made[Any]: ...
+
     @check_arguments(prompt=asked, who=people, on_timeout=TIMED_OUT)
     def ask(
         self,
         prompt: str,
-        schema: type[T] | None = None,
+        schema: Any = None,
         *,
         show: Any = None,
         who: str | Iterable[str] | None = None,
@@ -373,7 +457,7 @@ class Context:
         on_deny: str = "halt",
         on_timeout: str = "halt",
         default: Any = None,
-    ) -> Coroutine[Any, Any, T]:
+    ) -> Coroutine[Any, Any, Any]:
         """Asks a person for a value of the type ``schema`` and returns it. An answer of another type is refused, and the question stays
         open.
 
@@ -430,6 +514,15 @@ class Context:
         self._waits("sleep")
         return self._make("sleep", waiting.sleep(self._attempt, duration))
 
+    @overload
+    def child(self, skill: Flow[P, T], inputs: Mapping[str, Any] | None = None, **options: Unpack[ChildOptions]) -> Made[T]: ...
+
+    @overload
+    def child(self, skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, **options: Unpack[ChildOptions]) -> Made[S]: ...
+
+    @overload
+    def child(self, skill: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[ChildOptions]) -> Made[Any]: ...
+
     @check_arguments(inputs=mapping, on_timeout=TIMED_OUT)
     def child(
         self,
@@ -457,8 +550,10 @@ class Context:
     ) -> Coroutine[Any, Any, Any]:
         """Starts a child run, waits until it has ended, and returns a flow's value or a graph's state (§4.14).
 
-        The options of the new run are those of ``Runtime.invoke``. With ``on_parent_end="keep"`` the child continues when its parent is
-        canceled.
+        The options of the new run are those of ``Runtime.invoke``. So ``key`` is a request key, which all runs share: if another run has
+        started a child under it, this call returns what that child returned. Children at several places of one run need none.
+
+        With ``on_parent_end="keep"`` the child continues when its parent is canceled.
 
         Raises:
             ChildFailed: the child did not complete.
@@ -479,6 +574,12 @@ class Context:
         return tuple(Decision.of(d) for d in self._attempt.journal.run.waivers)
 
     # -- effects, outgoing messages, ledger ---------------------------------------------------------
+
+    @overload
+    def effect(self, fn: Callable[..., Awaitable[T]], /, *args: Any, **options: Unpack[EffectOptions]) -> Made[T]: ...
+
+    @overload
+    def effect(self, fn: Callable[..., T], /, *args: Any, **options: Unpack[EffectOptions]) -> Made[T]: ...
 
     @check_arguments(fn=function, timeout=BOUNDED, side_effects=word(*EffectClass), replay=word(*ReplayPolicy), limit=check_name)
     def effect(

@@ -15,7 +15,7 @@ import functools
 import inspect
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from types import CoroutineType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast import logs, machine
 from holdfast.authoring import microseconds
-from holdfast.core.errors import StepTimeout
+from holdfast.core.errors import ConcurrentScope, StepTimeout
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
 from holdfast.engine.base import failures, loopwatch, pool
 from holdfast.engine.base.begun import Rest
@@ -62,6 +62,20 @@ def attempting(path: str, attempt: int) -> Iterator[None]:
         yield
     finally:
         calling.reset(token)
+
+
+def refuse_beside(name: str, busy: Mapping[str, str]) -> ConcurrentScope:
+    """The refusal of a call without a key while others of its scope are under way, by their paths. It may be made by the code of one of them."""
+    if (within := calling.get()) is not None and within.path in busy:
+        around = busy[within.path]
+        return ConcurrentScope(
+            f"{around} makes the call of {name}, and it was itself given to a ctx call, which is recorded as a whole",
+            hint=f"await {around}(…) as it is: then each ctx call that it makes is recorded",
+        )
+    return ConcurrentScope(
+        f"the call of {name} began while {', '.join(busy.values())} of the same scope was under way",
+        hint="await each call before the next, use ctx.gather, or give each call a key",
+    )
 
 
 class Patience:

@@ -60,6 +60,19 @@ class RunOptions(TypedDict, total=False):
     on_busy: str
 
 
+class OneRunOptions(TypedDict, total=False):
+    """The options of ``holdfast.run``, for type checkers."""
+
+    store: str | None
+    thread_id: str | None
+    key: str | None
+    step_limit: int | None
+    tags: Iterable[str]
+    trace_id: str | None
+    budgets: Mapping[str, float] | None
+    unattended: bool
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller asks for in a new run; None means the default of §3.3."""
 
