@@ -318,8 +318,8 @@ async def test_a_replay_goes_by_the_last_way_alone(later: str, house: House) -> 
     assert (again.status, again.result, desk.booked) == ("completed", run.result, 2), f"{again.error}"
 
 
-async def test_an_attempt_in_doubt_whose_arguments_change_is_for_a_fork(house: House) -> None:
-    """§6.3: nothing is done under its key with other arguments. The error names the way out, and that goes."""
+async def test_a_fork_with_other_arguments_is_not_asked_about_what_its_source_left_in_doubt(house: House) -> None:
+    """§7.7: whoever forks says what is to be done. The attempt stays on the record of the run that made it, which asks about it."""
     desk, dies, what = Desk(), [True], ["window"]
 
     async def book(seat: str) -> str:
@@ -339,6 +339,7 @@ async def test_an_attempt_in_doubt_whose_arguments_change_is_for_a_fork(house: H
     what[0] = "aisle"
     rt = await house.process(seated)
     run = await rt.invoke("seated", key="once")
-    assert (run.status, run.stop_reason, desk.booked) == ("failed", "effect_conflict", 0) and f"holdfast fork {run.run_id}" in run.error.hint
+    assert ([w.kind for w in run.waits], desk.booked) == (["effect"], 0), run.error
     fork = await rt.fork(run.run_id)
     assert (fork.status, fork.result) == ("completed", "aisle R1"), f"{fork.waits} {fork.error}"
+    assert [w.kind for w in (await rt.get(run.run_id)).waits] == ["effect"]
