@@ -343,3 +343,39 @@ async def test_a_fork_with_other_arguments_is_not_asked_about_what_its_source_le
     fork = await rt.fork(run.run_id)
     assert (fork.status, fork.result) == ("completed", "aisle R1"), f"{fork.waits} {fork.error}"
     assert [w.kind for w in (await rt.get(run.run_id)).waits] == ["effect"]
+
+
+async def test_what_was_undone_on_another_way_is_no_matter_to_a_fork(house: House) -> None:
+    """§6.11: a question stands now where the source had booked before it went another way. A fork that is asked it, and makes what the source had made, holds nothing of that booking."""
+    desk, fails = Desk(), [True]
+
+    async def check() -> None:
+        if fails:
+            fails.clear()
+            raise ConnectionError("lost")
+
+    @flow("ways")
+    async def ways(ctx: Context) -> Any:
+        async def item(name: str) -> str:
+            try:
+                await ctx.step(check)
+            except ConnectionError:
+                await ctx.effect(desk.book, name, undo=desk.cancel)
+                raise
+            await ctx.approve("Sure?")
+            return name
+
+        got = await ctx.map(item, ["seat"])
+        await ctx.approve("Go?")
+        return got
+
+    rt = await house.process(ways)
+    run = await rt.invoke("ways")
+    assert (run.status, desk.booked, desk.standing) == ("failed", 1, set())
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    run = await rt.approve(run.run_id)
+    fork = await rt.fork(run.run_id, actor="ada")
+    for _ in range(2):
+        assert [w.prompt for w in fork.waits] in (["Sure?"], ["Go?"]), fork.error
+        fork = await rt.approve(fork.run_id)
+    assert (fork.status, fork.result, desk.booked) == ("completed", ["seat"], 1), fork.error
