@@ -235,11 +235,13 @@ class Performance:
         if self.journal.echo is not None and self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._find_echo()) is not None:
             return await self._replay(echoed)
         until: int | None = None
-        if self.options.elsewhere is not None:
-            done, value = await self._take_answer(self.options.elsewhere)
-            if done:
-                return value
+        answered = ""  # the key under which an answer was looked for
         while True:
+            if self.options.elsewhere is not None and answered != self.key:
+                done, value = await self._take_answer(self.options.elsewhere)
+                if done:
+                    return value
+                answered = self.key
             verdict = await self._judge()
             if isinstance(verdict, fx.Verify):
                 answer = await self._verify()
@@ -787,6 +789,7 @@ class Performance:
         else:
             return False, None
         self.key, self.records, effect = key, records, asked[-1]
+        aside = self._is_changed(effect) and await self._is_outdated(effect)
         answer = await elsewhere.answer(self.path, effect)
         if answer is None:
             return await self._close_in_vain(effect, "its request was taken back before it began")
@@ -804,7 +807,30 @@ class Performance:
             effect = replace(effect, detail=self.found)
         act = asyncio.ensure_future(elsewhere.end(self.args, answer))
         await asyncio.wait({act})
+        if aside:
+            await self._settle_aside(effect, act)
+            return False, None
         return await self._after(effect, act)
+
+    async def _is_outdated(self, effect: Effect) -> bool:
+        """Whether something of this task was undone after a request was made: what is asked for may have been made of that."""
+        run = self.journal.run
+        ledger = {e.effect_id: e for e in await self.journal.asking(self.store.effects(run.run_id))}
+        gone = [ledger[e.undone] for e in ledger.values() if e.undone in ledger and (e.step, e.task) == (self.attempt.step, self.attempt.key)]
+        return any(undo.fence >= effect.fence for undo in gone)
+
+    async def _settle_aside(self, effect: Effect, act: asyncio.Future[Any]) -> None:
+        """Writes what came of a request with other arguments, which answers nothing any more, on its own record: it is judged then what becomes of this call."""
+        now, failure = self.services.clock.now(), act.exception()
+        if failure is not None:
+            error = record(failure, where=self.path)
+            row, fact = replace(effect, status=EffectStatus.FAILED, error=error, settled_at=now), self._fact(ev.SideEffectFailed, effect, error.message)
+        else:
+            data = canon.pack(act.result(), f"{self.name}()")[1]
+            row = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now)
+            fact = self._fact(ev.SideEffectRecorded, effect, self.found)
+        self.found = ""
+        await self.journal.save(Draft(facts=[fact], effects=[row]))
 
     async def _close_in_vain(self, effect: Effect, why: str) -> tuple[bool, Any]:
         """Closes an attempt that came to nothing: it is to be judged what follows."""
