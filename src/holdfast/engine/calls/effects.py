@@ -98,7 +98,7 @@ GIVEN_UP = "its call was canceled before it began"
 
 LEFT, NOW = "left behind for a call with other arguments, as", "now"
 
-# What stood in a run's ledger when an attempt at a task first asked what is there beside a key.
+# A run's effects, as they were when an attempt at a task first looked for other keys at one of its places.
 _ledgers: weakref.WeakKeyDictionary[Attempt, list[Effect]] = weakref.WeakKeyDictionary()
 
 # Owners of this process that were closed: they act no more, which no other proof would say (§2.9).
@@ -318,7 +318,7 @@ class Performance:
         self.key = self.apart = f"{self.key}~{self.request[:16]}"
 
     async def _find_beside(self) -> list[Effect]:
-        """The attempt at this place of which nobody knows the outcome, made with another request under a key beside this one (decision 127)."""
+        """Finds the attempt with an unknown outcome that was made at this place with another request, under another key (decision 127)."""
         here = (self.attempt.step, self.attempt.key, self.path)
         if (ledger := _ledgers.get(self.attempt)) is None:
             ledger = _ledgers[self.attempt] = await self.journal.asking(self.store.effects(self.journal.run.run_id))
@@ -331,7 +331,7 @@ class Performance:
         return []
 
     def _is_changed(self, effect: Effect) -> bool:
-        """Whether a record is about another request than this call's: a record that was made again from the log may not say which."""
+        """Whether a record is about another request than this call's. A record that was rebuilt from the log may lack its request."""
         return effect.request_hash not in ("", self.request)
 
     async def _judge(self) -> fx.Verdict:
@@ -449,7 +449,7 @@ class Performance:
         return await self._act(effect, same=False)
 
     async def _settle_before(self, effect: Effect, decision: Decision, by: str) -> None:
-        """Writes what a person said of an attempt with another request on its own record, and on nothing else: it is judged then what becomes of this call."""
+        """Records what a person said of an attempt with another request on that attempt alone. The call is judged again afterwards."""
         now = self.services.clock.now()
         match decision.action:
             case action if action == RECORD_RESULT:
@@ -467,7 +467,7 @@ class Performance:
         await self.journal.save(draft)
 
     async def _read_word(self, effect: Effect, decision: Decision, now: int) -> Draft:
-        """What a person said that an attempt with another request gave, as its call would have written it down."""
+        """Returns the record of what a person said that an attempt with another request gave, as its own call would have recorded it."""
         if effect.capability == self.name and self.options.told is not None:
             try:
                 found = await self.options.told(canon.decode(words.read_payload(decision)))()
@@ -546,7 +546,7 @@ class Performance:
         return f"{decision.actor} answered {decision.action} when {call['effect']} was called with other arguments. {HOW_TO_KEEP}"
 
     def _beside_other_questions(self, place: str, ask: fx.Ask) -> str:
-        """Where a question is asked: not where one of another kind was asked about the same record."""
+        """Returns the place of a question: not that of a question of another kind about the same record."""
         while (before := self.journal.progress.questions.get((self.attempt.key, place))) is not None and before.kind is not _ANSWERS[ask.reason][0]:
             place = f"{place}+"
         return place
@@ -609,7 +609,7 @@ class Performance:
         return self.options.show if self.options.show is not None else self._cut(canon.encode(canon.admit(list(self.args))))
 
     def _show_attempted(self, effect: Effect) -> Any:
-        """The arguments of an attempt with another request, as far as its record has them; those of this call would mislead whoever decides."""
+        """Returns the arguments of an attempt with another request, if they are on record; those of this call would mislead whoever decides."""
         return None if effect.args is None else self._cut(effect.args)
 
     def _cut(self, args: bytes) -> Any:
@@ -622,7 +622,7 @@ class Performance:
         return ids.wait_id(self.act.partition(".")[0], self.attempt.step, self.attempt.key, place)
 
     async def _as_settled(self, effect: Effect, found: Effect) -> tuple[bool, Any]:
-        """What another run of the lineage found out, or was told, about the same act. (False, None): that is on its record, and it is judged what becomes of this call."""
+        """What another run of the lineage found out, or was told, about the same act. (False, None): it is on record, and the call is judged again."""
         path = f"{self.path}?"
         where, self.act = f"{fx.ELSEWHERE}{found.run_id}", ""
         mine = [w for w in self.journal.run.waits if w.task == self.attempt.key and w.path.startswith(path)]
@@ -813,14 +813,14 @@ class Performance:
         return await self._after(effect, act)
 
     async def _is_outdated(self, effect: Effect) -> bool:
-        """Whether something of this task was undone after a request was made: what is asked for may have been made of that."""
+        """Whether an effect of this task was undone after a request was made: the request may depend on that effect."""
         run = self.journal.run
         ledger = {e.effect_id: e for e in await self.journal.asking(self.store.effects(run.run_id))}
         gone = [ledger[e.undone] for e in ledger.values() if e.undone in ledger and (e.step, e.task) == (self.attempt.step, self.attempt.key)]
         return any(undo.fence >= effect.fence for undo in gone)
 
     async def _settle_aside(self, effect: Effect, act: asyncio.Future[Any]) -> None:
-        """Writes what came of a request with other arguments, which answers nothing any more, on its own record: it is judged then what becomes of this call."""
+        """Records the outcome of a request with other arguments, which answers no call any more, on its own record. The call is judged again afterwards."""
         now, failure = self.services.clock.now(), act.exception()
         if failure is not None:
             error = record(failure, where=self.path)
