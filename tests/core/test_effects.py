@@ -62,15 +62,17 @@ CASES: list[tuple[str, list[Effect], dict[str, Any], Alive, str]] = [
     ("other arguments at a place of its own", [effect("recorded")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Ask"),
     ("another effect at a place of its own", [effect("recorded")], {"request": "other", "placed": True, "name": "tell"}, Alive.UNKNOWN, "Beside"),
     ("another request where nothing had begun", [effect("abandoned")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Beside"),
-    ("another request where a person abandoned", [effect("abandoned", detail=fx.BY_DECISION)], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Mismatch"),
+    ("another request where a person abandoned", [effect("abandoned", detail=fx.BY_DECISION)], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Ask"),
+    ("another effect where a person abandoned one", [effect("abandoned", detail=fx.BY_DECISION)], {"request": "other", "placed": True, "name": "tell"}, Alive.UNKNOWN, "Beside"),
     ("another effect where one had failed", [effect("failed")], {"request": "other", "placed": True, "name": "tell"}, Alive.UNKNOWN, "Beside"),
-    ("other arguments at a place, in the gap", [effect("attempted")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Mismatch"),
+    ("other arguments at a place, in the gap", [effect("attempted")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Ask"),
+    ("other arguments at a place, idempotent and verifiable", [effect("unknown")], {"request": "other", "placed": True, "name": "pay", "idempotent": True, "verifiable": True}, Alive.NO, "Ask"),
+    ("another effect at a place, in the gap", [effect("unknown")], {"request": "other", "placed": True, "name": "tell"}, Alive.UNKNOWN, "Ask"),
+    ("other arguments at a place, under way in this very claim", [effect("attempted")], {"request": "other", "placed": True, "name": "pay", "fence": 1}, Alive.YES, "InProgress"),
+    ("other arguments under a key that others have, in the gap", [effect("attempted")], {"request": "other", "name": "pay"}, Alive.UNKNOWN, "Mismatch"),
+    ("other arguments of another run, in the gap", [effect("attempted", run_id="old")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Mismatch"),
     ("other arguments at a place, after a failure", [effect("failed")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Beside"),
     ("other arguments at a place, after it was left behind", [effect("abandoned")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Beside"),
-    (
-        "other arguments at a place, given up by decision", [effect("abandoned", detail=fx.BY_DECISION)], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN,
-        "Mismatch",
-    ),
     ("other arguments at a place of another run", [effect("recorded", run_id="old")], {"request": "other", "placed": True, "name": "pay"}, Alive.UNKNOWN, "Mismatch"),
     ("a reuse is no attempt", [effect("recorded", run_id="old"), effect("reused")], {}, Alive.UNKNOWN, "Reuse"),
     ("blocked is no attempt", [effect("blocked")], {}, Alive.UNKNOWN, "Act"),
@@ -93,6 +95,21 @@ def test_the_verdict(what: str, records: list[Effect], changes: dict[str, Any], 
     if "policy" in changes:
         changes = changes | {"policy": ReplayPolicy(changes["policy"])}
     assert word(fx.judge(records, replace(ASKED, **changes), alive)) == expected
+
+
+@pytest.mark.parametrize(("alive", "closed"), [(Alive.NO, True), (Alive.YES, False), (Alive.UNKNOWN, False)])
+@pytest.mark.parametrize(("name", "reason"), [("pay", fx.ARGUMENTS_CHANGED), ("tell", fx.CALL_CHANGED)])
+def test_the_question_about_an_attempt_with_another_request(name: str, reason: str, alive: Alive, closed: bool) -> None:
+    """Decision 127: whether the same effect or another one is called now, and whether the attempt may still come through."""
+    verdict = fx.judge([effect("unknown")], replace(ASKED, request="other", placed=True, name=name), alive)
+    assert verdict == fx.Ask(effect("unknown"), reason, closed)
+
+
+def test_a_key_beside_has_successors_too() -> None:
+    """§6.11: what was carried out beside another request, and undone, is done again under a key of its own."""
+    gone = [effect("recorded", undone="u")]
+    assert fx.successor("t:effect:r:1.a.0:2~0f", gone) == "t:effect:r:1.a.0:2~0f:2"
+    assert fx.successor("t:effect:r:1.a.0~0f", gone) == "t:effect:r:1.a.0~0f:2" and fx.successor("t:effect:r:1.a.0:2~0f:2", gone) == "t:effect:r:1.a.0:2~0f:3"
 
 
 @pytest.mark.parametrize(

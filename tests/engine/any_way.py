@@ -18,14 +18,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from holdfast import Context, Retry, Runtime, flow
 from holdfast.core import canon
 from holdfast.core.commit import Commit
-from holdfast.core.effects import OPEN
-from holdfast.core.errors import EffectsUndone, HoldfastError
+from holdfast.core.errors import DecisionConflict, EffectsUndone, HoldfastError
 from holdfast.stores import MemoryStore
 from holdfast.testing.crash import SimulatedCrash
 from tests.engine import outside
@@ -40,7 +40,7 @@ class Lost(Exception):
 
 
 class Outside:
-    """What the flow acts on. ``wrong`` are the results that were given for other calls."""
+    """What the flow acts on. ``wrong`` are the results that were given for other calls; ``lost`` those that a process took with it, by what was asked for."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -49,6 +49,7 @@ class Outside:
         self.n = 0
         self.standing: set[str] = set()
         self.wrong: list[str] = []
+        self.lost: dict[tuple[str, str], str] = {}
 
     def lose(self) -> None:
         if self.rng.random() < self.fails:
@@ -70,6 +71,7 @@ class Outside:
         got = await self.book(name, given)
         if self.rng.random() < self.fails / 2:
             self.dead = True
+            self.lost[name, given] = got
             raise outside.Crash
         return got
 
@@ -262,20 +264,29 @@ def make(rng: random.Random, world: Outside) -> list[Any]:
 
 
 async def answer(rt: Runtime, run: Any, rng: random.Random, world: Outside) -> None:
-    """A person answers one of the questions of a run: an approval gives back what it shows, and whatever was done with other arguments is done anew."""
+    """A person answers one of the questions of a run: an approval gives back what it shows, and whatever was done with other arguments is done anew. Of an
+    attempt they say what they know, or that it is not to be done."""
     people = [w for w in run.waits if w.available_actions]
     if not people:
         return
     wait = rng.choice(people)
     given: dict[str, Any] = {"input": {"payload": wait.prompt}, "approval": {"payload": wait.show}}.get(wait.kind, {})
     action = next(a for a in ("answer", "reexecute", "approve", "record_result") if a in wait.available_actions)
-    if action == "record_result" and wait.effect_id is not None:  # that it was taken back: by hand, if it was not
+    if wait.kind == "effect" and "undo" not in wait.show:
+        attempted = wait.show["show"]
+        got = world.lost.pop(tuple(attempted), None) if attempted else None
+        if got is not None and "record_result" in wait.available_actions:
+            action, given = "record_result", {"payload": got}
+        elif "reexecute" not in wait.available_actions or (world.fails and rng.random() < 0.1):
+            action = "abandon"
+    elif action == "record_result" and wait.effect_id is not None:  # that it was taken back: by hand, if it was not
         there = {e.effect_id: e for e in await rt.effects(wait.effect_id.partition(".")[0])}
         about = there[wait.effect_id]
         act = there.get(about.source_effect_id or "", about)
         if act.result is not None:
             await world.cancel(canon.decode(act.result))
-    await rt.decide(run.run_id, action, wait_id=wait.wait_id, actor="ada", **given)
+    with suppress(DecisionConflict):  # their first word stands
+        await rt.decide(run.run_id, action, wait_id=wait.wait_id, actor="ada", **given)
 
 
 async def play_again(rt: Runtime, run: Any, rng: random.Random, world: Outside) -> list[str]:
@@ -326,8 +337,6 @@ async def play(seed: int, house: House) -> str:
             story += [f"{gone} do not stand"] if gone else []
             wrong = await play_again(rt, run, rng, world)
             return "\n".join([*story, *wrong]) if gone or wrong else ""
-        if run.stop_reason == "effect_conflict" and any(e.status in OPEN for e in await rt.effects(run.run_id)):
-            return ""  # what came of an attempt with other arguments nobody knows; a person must find out
         if run.stop_reason in ("record_mismatch", "effect_conflict"):
             return "\n".join([*story, str(run.error.message)])
         if rng.random() < 0.2:

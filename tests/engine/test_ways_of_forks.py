@@ -318,8 +318,8 @@ async def test_a_replay_goes_by_the_last_way_alone(later: str, house: House) -> 
     assert (again.status, again.result, desk.booked) == ("completed", run.result, 2), f"{again.error}"
 
 
-async def test_an_attempt_in_doubt_whose_arguments_change_is_for_a_fork(house: House) -> None:
-    """§6.3: nothing is done under its key with other arguments. The error names the way out, and that goes."""
+async def test_a_fork_with_other_arguments_is_not_asked_about_what_its_source_left_in_doubt(house: House) -> None:
+    """§7.7: whoever forks says what is to be done. The attempt stays on the record of the run that made it, which asks about it."""
     desk, dies, what = Desk(), [True], ["window"]
 
     async def book(seat: str) -> str:
@@ -339,6 +339,43 @@ async def test_an_attempt_in_doubt_whose_arguments_change_is_for_a_fork(house: H
     what[0] = "aisle"
     rt = await house.process(seated)
     run = await rt.invoke("seated", key="once")
-    assert (run.status, run.stop_reason, desk.booked) == ("failed", "effect_conflict", 0) and f"holdfast fork {run.run_id}" in run.error.hint
+    assert ([w.kind for w in run.waits], desk.booked) == (["effect"], 0), run.error
     fork = await rt.fork(run.run_id)
     assert (fork.status, fork.result) == ("completed", "aisle R1"), f"{fork.waits} {fork.error}"
+    assert [w.kind for w in (await rt.get(run.run_id)).waits] == ["effect"]
+
+
+async def test_what_was_undone_on_another_way_is_no_matter_to_a_fork(house: House) -> None:
+    """§6.11: a question stands now where the source had booked before it went another way. A fork that is asked it, and makes what the source had made, holds nothing of that booking."""
+    desk, fails = Desk(), [True]
+
+    async def check() -> None:
+        if fails:
+            fails.clear()
+            raise ConnectionError("lost")
+
+    @flow("ways")
+    async def ways(ctx: Context) -> Any:
+        async def item(name: str) -> str:
+            try:
+                await ctx.step(check)
+            except ConnectionError:
+                await ctx.effect(desk.book, name, undo=desk.cancel)
+                raise
+            await ctx.approve("Sure?")
+            return name
+
+        got = await ctx.map(item, ["seat"])
+        await ctx.approve("Go?")
+        return got
+
+    rt = await house.process(ways)
+    run = await rt.invoke("ways")
+    assert (run.status, desk.booked, desk.standing) == ("failed", 1, set())
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    run = await rt.approve(run.run_id)
+    fork = await rt.fork(run.run_id, actor="ada")
+    for _ in range(2):
+        assert [w.prompt for w in fork.waits] in (["Sure?"], ["Go?"]), fork.error
+        fork = await rt.approve(fork.run_id)
+    assert (fork.status, fork.result, desk.booked) == ("completed", ["seat"], 1), fork.error

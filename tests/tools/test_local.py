@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import select
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from holdfast import Context, Retry, Runtime, Tool, flow
 from holdfast.core.errors import PathOutsideWorkspace, StepTimeout, TooLarge, ToolFailed, ToolMissing
+from holdfast.core.evidence import FileExists, FileHash
 from holdfast.ports import ToolRequest
 from holdfast.tools.local import LocalRunner
 
@@ -100,6 +103,35 @@ async def test_a_timeout_ends_the_whole_process_group(tmp_path: Path) -> None:
         await LocalRunner(grace_seconds=0.1).run(request(code, timeout_us=1_000_000))
     for pid in (tmp_path / "pids").read_text().split():
         assert _ended(int(pid)), f"{pid} still lives"
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["in its group", "in a session of its own"])
+async def test_what_a_tool_leaves_running_holds_up_nobody(session: bool, tmp_path: Path) -> None:
+    """§11.2: the tool has ended, and its exit code is known. What it has left running with its output is no reason to wait for the timeout and then not to know."""
+    code = (
+        "import pathlib, subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session={session})\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+        "print('begun', flush=True); sys.exit(3)\n"
+    )
+    before = len(os.listdir("/proc/self/fd"))
+    try:
+        got = await LocalRunner(grace_seconds=0.1).run(request(code, timeout_us=60_000_000))
+        await asyncio.sleep(0)  # the loop closes what the runner has let go of
+        assert (got.stdout, got.exit_code, got.truncated) == ("begun\n", 3, True) and len(os.listdir("/proc/self/fd")) <= before
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "declared", [{"artifacts": ("../*.txt",)}, {"artifacts": ("/etc/hosts",)}, {"postconditions": (FileExists("../made"),)}, {"postconditions": (FileHash("/etc/hosts", "0"),)}],
+    ids=["artifacts above", "artifacts elsewhere", "a file above", "a file elsewhere"],
+)
+async def test_what_is_declared_to_lie_outside_is_refused_before_anything_is_done(declared: dict[str, Any], tmp_path: Path) -> None:
+    """§11.2: a tool that has acted, and is said to have failed, would be called again."""
+    with pytest.raises(PathOutsideWorkspace):
+        await LocalRunner().run(request("open('acted', 'w')", workspace=str(tmp_path), **declared))
+    assert not (tmp_path / "acted").exists()
 
 
 async def test_a_missing_command_is_named() -> None:

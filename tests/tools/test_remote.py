@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Graph, Retry, Runtime, Send, State, Tool, workspaces
+from holdfast import Context, Graph, Retry, Runtime, Send, State, Tool, flow, workspaces
 from holdfast.core.errors import InvalidInput, UsageError, WorkspaceElsewhere
 from holdfast.core.intents import Intent
 from holdfast.core.limits import Limit
@@ -550,3 +550,52 @@ def test_what_names_no_workspace_is_refused(tmp_path: Path) -> None:
         RemoteTools(tmp_path / "none", [])
     with pytest.raises(InvalidInput, match="tools"):
         RemoteTools(tmp_path, ["sh"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["asked before", "answered before"])
+async def test_a_request_made_of_what_was_undone_answers_no_other_call(early: bool, open_rt: Open, tmp_path: Path) -> None:
+    """§6.3, §6.11: the booking that the tool was told of is undone, and another one is made. What comes of the request for the first one is not given to the call about the
+    second: a person says whether that is done too, and its own answer is taken."""
+    booked: list[str] = []
+
+    async def book() -> str:
+        booked.append(f"R{len(booked) + 1}")
+        return booked[-1]
+
+    async def cancel(receipt: str) -> None: ...
+
+    async def fail_once() -> None:
+        if len(booked) == 1:
+            raise ConnectionError("lost")
+
+    @flow("trip")
+    async def trip(ctx: Context) -> Any:
+        receipt = await ctx.effect(book, undo=cancel)
+
+        async def tell() -> Any:
+            return (await ctx.tool("sh", ["-c", f"echo {receipt}"])).stdout
+
+        async def go() -> None:
+            await ctx.wait("go")
+            await ctx.step(fail_once)
+
+        told, _ = await ctx.gather(tell(), go())
+        return [receipt, told.strip()]
+
+    pair = Pair(open_rt, tmp_path / "space", skill=trip)
+    async with pair.worker() as rt, pair.runner() as runner:
+        run = await rt.invoke(trip)
+        if early:
+            await runner.dispatch(until_idle=True)
+        await rt.signal(run.run_id, "go")
+        await rt.worker(until_idle=True)
+        run = await rt.get(run.run_id)
+        assert (run.status, run.stop_reason) == (Status.FAILED, "step_failed"), run.waits
+        await rt.resume(run.run_id, acknowledge="step_failed")
+        await rt.signal(run.run_id, "go", key="again")
+        run = await served(pair, rt, run.run_id)
+        assert [(w.kind, w.show["now"]["arguments"] != w.show["arguments"]) for w in run.waits] == [("gate", True)], run.result
+        await rt.decide(run.run_id, "reexecute", actor="ada")
+        run = await served(pair, rt, run.run_id)
+        assert (run.status, run.result) == (Status.COMPLETED, ["R2", "R2"]), run.waits
+        assert (await rt.check(run.run_id)).ok

@@ -177,17 +177,23 @@ def show_subject(wait: Mapping[str, Any], *, indent: str, lines: int) -> None:
 
 
 def _about(wait: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
-    """The effect that a wait asks about: what it was called with, its key, and whether its first attempt may still act."""
-    ended = "its process may still be alive" if _may_live(wait) else "that attempt has ended"
+    """The effect that a wait asks about: what it was called with, what is called now if that has changed, its key, and whether its first attempt may still act."""
+    ended = "that attempt has ended" if shown.get("closed", not _may_live(wait)) else "its process may still be alive"
+    now = shown.get("now")
     o.fields(
         [
-            ("    about", f"{o.inline(shown.get('effect', ''))} {o.inline(json.dumps(shown.get('show'), ensure_ascii=False, default=str), 400)}"),
+            ("    about", _name_call(shown) if now is None or shown.get("show") is not None else f"{o.inline(shown.get('effect', ''))}, with arguments that are not on record"),
+            *([("    now", _name_call(now))] if now else []),
             ("    key", o.inline(wait["key"])),
             ("    attempted", f"{o.clock(wait['attempted_at'])}, {ended}"),
             ("    effect", o.inline(wait["effect_id"])),
             *([("    verify", f"could not find out: {o.inline(shown['verify'], 400)}")] if shown.get("verify") else []),
         ]
     )
+
+
+def _name_call(shown: Mapping[str, Any]) -> str:
+    return f"{o.inline(shown.get('effect', ''))} {o.inline(json.dumps(shown.get('show'), ensure_ascii=False, default=str), 400)}"
 
 
 def alone(run: Mapping[str, Any]) -> bool:

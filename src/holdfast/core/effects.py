@@ -149,7 +149,7 @@ def successor(key: str, records: Sequence[Effect]) -> str | None:
     if last is None or not last.undone:
         return None
     head, _, number = key.rpartition(":")
-    return f"{head}:{int(number) + 1}" if key.count(":") > _PARTS - 1 else f"{key}:2"
+    return f"{head}:{int(number) + 1}" if key.count(":") > _PARTS - 1 and number.isdecimal() else f"{key}:2"
 
 
 _PARTS = 4
@@ -280,6 +280,7 @@ Verdict = Reuse | Act | Verify | Ask | InProgress | Beside | Mismatch | Doubt
 
 REPLAY, OUTCOME_UNKNOWN, MAY_LIVE = "side_effect_replay", "effect_unknown", "attempt_may_live"
 GIVEN_UP, OTHER_ARGUMENTS = "effect_abandoned", "other_arguments"
+ARGUMENTS_CHANGED, CALL_CHANGED = "arguments_changed", "call_changed"
 
 
 def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
@@ -292,7 +293,7 @@ def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
         return Act()
     own = (last.run_id, last.step, last.task, last.path) == (asked.run_id, *asked.place)
     if last.request_hash not in ("", asked.request):  # a record that was rebuilt from the log may lack its request
-        return _judge_other(last, asked, own)
+        return _judge_other(last, asked, own, alive)
     match last.status:
         case EffectStatus.RECORDED if last.undone:
             return Act(last)
@@ -305,13 +306,23 @@ def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
     return Act(last)  # failed, or abandoned: known not to have happened
 
 
-def _judge_other(last: Effect, asked: Asked, own: bool) -> Verdict:
+def _judge_other(last: Effect, asked: Asked, own: bool, alive: Alive) -> Verdict:
     """Judges a call whose key is recorded with another request. If the key was made from this run's own place, the code has taken another path: the record is
-    of an error handler whose failure is tried again, or depends on an effect that was taken back."""
-    if not asked.placed or not own or last.open or last.detail == BY_DECISION:
+    of an error handler whose failure is tried again, or depends on an effect that was taken back, or plain code has computed other arguments. What was done,
+    abandoned or left in doubt with the old request is asked about first."""
+    if not asked.placed or not own:
         return Mismatch(last)
-    done = last.status is EffectStatus.RECORDED  # otherwise it is known not to have happened
-    return Ask(last, OTHER_ARGUMENTS) if done and last.capability == asked.name else Beside(last)
+    same = last.capability == asked.name
+    if last.open:
+        if _is_under_way(last, asked, alive):
+            return InProgress(last)
+        # No hook is asked and no act repeated: both would be given the arguments of another act.
+        return Ask(last, ARGUMENTS_CHANGED if same else CALL_CHANGED, last.closed or alive is Alive.NO)
+    if same and last.status is EffectStatus.RECORDED:
+        return Ask(last, OTHER_ARGUMENTS)
+    if same and last.status is EffectStatus.ABANDONED and last.detail == BY_DECISION:
+        return Ask(last, GIVEN_UP)
+    return Beside(last)
 
 
 def find_undo(records: Sequence[Effect], effect: Effect) -> Effect | None:
@@ -340,8 +351,7 @@ def _on_record(last: Effect, asked: Asked, own: bool) -> Verdict:
 
 def _in_the_gap(last: Effect, asked: Asked, alive: Alive) -> Verdict:
     """Judges an attempt without a known outcome: it never counts as done, and is never repeated blindly (§6.5)."""
-    elsewhere = last.run_id != asked.run_id or last.fence == asked.fence
-    if last.status is EffectStatus.ATTEMPTED and elsewhere and alive is Alive.YES:
+    if _is_under_way(last, asked, alive):
         return InProgress(last)
     if asked.idempotent:
         return Act(last, same=True)
@@ -349,6 +359,12 @@ def _in_the_gap(last: Effect, asked: Asked, alive: Alive) -> Verdict:
     if asked.verifiable:
         return Verify(last, closed)
     return Ask(last, OUTCOME_UNKNOWN, closed)
+
+
+def _is_under_way(last: Effect, asked: Asked, alive: Alive) -> bool:
+    """Whether another run, or this very claim, may be doing it now."""
+    elsewhere = last.run_id != asked.run_id or last.fence == asked.fence
+    return last.status is EffectStatus.ATTEMPTED and elsewhere and alive is Alive.YES
 
 
 def verify(effect: Effect, answer: object, closed: bool) -> Verdict:

@@ -44,7 +44,7 @@ _GENERAL: Mapping[str, Offered] = {
     ws.REJECT: Offered("Reject", "The step counts as failed.", risky=True),
     ws.RECORD_RESULT: Offered("It happened", "The JSON that you give becomes its result (null if you give none)."),
     ws.REEXECUTE: Offered("It did not happen: do it", "It is done when the run resumes. If the first attempt went through after all, it happens twice.", risky=True),
-    ws.ABANDON: Offered("It did not happen, and should not", "Holdfast does not do it, and the node gets a failure."),
+    ws.ABANDON: Offered("It did not happen, and should not", "Holdfast does not do it, and a call of it fails."),
 }
 _OWN: Mapping[tuple[str, str], Offered] = {
     (WaitKind.RETRY, ws.APPROVE): Offered("Do it again although it may have happened", "The side effect may happen twice.", risky=True),

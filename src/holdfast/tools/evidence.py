@@ -7,7 +7,7 @@ import hashlib
 import http.client
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -102,6 +102,20 @@ def _status(url: str) -> int:
         connection.close()
 
 
+def refuse_outside(patterns: tuple[str, ...], conditions: Iterable[Postcondition], cwd: str, confined: Callable[[str], str]) -> None:
+    """Refuses patterns and conditions that lead out of the workspace, before the tool runs.
+
+    Raises:
+        PathOutsideWorkspace: naming it.
+    """
+    for pattern in patterns:
+        if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+            raise PathOutsideWorkspace(f"{pattern} leads out of the workspace", hint="give patterns relative to where the tool runs")
+    for condition in conditions:
+        if isinstance(condition, FileExists | FileHash | JsonPathEquals):
+            confined(str(Path(cwd, condition.path)))
+
+
 def artifacts(patterns: tuple[str, ...], cwd: str, confined: Callable[[str], str]) -> tuple[Artifact, ...]:
     """Returns the files that match the patterns, sorted by name, relative to where the tool ran. Files in Holdfast's own folder are left out.
 
@@ -111,8 +125,6 @@ def artifacts(patterns: tuple[str, ...], cwd: str, confined: Callable[[str], str
     """
     found: dict[str, Artifact] = {}
     for pattern in patterns:
-        if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
-            raise PathOutsideWorkspace(f"{pattern} leads out of the workspace", hint="give patterns relative to where the tool runs")
         for path in sorted(Path(cwd).glob(pattern)):
             if path.is_file():
                 real, name = confined(str(path)), str(path.relative_to(cwd))

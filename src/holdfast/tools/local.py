@@ -41,36 +41,45 @@ class LocalRunner:
 
         for path in request.paths:
             inside(path)
+        evidence.refuse_outside(request.artifacts, request.postconditions, cwd, inside)  # before anything is done
         env = environment(request)
+        loop = asyncio.get_running_loop()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *request.command,
-                cwd=cwd,
-                env=env,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
+            transport, protocol = await loop.subprocess_exec(
+                lambda: _Watched(loop), *request.command, cwd=cwd, env=env, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE, start_new_session=True,
             )
         except OSError as e:
             raise unstarted.explain(e, request, cwd, env) from None
+        process = asyncio.subprocess.Process(transport, protocol, loop)
+        out, err = _Output(self._cap), _Output(self._cap)
+        talk = [loop.create_task(job) for job in (out.read(process.stdout), err.read(process.stderr), _feed(process.stdin, request.input))]
         try:
             async with asyncio.timeout(request.timeout_us / 1_000_000):
-                (stdout, cut_out), (stderr, cut_err), _ = await asyncio.gather(
-                    self._read(process.stdout), self._read(process.stderr), _feed(process.stdin, request.input)
-                )
-                code = await process.wait()
+                await asyncio.wait({protocol.exited})
+                await asyncio.wait(talk, timeout=self._grace)
         except TimeoutError:
-            await self._end(process)
-            raise StepTimeout(
-                f"{request.tool} took longer than {request.timeout_us / 1_000_000:g} s and was ended", hint="give it timeout=…"
-            ) from None
+            if process.returncode is None:
+                await self._end(process.pid, protocol)
+                raise StepTimeout(
+                    f"{request.tool} took longer than {request.timeout_us / 1_000_000:g} s and was ended", hint="give it timeout=…"
+                ) from None
         except BaseException:
-            await self._end(process)
+            await self._end(process.pid, protocol)
             raise
+        finally:
+            for task in talk:
+                task.cancel()
+            await asyncio.gather(*talk, return_exceptions=True)
+            transport.close()  # a process that the tool has left running may hold the pipes open for long
+        for task in talk:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        code = process.returncode
+        assert code is not None, "the tool has ended"
         left = await asyncio.to_thread(evidence.artifacts, request.artifacts, cwd, inside) if request.artifacts else ()
         seen = await evidence.reports(request.postconditions, cwd, inside, code, lambda argv: self._check(request, argv))
-        return ToolOutcome(_text(stdout), _text(stderr), code, cut_out or cut_err, seen, left)
+        return ToolOutcome(_text(bytes(out.kept)), _text(bytes(err.kept)), code, out.cut or err.cut, seen, left)
 
     async def _check(self, request: ToolRequest, argv: tuple[str, ...]) -> int:
         """Returns the exit code of a postcondition's command, which is run in the same way as the tool."""
@@ -89,26 +98,46 @@ class LocalRunner:
             raise ToolFailed(f"{artifact.name} was changed while it was being saved")
         return data
 
-    async def _read(self, stream: asyncio.StreamReader | None) -> tuple[bytes, bool]:
-        """Reads a stream and returns up to the cap; the rest is read and dropped, so that the tool is not blocked."""
-        assert stream is not None
-        kept, cut = bytearray(), False
-        while chunk := await stream.read(CHUNK):
-            room = self._cap - len(kept)
-            kept += chunk[:room]
-            cut = cut or len(chunk) > room
-        return bytes(kept), cut
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
+    async def _end(self, group: int, protocol: _Watched) -> None:
         """Sends SIGTERM to the whole process group, and after the grace period SIGKILL to what is left of it."""
-        _signal(process.pid, signal.SIGTERM)
+        _signal(group, signal.SIGTERM)
+        await asyncio.wait({protocol.exited}, timeout=self._grace)
+        _signal(group, signal.SIGKILL)
+        await asyncio.wait({protocol.exited})
+
+
+class _Watched(asyncio.subprocess.SubprocessStreamProtocol):
+    """Tells when the process itself has exited. Before Python 3.13 ``Process.wait`` also waits until nothing holds its output open."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=CHUNK, loop=loop)
+        self.exited: asyncio.Future[None] = loop.create_future()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        if not self.exited.done():
+            self.exited.set_result(None)
+
+
+class _Output:
+    """The output of a stream, up to the cap. ``cut``: there was more, or there may be more, because another process holds it open."""
+
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self.kept = bytearray()
+        self.cut = False
+
+    async def read(self, stream: asyncio.StreamReader | None) -> None:
+        """Reads a stream to its end; what is beyond the cap is dropped, so that the tool is not blocked."""
+        assert stream is not None
         try:
-            async with asyncio.timeout(self._grace):
-                await process.wait()
-        except TimeoutError:
-            pass
-        _signal(process.pid, signal.SIGKILL)
-        await process.wait()
+            while chunk := await stream.read(CHUNK):
+                room = self._cap - len(self.kept)
+                self.kept += chunk[:room]
+                self.cut = self.cut or len(chunk) > room
+        except asyncio.CancelledError:
+            self.cut = True
+            raise
 
 
 def _signal(group: int, number: signal.Signals) -> None:

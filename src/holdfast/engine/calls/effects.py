@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
@@ -47,7 +48,7 @@ from holdfast.core.masks import mask
 from holdfast.core.payloads import hold_open
 from holdfast.core.retry import ONCE, Retry
 from holdfast.core.toolcalls import place_of
-from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
+from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, HOW_TO_KEEP, RECORD_RESULT, REEXECUTE, Decision, WaitKind
 from holdfast.engine.base import failures
 from holdfast.engine.base.failures import record
 from holdfast.engine.base.journal import Act, Draft
@@ -69,8 +70,11 @@ QUESTIONS = {
     fx.OUTCOME_UNKNOWN: "{name} was attempted, and its outcome is unknown. Check with its receiver, then record what happened.",
     fx.MAY_LIVE: "{name} does not seem to have happened, but the process that attempted it may still be alive. Check with its receiver, then record what happened.",
     fx.REPLAY: "{name} was done before. Approve to use its recorded result, or have it done again.",
-    fx.OTHER_ARGUMENTS: "{name} was done here with other arguments, before a failure that is being retried. Approve to use its recorded result, or have it done with the new arguments.",
+    fx.OTHER_ARGUMENTS: "{name} was done here before, with other arguments. Approve to use its recorded result, or have it done with the new arguments.",
     fx.GIVEN_UP: "{name} was abandoned by decision. Should it be done after all?",
+    fx.ARGUMENTS_CHANGED: "{name} was attempted with other arguments, and its outcome is unknown. Check with its receiver, then record what happened, or have it done with the new arguments.",
+    fx.CALL_CHANGED: "{name} was attempted, and its outcome is unknown. The code now calls {now} in its place. Check with the receiver of {name}, "
+    "then record its result, or abandon it if it was not done. {now} is done after that.",
 }
 MAYBE_UNDONE = (
     "{name} was done, and may have been undone: {undo} was attempted, and its outcome is unknown. Check with its receiver. "
@@ -84,11 +88,18 @@ _ANSWERS = {
     fx.REPLAY: _AS_GATE,
     fx.OTHER_ARGUMENTS: _AS_GATE,
     fx.GIVEN_UP: (WaitKind.EFFECT, (REEXECUTE, ABANDON, HALT)),
+    fx.ARGUMENTS_CHANGED: _ABOUT_OUTCOME,
+    fx.CALL_CHANGED: (WaitKind.EFFECT, (RECORD_RESULT, ABANDON, HALT)),
 }
 """As which kind of wait each question is asked, and what may be answered."""
 OWNER_DEAD = "owner_dead"
 LOST = "the lease may have been lost"
 GIVEN_UP = "its call was canceled before it began"
+
+LEFT, NOW = "left behind for a call with other arguments, as", "now"
+
+# A run's effects, as they were when an attempt at a task first looked for other keys at one of its places.
+_ledgers: weakref.WeakKeyDictionary[Attempt, list[Effect]] = weakref.WeakKeyDictionary()
 
 # Owners of this process that were closed: they act no more, which no other proof would say (§2.9).
 closed_owners: set[str] = set()
@@ -224,11 +235,13 @@ class Performance:
         if self.journal.echo is not None and self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._find_echo()) is not None:
             return await self._replay(echoed)
         until: int | None = None
-        if self.options.elsewhere is not None:
-            done, value = await self._take_answer(self.options.elsewhere)
-            if done:
-                return value
+        answered = ""  # the key under which an answer was looked for
         while True:
+            if self.options.elsewhere is not None and answered != self.key:
+                done, value = await self._take_answer(self.options.elsewhere)
+                if done:
+                    return value
+                answered = self.key
             verdict = await self._judge()
             if isinstance(verdict, fx.Verify):
                 answer = await self._verify()
@@ -244,7 +257,7 @@ class Performance:
                 case fx.Mismatch():
                     raise EffectConflict(
                         f"the key of {self.name} ({self.options.key or self.path}) is recorded with other arguments",
-                        hint="use another key, or the same arguments" if self.options.key else f"first check what came of the attempt with the other arguments; then: holdfast fork {self.journal.run.run_id}, whose effects have keys of their own",
+                        hint="use another key, or the same arguments" if self.options.key else f"holdfast fork {self.journal.run.run_id}, whose effects have keys of their own",
                     )
                 case fx.InProgress(effect):
                     now = self.services.clock.now()
@@ -304,6 +317,23 @@ class Performance:
         """Goes by a key that no other request has at this place."""
         self.key = self.apart = f"{self.key}~{self.request[:16]}"
 
+    async def _find_beside(self) -> list[Effect]:
+        """Finds the attempt with an unknown outcome that was made at this place with another request, under another key (decision 127)."""
+        here = (self.attempt.step, self.attempt.key, self.path)
+        if (ledger := _ledgers.get(self.attempt)) is None:
+            ledger = _ledgers[self.attempt] = await self.journal.asking(self.store.effects(self.journal.run.run_id))
+        mine = [e for e in ledger if (e.step, e.task, e.path) == here]
+        self.seen += mine
+        for key in dict.fromkeys(e.key for e in mine if not e.shared and e.key != self.key):
+            for effect in await self.journal.asking(self.store.effects(key=key)):
+                if effect.open and effect.run_id == self.journal.run.run_id and self._is_changed(effect):
+                    return [effect]
+        return []
+
+    def _is_changed(self, effect: Effect) -> bool:
+        """Whether a record is about another request than this call's. A record that was rebuilt from the log may lack its request."""
+        return effect.request_hash not in ("", self.request)
+
     async def _judge(self) -> fx.Verdict:
         self.key, self.records = await self._on_record(self.key)
         echo = self.journal.echo
@@ -321,6 +351,8 @@ class Performance:
             await self.journal.asking(self._miss())
         if self.records and self.options.undoes is None and (verdict := await self._judge_undo()) is not None:
             return verdict
+        if self.records and not self.shared and self.options.undoes is None:
+            self.records = [*self.records, *await self._find_beside()]
         alive = Alive.UNKNOWN
         if self.records and (known := next((e for e in reversed(self.records) if e.open), None)) is not None:
             alive = await self.journal.asking(alive_now(self.services, known))
@@ -376,18 +408,19 @@ class Performance:
 
         An act asks once: the runs of a lineage ask about it under one question, and what one of them found out holds for all.
         """
-        effect = ask.effect
+        effect, changed = ask.effect, self._is_changed(ask.effect)
         place = f"{self.path}?{effect.effect_id.rpartition('#')[2]}"
-        if ask.reason in (fx.OUTCOME_UNKNOWN, fx.MAY_LIVE) and self.options.undoes is None and effect.lineage_root == self.journal.run.lineage_root:
+        if effect.open and self.options.undoes is None and effect.lineage_root == self.journal.run.lineage_root:
             self.act = self.about = fx.origin(effect)
             place = f"{self.path}?{self.act.rpartition('#')[2]}"
             kin = await self.journal.asking(self.store.effects(lineage_root=effect.lineage_root))
             found = fx.find_settlement(kin, self.act)
             if found is not None:
-                return True, await self._as_settled(effect, found)
+                return await self._as_settled(effect, found)
             if again := fx.count_repeats(kin, self.act, self.journal.run.run_id):
                 # The answer that let it be done again was about the attempt before; this one is a question of its own (§6.5).
                 self.act, place = "", f"{place}~{again}"
+        place = self._beside_other_questions(place, ask)
         while True:
             if self._is_superseded(f"{place}!"):
                 place = f"{place}!"
@@ -399,17 +432,53 @@ class Performance:
             place, ask = f"{place}!", replace(ask, reason=fx.MAY_LIVE)
         if decision.action == APPROVE:
             return True, await self._reuse(effect)
+        by = fx.attribute(decision.actor, decision.note or "")
+        if ask.reason == fx.CALL_CHANGED or (changed and effect.open and decision.action != ABANDON):
+            await self._settle_before(effect, decision, by)
+            return False, None
         if decision.action == RECORD_RESULT:
             return await self._take_word(effect, words.read_payload(decision))
         if decision.action == ABANDON:
-            return True, await self._give_up(effect, fx.attribute(decision.actor, decision.note or ""))
+            return True, await self._give_up(effect, by)
         if ask.reason == fx.REPLAY:
             self.key, self.policy = self.apart, ReplayPolicy.REEXECUTE
             return False, None
-        if ask.reason == fx.OTHER_ARGUMENTS:
+        if changed:
             self._stand_apart()
             return False, None
         return await self._act(effect, same=False)
+
+    async def _settle_before(self, effect: Effect, decision: Decision, by: str) -> None:
+        """Records what a person said of an attempt with another request on that attempt alone. The call is judged again afterwards."""
+        now = self.services.clock.now()
+        match decision.action:
+            case action if action == RECORD_RESULT:
+                draft = await self._read_word(effect, decision, now)
+            case action if action == ABANDON:
+                gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=now, detail=fx.BY_DECISION)
+                draft = Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, fx.BY_DECISION)], effects=[gone])
+            case _:
+                why = f"{LEFT} {by} decided"
+                gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=now, detail=why)
+                draft = Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone])
+        if decision.action != REEXECUTE and self.act:
+            await self._tell(draft, decision.action, None if decision.action == ABANDON else words.read_payload(decision))
+        self.act = self.about = ""
+        await self.journal.save(draft)
+
+    async def _read_word(self, effect: Effect, decision: Decision, now: int) -> Draft:
+        """Returns the record of what a person said that an attempt with another request gave, as its own call would have recorded it."""
+        if effect.capability == self.name and self.options.told is not None:
+            try:
+                found = await self.options.told(canon.decode(words.read_payload(decision)))()
+            except StepFailure as e:
+                return words.fail(effect, record(e, where=self.path), decision, now)
+            return words.settle(effect, decision, canon.pack(found, f"the result of {self.name}")[1], now)
+        data = words.read_result(effect, decision)
+        if data is None:
+            failure = EffectFailed(f"{effect.capability} failed, as {fx.attribute(decision.actor, decision.note or '')} found")
+            return words.fail(effect, record(failure, where=self.path), decision, now)
+        return words.settle(effect, decision, data, now)
 
     async def _ask_whether_undone(self, effect: Effect, undo: Effect) -> tuple[bool, Any]:
         """A person says whether the effect stands. (False, None): it does not, and is to be judged or done again."""
@@ -448,15 +517,39 @@ class Performance:
             return await self._fail(effect, e)
         return True, await self._settle(effect, *canon.pack(found, f"the result of {self.name}"))
 
-    def _unfit(self, decision: Decision) -> str | None:
-        """Why what a person said that it gave is asked for again; None where it may be used."""
-        if self.options.told is None or decision.action != RECORD_RESULT:
+    def _unfit(self, effect: Effect, place: str, decision: Decision) -> str | None:
+        """Why what a person said is asked for again; None where it may be used: what they said that it gave says nothing, or to have it done covered
+        other arguments than these (§5.8)."""
+        if decision.action == REEXECUTE:
+            return self._explain_cover(place, decision)
+        if decision.action != RECORD_RESULT:
             return None
         try:
-            self.options.told(None if decision.payload is None else canon.decode(decision.payload))
+            if self.options.told is not None and effect.capability == self.name:
+                self.options.told(None if decision.payload is None else canon.decode(decision.payload))
+            else:
+                words.check_result(effect, decision)
         except InvalidInput as e:
             return f"the last answer, by {decision.actor}, did not fit: {e}"
         return None
+
+    def _explain_cover(self, place: str, decision: Decision) -> str | None:
+        asked = self.journal.progress.questions.get((self.attempt.key, place))
+        if asked is None or asked.wait_id != decision.wait_id or asked.show is None:
+            return None
+        shown = canon.decode(asked.show)
+        call = shown.get(NOW, shown)
+        if call["arguments"] in ("", self.request) and call["effect"] == self.name:
+            return None
+        if call["effect"] == self.name and self.options.show is not None and canon.fingerprint(call["show"]) == canon.fingerprint(self._show()):
+            return None
+        return f"{decision.actor} answered {decision.action} when {call['effect']} was called with other arguments. {HOW_TO_KEEP}"
+
+    def _beside_other_questions(self, place: str, ask: fx.Ask) -> str:
+        """Returns the place of a question: not that of a question of another kind about the same record."""
+        while (before := self.journal.progress.questions.get((self.attempt.key, place))) is not None and before.kind is not _ANSWERS[ask.reason][0]:
+            place = f"{place}+"
+        return place
 
     def _is_superseded(self, place: str) -> bool:
         """Whether the question was asked anew there: an answer covers what was shown, and no later state of things (§5.8)."""
@@ -482,8 +575,9 @@ class Performance:
         echo = self.journal.echo
         if self.act and effect.effect_id != self.act and echo is not None:
             effect = next((e for e in echo.effects if e.effect_id == self.act), effect)  # every run of the lineage shows the act itself
+        changed = self._is_changed(effect)
         shown = {
-            "effect": self.name,
+            "effect": effect.capability,
             "key": effect.key,
             "arguments": effect.request_hash,
             "attempted_at": views.iso(effect.attempted_at),
@@ -491,30 +585,35 @@ class Performance:
             "reason": ask.reason,
             "closed": ask.closed,
             "detail": effect.detail,
-            "show": self._show(),
+            "show": self._show_attempted(effect) if changed else self._show(),
             **({"verify": ask.why} if ask.why else {}),
+            **({NOW: {"effect": self.name, "arguments": self.request, "show": self._show()}} if changed else {}),
         }
         return await request(
             self.attempt,
             Ask(
                 kind=kind,
-                prompt=QUESTIONS[ask.reason].format(name=self.name),
-                name=self.name,
+                prompt=QUESTIONS[ask.reason].format(name=effect.capability, now=self.name),
+                name=effect.capability,
                 show=shown,
                 actions=actions,
                 effect_id=self.act or effect.effect_id,
                 wait_id=self._question(place) if self.act else "",
                 path=place,
-                fits=self._unfit,
+                fits=functools.partial(self._unfit, effect, place),
             ),
         )
 
     def _show(self) -> Any:
         """What the act is about, for whoever decides about it: at most 4 KiB of its arguments."""
-        if self.options.show is not None:
-            return self.options.show
-        names = self.journal.run.secrets
-        told = mask(names, [self.journal.progress.checkpoint.values]).value(canon.reveal(canon.encode(canon.admit(list(self.args)))))
+        return self.options.show if self.options.show is not None else self._cut(canon.encode(canon.admit(list(self.args))))
+
+    def _show_attempted(self, effect: Effect) -> Any:
+        """Returns the arguments of an attempt with another request, if they are on record; those of this call would mislead whoever decides."""
+        return None if effect.args is None else self._cut(effect.args)
+
+    def _cut(self, args: bytes) -> Any:
+        told = mask(self.journal.run.secrets, [self.journal.progress.checkpoint.values]).value(canon.reveal(args))
         text = repr(told)
         return told if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
@@ -522,17 +621,26 @@ class Performance:
         """The id under which every run of the lineage asks about this act: that of the run that attempted it."""
         return ids.wait_id(self.act.partition(".")[0], self.attempt.step, self.attempt.key, place)
 
-    async def _as_settled(self, effect: Effect, found: Effect) -> Any:
-        """What another run of the lineage found out, or was told, about the same act."""
+    async def _as_settled(self, effect: Effect, found: Effect) -> tuple[bool, Any]:
+        """What another run of the lineage found out, or was told, about the same act. (False, None): it is on record, and the call is judged again."""
         path = f"{self.path}?"
         where, self.act = f"{fx.ELSEWHERE}{found.run_id}", ""
         mine = [w for w in self.journal.run.waits if w.task == self.attempt.key and w.path.startswith(path)]
         self.journal.hold(Draft(facts=[ev.WaitClosed(w.wait_id, where) for w in mine]))
+        if self._is_changed(effect):
+            settled = replace(
+                effect, status=found.status, result=found.result, blob=found.blob, response_hash=found.response_hash, closed=True, settled_at=self.services.clock.now(),
+                detail=where if found.status is EffectStatus.RECORDED else fx.BY_DECISION,
+            )
+            kind: type[ev.EffectFact] = ev.SideEffectRecorded if found.status is EffectStatus.RECORDED else ev.SideEffectAbandoned
+            self.about = ""
+            await self.journal.save(Draft(facts=[self._fact(kind, effect, where)], effects=[settled]))
+            return False, None
         if found.status is not EffectStatus.RECORDED:
-            return await self._give_up(effect, f"decision, {where}")
+            return True, await self._give_up(effect, f"decision, {where}")
         effect = replace(effect, detail=where)
         data = (await whole(self.store, found)).result or canon.encode(None)
-        return await self._settle(effect, canon.decode(data), data)
+        return True, await self._settle(effect, canon.decode(data), data)
 
     async def _tell(self, draft: Draft, action: str, data: bytes | None = None) -> None:
         """Answers the same question in the runs that came of this one and ask it too, in the commit that settles the act here.
@@ -681,6 +789,7 @@ class Performance:
         else:
             return False, None
         self.key, self.records, effect = key, records, asked[-1]
+        aside = self._is_changed(effect) and await self._is_outdated(effect)
         answer = await elsewhere.answer(self.path, effect)
         if answer is None:
             return await self._close_in_vain(effect, "its request was taken back before it began")
@@ -698,7 +807,30 @@ class Performance:
             effect = replace(effect, detail=self.found)
         act = asyncio.ensure_future(elsewhere.end(self.args, answer))
         await asyncio.wait({act})
+        if aside:
+            await self._settle_aside(effect, act)
+            return False, None
         return await self._after(effect, act)
+
+    async def _is_outdated(self, effect: Effect) -> bool:
+        """Whether an effect of this task was undone after a request was made: the request may depend on that effect."""
+        run = self.journal.run
+        ledger = {e.effect_id: e for e in await self.journal.asking(self.store.effects(run.run_id))}
+        gone = [ledger[e.undone] for e in ledger.values() if e.undone in ledger and (e.step, e.task) == (self.attempt.step, self.attempt.key)]
+        return any(undo.fence >= effect.fence for undo in gone)
+
+    async def _settle_aside(self, effect: Effect, act: asyncio.Future[Any]) -> None:
+        """Records the outcome of a request with other arguments, which answers no call any more, on its own record. The call is judged again afterwards."""
+        now, failure = self.services.clock.now(), act.exception()
+        if failure is not None:
+            error = record(failure, where=self.path)
+            row, fact = replace(effect, status=EffectStatus.FAILED, error=error, settled_at=now), self._fact(ev.SideEffectFailed, effect, error.message)
+        else:
+            data = canon.pack(act.result(), f"{self.name}()")[1]
+            row = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now)
+            fact = self._fact(ev.SideEffectRecorded, effect, self.found)
+        self.found = ""
+        await self.journal.save(Draft(facts=[fact], effects=[row]))
 
     async def _close_in_vain(self, effect: Effect, why: str) -> tuple[bool, Any]:
         """Closes an attempt that came to nothing: it is to be judged what follows."""

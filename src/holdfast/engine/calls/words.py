@@ -10,7 +10,7 @@ from holdfast.core import canon
 from holdfast.core import effects as fx
 from holdfast.core import events as ev
 from holdfast.core.effects import Effect, EffectStatus
-from holdfast.core.errors import InvalidInput
+from holdfast.core.errors import ErrorValue, InvalidInput
 from holdfast.core.waits import ABANDON, Decision
 from holdfast.engine.base.journal import Draft
 from holdfast.ports import outcome_told
@@ -21,6 +21,12 @@ TOOL = "tool:"
 def settle(effect: Effect, decision: Decision, data: bytes, now: int) -> Draft:
     """Returns the draft for an attempt that, as a person says, happened and returned ``data``."""
     return Draft(facts=[_fact(ev.SideEffectRecorded, effect, _as_found(decision))], effects=[_record_done(effect, data, now)])
+
+
+def fail(effect: Effect, error: ErrorValue, decision: Decision, now: int) -> Draft:
+    """An attempt of which a person says that it was done, and failed."""
+    failed = replace(effect, status=EffectStatus.FAILED, error=error, settled_at=now, closed=True)
+    return Draft(facts=[_fact(ev.SideEffectFailed, effect, _as_found(decision))], effects=[failed])
 
 
 def settle_undo(effect: Effect, undo: Effect, decision: Decision, now: int) -> Draft:
@@ -35,6 +41,17 @@ def settle_undo(effect: Effect, undo: Effect, decision: Decision, now: int) -> D
 def read_payload(decision: Decision) -> bytes:
     """Returns the encoded result that a person states; no result is an answer too."""
     return canon.encode(None) if decision.payload is None else bytes(decision.payload)
+
+
+def check_result(effect: Effect, decision: Decision) -> None:
+    """Refuses what says nothing about what a call gave.
+
+    Raises:
+        InvalidInput: the call is one of a tool, and this is no outcome of one.
+    """
+    if effect.capability.startswith(TOOL):
+        value: Any = canon.decode(read_payload(decision))
+        outcome_told({} if value is None else value, "payload")
 
 
 def read_result(effect: Effect, decision: Decision) -> bytes | None:
@@ -64,4 +81,4 @@ def _as_found(decision: Decision) -> str:
     return f"as {fx.attribute(decision.actor, decision.note or '')} found"
 
 
-__all__ = ["read_payload", "read_result", "settle", "settle_undo"]
+__all__ = ["check_result", "fail", "read_payload", "read_result", "settle", "settle_undo"]

@@ -256,7 +256,9 @@ async def _read_unfinished(services: Services, run_id: str, checkpoint_id: str) 
     checkpoint, forebear = progress.checkpoint, loaded[0]
     pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
     progress.forgive()
-    stood = {p: act for p, act in stood.items() if p[:2] in pending and p[1:] in progress.records}  # the others, and what depends on them, are settled already
+    # The others, and what depends on them, are settled already. So are those whose place now holds another record, because the code has taken another path.
+    given = {place for place, record in progress.records.items() if record.kind == "effect" and record.error is None}
+    stood = {p: act for p, act in stood.items() if p[:2] in pending and p[1:] in given}
     records = {(checkpoint.step_of(task), task, path): record for (task, path), record in progress.records.items() if task != compensation.TASK}
     out = {(checkpoint.step_of(task), task, path) for task, path in progress.outdated}
     results = {r.task: r for r in progress.results.values() if r.task[0] != "@"}
