@@ -306,6 +306,7 @@ class Attempt:
         self.waits: dict[str, Wait] = {}
         self.intents: list[IntentWrite] = []
         self.ledger: list[LedgerWrite] = []
+        self.before: list[Effect] | None = None  # the run's effects, as they were when a call first looked for other keys at its place
         self.outcome = OK
         self.plain = False
         self.restarting = False

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
@@ -97,9 +96,6 @@ LOST = "the lease may have been lost"
 GIVEN_UP = "its call was canceled before it began"
 
 LEFT, NOW = "left behind for a call with other arguments, as", "now"
-
-# A run's effects, as they were when an attempt at a task first looked for other keys at one of its places.
-_ledgers: weakref.WeakKeyDictionary[Attempt, list[Effect]] = weakref.WeakKeyDictionary()
 
 # Owners of this process that were closed: they act no more, which no other proof would say (§2.9).
 closed_owners: set[str] = set()
@@ -320,9 +316,9 @@ class Performance:
     async def _find_beside(self) -> list[Effect]:
         """Finds the attempt with an unknown outcome that was made at this place with another request, under another key (decision 127)."""
         here = (self.attempt.step, self.attempt.key, self.path)
-        if (ledger := _ledgers.get(self.attempt)) is None:
-            ledger = _ledgers[self.attempt] = await self.journal.asking(self.store.effects(self.journal.run.run_id))
-        mine = [e for e in ledger if (e.step, e.task, e.path) == here]
+        if self.attempt.before is None:
+            self.attempt.before = await self.journal.asking(self.store.effects(self.journal.run.run_id))
+        mine = [e for e in self.attempt.before if (e.step, e.task, e.path) == here]
         self.seen += mine
         for key in dict.fromkeys(e.key for e in mine if not e.shared and e.key != self.key):
             for effect in await self.journal.asking(self.store.effects(key=key)):
