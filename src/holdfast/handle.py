@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -282,17 +282,19 @@ class Run(Generic[S]):
         """When its next timer, retry or deadline is due, UTC; None if there is none."""
         return optional_when(self._record.wake_at)
 
-    if not TYPE_CHECKING:  # what it takes from the record is named above, so that a type checker finds a name that is wrong
-
-        def __getattr__(self, name):
-            """Every other field of §3.1, as folded."""
-            return getattr(object.__getattribute__(self, "_record"), name)
-
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *Run.__annotations__})
 
     def __repr__(self) -> str:
         return f"<Run {self._record.run_id} {self._record.skill_id} {self.status.value} ({self.condition.value})>"
+
+
+def _read_record(run: Run[Any], name: str) -> Any:
+    """Returns a field of the record, as folded (§3.1)."""
+    return getattr(object.__getattribute__(run, "_record"), name)
+
+
+type.__setattr__(Run, "__getattr__", _read_record)  # set here, so that a type checker does not see it and reports misspelt names
 
 
 class ScheduleChange(msgspec.Struct, frozen=True):
