@@ -1,6 +1,6 @@
-"""Commands that answer and steer: waits, approve, deny, decide, signal, cancel.
+"""Commands that answer and steer runs: waits, approve, deny, decide, signal, cancel.
 
-They need no code: they commit, and say who will drive (§5.4). With a TARGET they execute the run as well.
+They need no code of a skill: they commit, and say who will drive the run (§5.4). With a TARGET they execute the run as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.runtime import MOST_DECISIONS, Runtime
 
 WAITS = 100
 LOOK_ON = 15.0
-"""Seconds: a little longer than an effect under way is given to end by itself (§10.12)."""
+"""Seconds: a little longer than the time that an effect under way gets to end by itself (§10.12)."""
 SHOWN_LINES = 8
 
 
@@ -45,8 +45,8 @@ UNCHECKED = "the question has no schema=, so nothing checks the payload, and a f
 def _answer(
     call: Call, run_id: str, target: str | None, act: Callable[[Runtime], Awaitable[Any]], action: str = "", wait_id: str | None = None, *, actor: str, payload: bool = False
 ) -> int:
-    """Commits, then executes the run where ``target`` names its code; says what was answered and how the run stands. ``payload``: one was given."""
-    code = [] if target is None else targets.several([target])  # before the loop runs: a module may have one of its own
+    """Commits, then executes the run if ``target`` names its code; says what was answered and how the run stands. ``payload``: whether one was given."""
+    code = [] if target is None else targets.several([target])  # before the event loop runs, because a module may run one of its own
     progress = progress_for(call) if code else None
 
     async def whole(rt: Runtime) -> tuple[list[dict[str, Any]], pages.RunObject]:
@@ -232,7 +232,7 @@ class Bulk:
         """The ``--where`` options as names to values.
 
         Raises:
-            InvalidInput: one is no ``K=V``, or a name stands there twice.
+            InvalidInput: an option is not of the form ``K=V``, or a name is given twice.
         """
         found: dict[str, str] = {}
         for part in (part for text in self.where for part in text.split(",")):
@@ -305,7 +305,7 @@ def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: s
         await rt.cancel(run_id, actor=actor, reason=reason)
         run = await rt.get(run_id)
         driven = before.lease.owner is not None and (run.lease.owner is not None or run.status in TERMINAL)
-        if limit and driven:  # what nobody drives is not looked on at; what has ended meanwhile is told all the same
+        if limit and driven:  # a run that nobody drives is not watched; one that has ended meanwhile is still reported
             await watch(rt, run_id, _wait_for_end(rt, run_id, before.version, limit), progress, before.version)
         return await pages.run_object(rt, run_id)
 
@@ -320,7 +320,7 @@ def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: s
 
 
 async def _wait_for_end(rt: Runtime, run_id: str, after: int, seconds: float) -> None:
-    """Until the run has ended, for so long at most."""
+    """Waits until the run has ended, but not longer than ``seconds``."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             async for _ in rt.events(run_id, after, follow=True):

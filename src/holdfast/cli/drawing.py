@@ -1,4 +1,4 @@
-"""A skill as lines for a terminal and, for a run, with what is done and what comes next; the picture itself is the core's."""
+"""Draws a skill as lines on a terminal; for a run, with what is done and what comes next. The core makes the picture itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.core.graph import Program
 
 
 def draw(program: Program, picture: dict[str, Any]) -> None:
-    """The tree of the nodes; for a run, those that are done and those that come next are marked."""
+    """Draws the tree of the nodes; for a run, it marks the nodes that are done and those that come next."""
     states = {n["name"]: n["state"] for n in picture["nodes"]}
     signs = {"done": o.mark("ok"), "next": o.mark("go"), "": "○"}
 

@@ -38,12 +38,12 @@ from holdfast.workers.worker import Report
 
 
 def progress_for(call: Call, *, names: bool = False) -> Progress | None:
-    """Lines on stderr; none where a program reads JSON and no terminal watches."""
+    """Returns the progress lines on stderr; None if the output is JSON and stderr is no terminal."""
     return Progress(names=names) if not call.as_json or sys.stderr.isatty() else None
 
 
 def inputs(text: str | None) -> dict[str, Any]:
-    """The input of a run: a JSON object of channels to values."""
+    """Returns the input of a run: a JSON object of channels to values."""
     given = parse(text, "--input")
     if given is None:
         return {}
@@ -89,7 +89,7 @@ def run(call: Call, target: str | None, given: str | None, thread: str | None, k
         if made.status not in TERMINAL and not (made.deduplicated and made.condition is not Condition.QUEUED):
             try:
                 await watch(rt, made.run_id, rt.resume(made.run_id), progress)
-            except LaneBlocked as e:  # it is queued, and goes on when its turn comes
+            except LaneBlocked as e:  # the run is queued, and goes on when its turn comes
                 click.echo(o.inline(e.line()), err=True)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 
@@ -166,7 +166,7 @@ def worker(
             leaving.set()
 
         async def end_idle() -> None:
-            """What is told to end and drives nothing waits for the store alone, which may be away."""
+            """Ends a worker that was told to end and drives no run: it waits only for the store, which may be away."""
             await stop.wait()
             while not work.done():
                 await asyncio.wait({work}, timeout=END_SECONDS)
@@ -192,7 +192,7 @@ def worker(
             idle.cancel()
             work.cancel()
         if not work.done():
-            return  # the store does not answer: the leases end by themselves
+            return  # the store does not answer: the leases expire by themselves
         if not work.cancelled():
             work.result()
         else:
@@ -203,7 +203,7 @@ def worker(
 
 
 def report_rest(report: Report, call: Call) -> None:
-    """A line for each run that came to its rest, and for each schedule that could not be fired."""
+    """Prints a line for each run that came to rest, and for each schedule that could not be fired."""
     error = report.error
     name = f"schedule {o.inline(report.schedule_id)}" if report.schedule_id is not None else report.run_id or "the store"
     if isinstance(error, HoldfastError):
@@ -233,7 +233,7 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
     died.
     """
     progress = progress_for(call)
-    code = targets.several((target,) if target else ())  # before the loop runs: a module may have one of its own
+    code = targets.several((target,) if target else ())  # before the event loop runs, because a module may run one of its own
 
     async def act(rt: Runtime) -> pages.RunObject:
         before = await rt.get(run_id)
@@ -337,7 +337,7 @@ def _when(text: str) -> dt.datetime:
 
 
 def _make_another(call: Call, run_id: str, target: str | None, verb: str, make: Callable[[Runtime], Awaitable[Run[Any]]]) -> int:
-    """Makes a run out of another and drives it to its rest."""
+    """Makes a run out of another and drives it until it rests."""
     progress = progress_for(call)
     code = targets.several((target,) if target else ())
 
@@ -358,7 +358,7 @@ def _make_another(call: Call, run_id: str, target: str | None, verb: str, make: 
 
 
 def _full(run_id: str, checkpoint: str | None) -> str | None:
-    """A checkpoint's id; its end (c12) will do."""
+    """Returns a checkpoint's id, which may be given by its end alone (c12)."""
     return None if checkpoint is None else checkpoint if "." in checkpoint else f"{run_id}.{checkpoint}"
 
 
@@ -374,7 +374,7 @@ def _pair(text: str, form: str) -> tuple[str, str]:
 
 
 def _value(name: str, text: str) -> Any:
-    """A channel's new value: JSON; what does not begin like JSON is text."""
+    """Returns a channel's new value: JSON, or text if it does not begin like JSON."""
     return parse(text, f"--set {name}") if text[:1] in ("{", "[", '"', "@") or text == "-" else _json_or_text(text)
 
 
@@ -388,7 +388,7 @@ def _json_or_text(text: str) -> Any:
 
 
 def tell_unknown(call: Call, run: Run[Any], named: str | None) -> None:
-    """The code a run needs is not here: say what it was started with, as the command to type; import nothing (§14.3)."""
+    """Raises SkillUnknown for a run whose code is not here. Its hint is the command with the TARGET that the run was started with; nothing is imported (§14.3)."""
     where = f"in {named}" if named else "among this project's skills"
     best = run.target if run.target and run.target != named else YOUR_FILE
     raise SkillUnknown(f"the skill {run.skill_id!r} of {run.run_id} is not {where}", hint=f"name the file that holds it: {call.retype(run_id=run.run_id, target=best)}")

@@ -1,4 +1,4 @@
-"""``explain``: what happened to a run, why it stands where it stands, and what would move it."""
+"""``explain``: what happened to a run, why it is where it is, and what would make it continue."""
 
 from __future__ import annotations
 

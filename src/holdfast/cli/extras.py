@@ -15,11 +15,11 @@ MODULES = {
     "telemetry": ("holdfast.telemetry", "telemetry"),
     "ui": ("holdfast.ui", "serve"),
 }
-"""By name the module, and the extra that it comes with."""
+"""For each name the module, and the extra that it comes with."""
 
 
 def __getattr__(name: str) -> object:
-    """A module of an extra.
+    """Returns a module of an extra.
 
     Raises:
         UsageError: the extra is not installed.

@@ -1,8 +1,8 @@
-"""How a command's process ends although a node's threads go on.
+"""Ends the process of a command although threads of a node go on.
 
-A thread cannot be stopped. The runtime's own end with the process, but for others the interpreter waits as long as they take: for calls of
-``asyncio.to_thread``, for a library's pool, for threads that a node has started. A command that a signal has told to end waits for them for a moment,
-and then leaves. Nothing that they still do would be recorded.
+A thread cannot be stopped. The runtime's own threads end with the process, but the interpreter waits for others as long as they take: for calls of
+``asyncio.to_thread``, for a library's pool, for threads that a node has started. A command that a signal has told to end waits for them for a short
+time, and then exits. Nothing that they do afterwards would be recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 PATIENCE_SECONDS = 5.0
 LEAST_SECONDS = 1.0
-"""So long the interpreter has in any case for its own end."""
+"""How long the interpreter has in any case to end by itself."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -27,17 +27,17 @@ _told: list[float] = []
 
 
 def note_signal() -> None:
-    """A signal has told this process to end. The threads have had their time ``PATIENCE_SECONDS`` after the last one."""
+    """Notes that a signal has told this process to end. Threads are waited for until ``PATIENCE_SECONDS`` after the last signal."""
     _told[:] = [time.monotonic()]
 
 
 def _count_left() -> float:
-    """How long threads are still waited for."""
+    """Returns how many seconds threads are still waited for."""
     return max(0.0, _told[0] + PATIENCE_SECONDS - time.monotonic())
 
 
 class _Executor(concurrent.futures.ThreadPoolExecutor):
-    """The executor of a loop's ``to_thread``, whose end waits for what was begun no longer than the process does."""
+    """The executor of a loop's ``to_thread``. Its shutdown waits for the calls that have begun no longer than the process does."""
 
     def __init__(self) -> None:
         super().__init__(thread_name_prefix="asyncio")
@@ -57,12 +57,12 @@ class _Executor(concurrent.futures.ThreadPoolExecutor):
 
 
 def watch_threads() -> None:
-    """Within the loop of a command: what its nodes leave in threads is waited for no longer than ``PATIENCE_SECONDS`` once a signal has told it to end."""
+    """Sets the executor of a command's event loop, so that a command told to end by a signal waits at most ``PATIENCE_SECONDS`` for threads of its nodes."""
     asyncio.get_running_loop().set_default_executor(_Executor())
 
 
 def limit_exit(code: int) -> None:
-    """From now on the process ends soon, if a signal has told it to, whatever its threads do; as a rule the interpreter ends it sooner."""
+    """Ends the process soon if a signal has told it to end, whatever its threads do. As a rule the interpreter ends it sooner."""
     if _told:
         threading.Thread(target=_cut, args=(code,), name="holdfast-leave", daemon=True).start()
 
@@ -70,7 +70,7 @@ def limit_exit(code: int) -> None:
 def _cut(code: int) -> None:
     time.sleep(max(LEAST_SECONDS, _count_left()))
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # whoever read them has gone
+        with contextlib.suppress(OSError, ValueError):  # the reader has closed the stream
             stream.flush()
     os._exit(code)
 

@@ -1,4 +1,4 @@
-"""The tree of a lineage: what was made of what (§7.6, §7.7)."""
+"""The tree of a lineage: which run was made from which (§7.6, §7.7)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from holdfast.core.describe import RunView
 
 
 def tree(runs: list[RunView], here: str) -> list[str]:
-    """The lineage as lines: each run beneath the one that it was made from."""
+    """Returns the lineage as lines: each run beneath the one that it was made from."""
     below: dict[str | None, list[RunView]] = {}
     known = {run.run_id for run in runs}
     for run in runs:

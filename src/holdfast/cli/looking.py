@@ -95,7 +95,7 @@ def _list(call: Call, found: list[RunView], more: str | None, now: int, narrowed
 
 
 def _about(run: RunView) -> str:
-    """What is worth knowing of a run in a list: its question, its error, or whom it waits for."""
+    """Returns what a list says about a run: its question, its error, or what it waits for."""
     for wait in run.waits:
         return o.inline(f"{wait.kind}: {wait.prompt or wait.name}", 120)
     if run.error is not None:
@@ -188,7 +188,7 @@ def _show(call: Call, found: Snapshot, beside: pages.Beside, full: bool) -> None
 
 
 def _beside(found: Snapshot) -> dict[str, Any]:
-    """All that is not in the record itself."""
+    """Returns all that is not in the record itself."""
     parts: dict[str, list[Any]] = {
         "steps": list(found.steps()), "attempts": list(found.attempts()), "checkpoints": list(found.checkpoints()),
         "effects": list(found.effects()), "intents": list(found.intents()), "ledger": list(found.ledger()), "events": list(found.events()),
@@ -197,7 +197,7 @@ def _beside(found: Snapshot) -> dict[str, Any]:
 
 
 async def changes(rt: Runtime) -> AsyncIterator[None]:
-    """Now, and whenever something may have changed."""
+    """Yields now, and whenever something may have changed."""
     while True:
         yield
         await rt.store.wait_for_change(WATCH_SECONDS)
@@ -256,7 +256,7 @@ def attempts(call: Call, run_id: str, limit: int | None, cursor: str | None) -> 
 
 
 NAMED = 100
-"""So many columns a terminal has where tries are listed with the name of their step; in fewer the ids need the room, and ``steps`` has the names."""
+"""How many columns a terminal must have for attempts to be listed with the names of their steps. With fewer, the ids need the room, and ``steps`` has the names."""
 
 
 def _attempt_table(found: list[AttemptView]) -> None:
@@ -337,7 +337,7 @@ def _event_line(event: Mapping[str, Any]) -> str:
 
 
 def _detail(payload: Mapping[str, Any]) -> str:
-    """The fields that say something, in one line; what a call is called stands first."""
+    """Returns the fields that say something, in one line; the name of a call comes first."""
     said = [str(payload["call"])] if payload.get("call") else []
     for name, value in payload.items():
         if name in _QUIET or value in (None, "", [], {}, False) or _USUAL.get(name) == value:

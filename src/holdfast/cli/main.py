@@ -1,4 +1,4 @@
-"""``holdfast``: the command line. One module for each group of commands; each adds its own to the group here."""
+"""``holdfast``: the command line. Each group of commands has a module; this one collects their commands."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ for title, commands in SECTIONS.items():
 
 def main() -> None:
     """The entry point of ``holdfast`` and ``python -m holdfast``."""
-    # Python has None in place of a stream whose descriptor is closed.
+    # Python has None instead of a stream whose descriptor is closed.
     out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (out, err):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # a terminal without some sign is no reason to fail
     sys.stdout, sys.stderr = cast(TextIO, output.Answered(out)), cast(TextIO, output.Told(err))
     try:
         cli.main(args=sys.argv[1:], prog_name="holdfast")
@@ -85,4 +85,4 @@ def main() -> None:
         leaving.limit_exit(e.code if isinstance(e.code, int) else 1)
         raise
     finally:
-        sys.stdout, sys.stderr = out, err  # which Python flushes at its end
+        sys.stdout, sys.stderr = out, err  # Python flushes these when it ends

@@ -34,10 +34,10 @@ class File(Protocol):
 
 
 def _file(store: Store, what: str) -> File:
-    """The store as a file.
+    """Returns the store as a file.
 
     Raises:
-        UsageError: it is none, so that its own tools do this.
+        UsageError: the store is no file; its own tools do this.
     """
     if not hasattr(store, what):
         hint = "copy its folder while nothing writes to it" if store.url.startswith("workspace:") else "use the database's own tools"
@@ -62,7 +62,7 @@ def repair_state(call: Call, run_id: str, apply: bool, actor: str) -> int:
     async def act(rt: Runtime) -> Repair:
         try:
             return await rt.repair_run_state(run_id, apply, actor=actor)
-        except Conflict as e:  # somebody came between the look and the deed: a refusal like any other
+        except Conflict as e:  # somebody changed the run between the check and the write: a refusal like any other
             return Repair(run_id=run_id, dry_run=not apply, refused=e.code, reason=e.message)
 
     report = over(call, act)
@@ -92,14 +92,14 @@ _OF_INDEXES = ("index_damaged", StoreCorrupt.code)
 
 
 async def mend(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = False, actor: str = "operator") -> tuple[list[Repair], Findings, list[Run]]:
-    """What ``doctor`` does: the repairs, what is wrong in the end, and the runs that are due while no worker is up."""
+    """Does the work of ``doctor``. Returns the repairs, what is wrong at the end, and the runs that are due while no worker is running."""
     if acknowledge:
         await rt.acknowledge()
     done = []
     if rebuild:
         found = await rt.check()
         if any(p.code in _OF_INDEXES for p in found) and offers_reindexing(rt.store):
-            with contextlib.suppress(StoreCorrupt):  # a table's own pages: what is wrong is told below
+            with contextlib.suppress(StoreCorrupt):  # the pages of a table are damaged: the check below reports it
                 await rt.store.reindex()
             found = await rt.check()
         if acknowledge and any("_record_" in p.code for p in found) and offers_vouching(rt.store):
@@ -133,7 +133,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
         found = await mend(rt, acknowledge=acknowledge, rebuild=rebuild, actor=actor)
         try:
             return found, await rt.look.count_queued(), len(await rt.store.runs(RunFilter(statuses=(Status.FAILED,), limit=MOST_FAILED)))
-        except StoreCorrupt:  # what is wrong is among the problems
+        except StoreCorrupt:  # the problems tell what is wrong
             return found, None, 0
 
     (done, left, due), outbox, failed = over(call, act, long="examining")
@@ -171,8 +171,8 @@ MOST_FAILED = 500
 
 
 def to_do(problems: Sequence[Mapping[str, Any]], idle: int, start: str) -> list[str]:
-    """What to do about what was found, the most urgent first: errors of the whole store, of single runs, warnings; then what is due, which
-    the command ``start`` drives."""
+    """Returns what to do about the problems, the most urgent first: errors of the whole store, errors of single runs, warnings. Last come the
+    due runs, which the command ``start`` drives."""
     order = sorted(problems, key=lambda p: (p["severity"] != "error", p["run_id"] is not None))
     steps: dict[tuple[str, str], list[str]] = {}
     for p in order:
@@ -212,7 +212,7 @@ def restore(call: Call, file: Path) -> int:
     """
     kept: str | None = None
     _file(open_url(call.store), "restore")
-    if call.missing is not None:  # what cannot be restored makes no store
+    if call.missing is not None:  # a file that cannot be restored must not make a store
         check_file(str(file))
 
     async def act(rt: Runtime) -> int:
@@ -236,7 +236,7 @@ def restore(call: Call, file: Path) -> int:
 
 
 def _tell_queued(call: Call, outbox: describe.QueuedView) -> None:
-    """What waits to be sent, and the command that lists it."""
+    """Prints what waits to be sent, and the command that lists it."""
     lacking = f"; no running process sends {', '.join(o.inline(t, 40) for t in outbox.no_transport_for)}" if outbox.no_transport_for else ""
     since = o.ago(outbox.oldest_at, dt.datetime.now(dt.UTC))
     click.echo(f"{o.mark('warn' if lacking else 'dot')} {o.count_of(outbox.queued, 'outgoing message')} queued, the oldest {since}{lacking}:")

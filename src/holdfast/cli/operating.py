@@ -1,4 +1,4 @@
-"""Commands for those who operate a store: effects, outbox, leases."""
+"""Commands for operators of a store: effects, outbox, leases, queues, limits."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _state(intent: dict[str, Any]) -> str:
 
 
 def _lacking(intent: dict[str, Any]) -> bool:
-    """Whether whoever last had it lacked something for sending it: a configuration, no failed attempt."""
+    """Whether the last sender lacked a configuration for sending the intent, which is no failed attempt."""
     last = intent["attempts"][-1] if intent["attempts"] and intent["state"] == "queued" else None
     return last is not None and last["outcome"] == "late" and last["error"] is not None
 
@@ -278,7 +278,7 @@ def _processes(call: Call, name: str) -> int:
 
 
 def _name_served(worker: WorkerView) -> str:
-    """The skills that a worker serves, each with its version and the beginning of its shape."""
+    """Returns the skills that a worker serves, each with its version and the beginning of its shape."""
     return o.inline(" ".join(dict.fromkeys(f"{s.skill_id}@{s.version} ({s.fingerprint[:8]})" for s in worker.serves)) + (" --upgrade" if worker.upgrade else ""), 120)
 
 

@@ -1,7 +1,7 @@
 """What people and programs read: JSON as one object, plain lines in a pipe, colour and width only on a terminal.
 
-Whatever comes from a run (prompts, values, messages) passes ``clean`` first, so that stored text can neither move
-the cursor of an operator's terminal nor break a line in two.
+All text of a run (prompts, values, messages) passes ``clean`` first, so that stored text can neither move the cursor
+of an operator's terminal nor break a line in two.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _MARK_COLOURS: dict[Mark, str] = {"ok": "green", "warn": "yellow", "bad": "red",
 
 _OUTSIDE = re.compile(r"[^\x00-\x7f]+")
 _answer: contextvars.ContextVar[TextIO | None] = contextvars.ContextVar("holdfast_answer", default=None)
-"""Where the answer of a command goes that prints JSON; None: to standard output."""
+"""The stream for the answer of a command that prints JSON; None means standard output."""
 _emitted: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("holdfast_emitted")
-"""Filled once there is an answer."""
+"""The list is filled once there is an answer."""
 
 
 def emit(data: Mapping[str, Any], *, whole: bool = True) -> None:
-    """One JSON object on standard output; indented where a person looks, unless it is one of several, each on its line."""
+    """Prints one JSON object on standard output. It is indented on a terminal, unless it is one of several, each on its own line."""
     stream = _answer.get() or sys.stdout
     if (said := _emitted.get(None)) is not None:
         said.append(True)
@@ -72,7 +72,7 @@ def emit(data: Mapping[str, Any], *, whole: bool = True) -> None:
 
 @contextlib.contextmanager
 def keeping_one_object() -> Iterator[Callable[[HoldfastError], None]]:
-    """Gives what tells an error as the answer, if there is none yet: whoever reads JSON reads one object."""
+    """Yields a function that prints an error as the answer if there is none yet, so that a reader of JSON gets one object."""
     said: list[bool] = []
     token = _emitted.set(said)
 
@@ -89,11 +89,11 @@ def keeping_one_object() -> Iterator[Callable[[HoldfastError], None]]:
 
 @contextlib.contextmanager
 def keeping_apart() -> Iterator[None]:
-    """What the code of a run prints meanwhile, and what programs print that it starts, goes to standard error: the answer is JSON and nothing else."""
+    """Sends to standard error what the code of a run prints meanwhile, and what programs that it starts print, so that the answer is JSON and nothing else."""
     out = sys.stdout
     kept: TextIO | None = None
     answer = out
-    if isinstance(out, Answered):  # the descriptors are those of this process, and not of a test in the same one
+    if isinstance(out, Answered):  # only then are the descriptors those of this process, and not of a test within it
         out.flush()
         number = out.fileno()
         kept = open(os.dup(number), "w", encoding=out.encoding, errors=out.errors)  # noqa: SIM115 - closed below
@@ -109,18 +109,18 @@ def keeping_apart() -> Iterator[None]:
         _answer.reset(token)
         if kept is not None:
             os.dup2(kept.fileno(), number)
-            with contextlib.suppress(OSError):  # what it could not write was told of by then
+            with contextlib.suppress(OSError):  # that it could not write was already reported
                 kept.close()
 
 
 def as_json(data: Any, indent: int | None = None) -> str:
-    """JSON in which no character moves a cursor or turns a line around: those are escaped, as JSON has it."""
+    """Returns JSON in which no character moves a cursor or reverses a line; such characters have JSON escapes."""
     text = json.dumps(data, ensure_ascii=False, indent=indent, default=str)
     return "".join([c if c == "\n" or not _would_obey(c) else json.dumps(c)[1:-1] for c in text])
 
 
 def show(value: Any) -> Any:
-    """A decoded value as JSON carries it: registered types show their fields."""
+    """Returns a decoded value as JSON has it: registered types show their fields."""
     try:
         return canon.reveal(canon.pack(value, "value")[1])
     except HoldfastError as e:
@@ -131,14 +131,14 @@ def show(value: Any) -> Any:
 
 
 def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
-    """Colour, unless somebody asked for none; ``click.echo`` takes it away again where no terminal reads."""
+    """Colours a text, unless the user wants no colour; ``click.echo`` removes the colour if the output is no terminal."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
 
 
 def mark(kind: Mark) -> str:
-    """A sign of one column, in ASCII where the output can carry no other."""
+    """Returns a sign of one column, in ASCII if the output cannot encode another."""
     fine, plain = _MARKS[kind]
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     try:
@@ -158,7 +158,7 @@ def _visible(c: str) -> str:
 
 
 def clean(text: object) -> str:
-    """Text of a run made safe to print: control characters are shown, not obeyed."""
+    """Makes text of a run safe to print: control characters are shown, not obeyed."""
     return "".join([c if c in "\n\t" or not _would_obey(c) else _visible(c) for c in str(text)])
 
 
@@ -166,7 +166,7 @@ _OURS = re.compile(r"\x1b\[[0-9;]*m|\r\x1b\[2K|[\n\t]")
 
 
 def show_raw(text: str) -> str:
-    """What may go to a terminal as it is: our own colours and the progress line's own return; anything else that it would obey is shown."""
+    """Makes text safe for a terminal: keeps our own colours and the progress line's own return, and shows anything else that a terminal would obey."""
     out, at = [], 0
     for own in _OURS.finditer(text):
         out += [c if not _would_obey(c) else _visible(c) for c in text[at : own.start()]]
@@ -177,7 +177,7 @@ def show_raw(text: str) -> str:
 
 
 class Shown:
-    """The one way to the terminal: a stream whose writes pass ``show_raw``, whoever makes them."""
+    """The only stream to the terminal: all writes to it pass ``show_raw``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -190,7 +190,7 @@ class Shown:
         self._stream.flush()
 
     def drop(self) -> None:
-        """From now on nothing goes to the descriptor, where a write has failed: Python would try again at its end."""
+        """Sends nothing more to the descriptor after a write has failed, because Python would try again when it ends."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
@@ -198,11 +198,11 @@ class Shown:
 
 
 class Gone(Exception):
-    """Whoever reads standard output has closed it: nothing more is wanted of the command. It is no OSError, so that no pipe of a run's is taken for this one."""
+    """The reader of standard output has closed it and wants nothing more. This is no OSError, so that a broken pipe of a run is not taken for it."""
 
 
 class Answered(Shown):
-    """Standard output, which holds the answer. Once a write has failed each further one fails in the same way, whoever has passed over the first."""
+    """Standard output, which has the answer. Once a write has failed, each further one fails in the same way, even if the first error was ignored."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -229,7 +229,7 @@ class Answered(Shown):
 
 
 class Told(Shown):
-    """Standard error: what is told beside the answer. That it cannot be written decides nothing, neither what is done nor the exit code."""
+    """Standard error, for what is told beside the answer. A write that fails changes neither what is done nor the exit code."""
 
     def write(self, text: str) -> int:
         with self._trying():
@@ -249,13 +249,13 @@ class Told(Shown):
 
 
 def inline(text: object, limit: int = 0) -> str:
-    """The same on one line, cut to ``limit`` columns if given."""
+    """Returns a text on one line, cut to ``limit`` columns if given."""
     line = " ".join(clean(text).split())
     return cut(line, limit) if limit else line
 
 
 def cut(line: str, limit: int) -> str:
-    """A line of at most so many columns; one that is cut ends with ``…``."""
+    """Cuts a line to at most ``limit`` columns; a line that is cut ends with ``…``."""
     if columns(line) <= limit:
         return line
     kept, used = [], 0
@@ -268,12 +268,12 @@ def cut(line: str, limit: int) -> str:
 
 
 def width() -> int:
-    """Columns to use: the terminal's; in a pipe nothing is cut."""
+    """Returns how many columns to use: those of the terminal; in a pipe nothing is cut."""
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
 
 
 def columns(text: str) -> int:
-    """How many columns a text takes on a terminal."""
+    """Returns how many columns a text takes on a terminal."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in click.unstyle(text))
 
 
@@ -282,7 +282,7 @@ def pad(text: str, to: int) -> str:
 
 
 def more(command: str | None) -> None:
-    """The command that shows the next page; nothing on the last one."""
+    """Prints the command that shows the next page; nothing on the last page."""
     if command is not None:
         click.echo(paint(f"more: {command}", dim=True))
 
@@ -293,7 +293,7 @@ LEAST = 8
 
 
 def fit(widths: Sequence[int], whole: Container[int], room: int) -> list[int]:
-    """Widths that fit into so many columns with two between them: the widest give way first, none below ``LEAST``."""
+    """Returns widths that fit into ``room`` columns, with two between them. The widest are cut first, none below ``LEAST``."""
     found = list(widths)
     while sum(found) + 2 * (len(found) - 1) > room:
         able = [i for i, w in enumerate(found) if i not in whole and w > LEAST]
@@ -304,7 +304,7 @@ def fit(widths: Sequence[int], whole: Container[int], room: int) -> list[int]:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, below: str = "") -> None:
-    """Aligned columns that fit the terminal; what is cut ends with ``…``. ``below``: the column that stands on a line of its own where it has no room."""
+    """Prints aligned columns that fit the terminal; what is cut ends with ``…``. ``below``: a column that gets a line of its own if there is no room."""
     body = [list(r) for r in rows]
     notes = [""] * len(body)
     if below and sum(max([columns(h), *(columns(r[i]) for r in body)]) + 2 for i, h in enumerate(heads)) - 2 > width():
@@ -321,13 +321,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, below: str = "
 
 
 def head(text: str) -> None:
-    """The title of a section, after an empty line."""
+    """Prints the title of a section, after an empty line."""
     click.echo()
     click.echo(paint(text, bold=True))
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> None:
-    """``name  value`` lines, without those that say nothing."""
+    """Prints ``name  value`` lines, without those that have no value."""
     said = [(n, v) for n, v in pairs if v]
     gap = max((len(n) for n, _ in said), default=0)
     for name, value in said:
@@ -335,7 +335,7 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def block(text: str, *, indent: str = "    ", lines: int = 0) -> None:
-    """Several lines of a run's text, indented; with ``lines`` no more than so many."""
+    """Prints text of a run, indented; with ``lines`` at most that many lines."""
     room = width() - columns(indent)
     every = [part for line in clean(text).splitlines() or [""] for part in textwrap.wrap(line, room, replace_whitespace=False, drop_whitespace=False) or [""]]
     shown_lines = every if not lines or len(every) <= lines else every[:lines]
@@ -346,12 +346,12 @@ def block(text: str, *, indent: str = "    ", lines: int = 0) -> None:
 
 
 def count_of(number: int, what: str) -> str:
-    """So many of something: ``1 run``, ``2 runs``."""
+    """Returns a count with its noun: ``1 run``, ``2 runs``."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def prose(text: str, *, first: str, indent: str, bold: int | None = None) -> None:
-    """A sentence or several, wrapped between words: the first line after ``first``, the others after ``indent``. ``bold``: from this column on."""
+    """Prints sentences, wrapped between words: the first line after ``first``, the others after ``indent``. ``bold``: the column where bold text begins."""
     lines = textwrap.wrap(inline(text), max(20, width() - columns(indent)), break_long_words=False, break_on_hyphens=False) or [""]
     for n, line in enumerate(lines):
         plain = len(line) if bold is None else 0 if n else bold
@@ -359,7 +359,7 @@ def prose(text: str, *, first: str, indent: str, bold: int | None = None) -> Non
 
 
 def value_line(value: Any, limit: int) -> str:
-    """A channel's value in one line: how many, and what it begins with."""
+    """Returns a channel's value in one line: its beginning and, for a list, its length."""
     text = inline(json.dumps(value, ensure_ascii=False, default=str), limit)
     return f"{len(value)} items  {inline(text, limit - 10)}" if isinstance(value, list) and len(value) > 1 else text
 
@@ -368,7 +368,7 @@ def value_line(value: Any, limit: int) -> str:
 
 
 def size(number: int) -> str:
-    """So many bytes, in the unit that suits them."""
+    """Returns a number of bytes in a suitable unit."""
     for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if number >= least:
             return f"{number / least:.1f} {unit}"
@@ -376,12 +376,12 @@ def size(number: int) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A duration for people."""
+    """Returns a duration for people."""
     return "" if seconds is None else wording.span(seconds)
 
 
 def moment(at: str | dt.datetime | None) -> dt.datetime | None:
-    """An ISO text of ours as a datetime; None if it is none."""
+    """Returns a datetime from an ISO text; None if the text is no time."""
     if at is None or isinstance(at, dt.datetime):
         return at
     try:
@@ -397,7 +397,7 @@ def clock(at: str | dt.datetime | None) -> str:
 
 
 def ago(at: str | dt.datetime | None, now: dt.datetime, *, brief: bool = False) -> str:
-    """How long before or after ``now``; ``brief``: in one unit."""
+    """Returns how long before or after ``now`` a time is; ``brief``: in one unit."""
     known = moment(at)
     if known is None:
         return ""

@@ -1,4 +1,4 @@
-"""A run as people and programs are shown it: one object for programs, one page for the person who has to decide."""
+"""Shows a run: as one object for programs, and as one page for a person who has to decide."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.handle import when
 from holdfast.runtime import Runtime
 
 RESTING = 4
-"""A run that is neither done nor over: it waits for an answer, or for its turn behind another (§5.13)."""
+"""The exit code for a run that has not ended: it waits for an answer, or for its turn behind another (§5.13)."""
 EXITS: dict[str, int] = {
     Status.COMPLETED: 0,
     Status.FAILED: 1,
@@ -43,8 +43,8 @@ EXITS: dict[str, int] = {
 class RunObject(dict[str, Any]):
     """What every command about one run prints: its record (§3.1), and ``values``, ``waits``, ``problems``, all of one instant.
 
-    ``gone``, which is not printed: whether a resume is refused, because what its completed steps did was undone. Neither is ``behind``: the
-    run of its lane because of which a resume is refused for now.
+    ``gone`` and ``behind`` are not printed. ``gone``: whether a resume is refused, because what the run's completed steps did was undone.
+    ``behind``: the run of its lane because of which a resume is refused for now.
     """
 
     gone: bool = False
@@ -65,7 +65,7 @@ def make_run_object(seen: Snapshot, *, deduplicated: bool = False) -> RunObject:
 
 
 def heading(run: Mapping[str, Any]) -> str:
-    """``status · condition``, coloured by what it means."""
+    """Returns ``status · condition``, coloured by its meaning."""
     answered = run["condition"] == Condition.QUEUED and run["decisions"]
     words = [run["status"]] if run["condition"] in _SAME else [run["status"], run["condition"]]
     text = f"{_ANSWERED.get(run['decisions'][-1]['action'], 'answered')}; queued" if answered else " · ".join(words)
@@ -74,11 +74,11 @@ def heading(run: Mapping[str, Any]) -> str:
 
 _ANSWERED = {ws.APPROVE: "approved", ws.DENY: "denied"}
 _SAME = frozenset({Condition.FAILED, Condition.CANCELLED})
-"""Conditions that say what the status says."""
+"""Conditions that say the same as the status."""
 
 
 def finish(call: Call, run: RunObject) -> int:
-    """Prints how a run stands after a command and gives the exit code."""
+    """Prints how a run stands after a command, and returns the exit code."""
     if call.as_json:
         o.emit(run)
     else:
@@ -87,7 +87,7 @@ def finish(call: Call, run: RunObject) -> int:
 
 
 def brief(call: Call, run: RunObject) -> None:
-    """A few lines: how it stands, and what to do next."""
+    """Prints a few lines: how a run stands, and what to do next."""
     click.echo(f"{o.inline(run['skill_id'])} {run['run_id']}  {heading(run)}")
     for wait in run["waits"]:
         describe_question(wait)
@@ -104,7 +104,7 @@ def brief(call: Call, run: RunObject) -> None:
         limit = max(20, o.width() - 24)
         result = run["result"]
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in (result.items() if isinstance(result, dict) else [("result", result)]))
-    if not call.is_kept:  # no other command reaches it
+    if not call.is_kept:  # no other command can reach the run
         if run["status"] not in TERMINAL:
             click.echo("  the run was kept in memory and is gone now; --store names a store that lasts")
         return
@@ -113,7 +113,7 @@ def brief(call: Call, run: RunObject) -> None:
 
 
 def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
-    """What can be done: an explanation before its command, and each command alone on its line, so that it can be pasted."""
+    """Prints what can be done: an explanation before its command, and each command alone on its line, so that it can be pasted."""
     for one in given:
         if one.text:
             o.prose(one.text, first=f"{indent}{o.mark('go')} ", indent=f"{indent}  ")
@@ -122,7 +122,7 @@ def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
 
 
 def advice(call: Call, run: Mapping[str, Any], *, gone: bool, behind: Blocked | None) -> list[Advice]:
-    """The commands that continue from here. ``gone``: what completed steps did was undone. ``behind``: the run of its lane that has to end first."""
+    """Returns the commands that continue from here. ``gone``: what completed steps did was undone. ``behind``: the run of its lane that has to end first."""
     target = call.code(run["target"])
     if gone:
         return [Advice("Start a fork that carries out again what was undone (a resume is refused):", call.line("fork", run["run_id"], *target))]
@@ -152,7 +152,7 @@ def _advise(call: Call, run: Mapping[str, Any], target: list[str]) -> list[Advic
 
 
 def _advise_change(call: Call, run: Mapping[str, Any], target: list[str]) -> list[Advice]:
-    """What can be done with a run that no worker takes, because the code of its skill, or its folder, is another one than when it began."""
+    """Returns what can be done with a run that no worker takes, because the code of its skill, or its folder, is not the one that it began with."""
     lacking = run["no_worker_for"]
     if lacking["workspace"] is not None and lacking["wanted"] in lacking["offered"]:
         return [Advice("It can continue only in the folder in which its tools have worked. Start a worker with that folder: Runtime(workspace=…).")]
@@ -163,13 +163,13 @@ def _advise_change(call: Call, run: Mapping[str, Any], target: list[str]) -> lis
 
 
 def describe_question(wait: Mapping[str, Any]) -> None:
-    """One open wait: its kind and its question."""
+    """Prints an open wait: its kind and its question."""
     what = o.inline(wait["prompt"] or wait["name"] or wait["task"])
     o.prose(f"{wait['kind']}: {what}", first=f"  {o.mark('ask')} ", indent="    ", bold=len(wait["kind"]) + 2)
 
 
 def show_subject(wait: Mapping[str, Any], *, indent: str, lines: int) -> None:
-    """What a wait shows to the person who is to answer."""
+    """Prints what a wait shows to the person who is to answer."""
     if wait["key"] and isinstance(wait["show"], Mapping):
         _about(wait, wait["show"])
     elif wait["show"] is not None:
@@ -177,7 +177,7 @@ def show_subject(wait: Mapping[str, Any], *, indent: str, lines: int) -> None:
 
 
 def _about(wait: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
-    """The effect that a wait asks about: what it was called with, what is called now if that has changed, its key, and whether its first attempt may still act."""
+    """Prints the effect that a wait asks about: what it was called with, what is called now if that has changed, its key, and whether its first attempt may still act."""
     ended = "that attempt has ended" if shown.get("closed", not _may_live(wait)) else "its process may still be alive"
     now = shown.get("now")
     o.fields(
@@ -197,12 +197,12 @@ def _name_call(shown: Mapping[str, Any]) -> str:
 
 
 def alone(run: Mapping[str, Any]) -> bool:
-    """Whether an answer without a wait's id can mean one wait only (§5.11)."""
+    """Whether an answer without a wait's id can mean only one wait (§5.11)."""
     return sum(bool(w["available_actions"]) for w in run["waits"]) == 1
 
 
 def answers(call: Call, wait: Mapping[str, Any], *, alone: bool = False) -> list[Advice]:
-    """What to type to answer a wait: for each action it offers what follows from it, and its command."""
+    """Returns what to type to answer a wait: for each action that it offers, what the action does and its command."""
     run_id, which = wait["run_id"], None if alone else wait["wait_id"]
     lines: list[tuple[str, Offered | None]] = []
     for action in wait["available_actions"]:
@@ -212,7 +212,7 @@ def answers(call: Call, wait: Mapping[str, Any], *, alone: bool = False) -> list
             lines.append((call.line(*answering(run_id, which, action, edited=True)), None))
     if wait["kind"] == ws.WaitKind.SIGNAL and place_of(wait["name"]) is None:  # a tool runner answers by itself
         lines.append((call.line("signal", run_id, wait["name"], "--payload", "JSON"), None))
-    plain = wait["kind"] in (ws.WaitKind.APPROVAL, ws.WaitKind.INPUT)  # their commands say it
+    plain = wait["kind"] in (ws.WaitKind.APPROVAL, ws.WaitKind.INPUT)  # for these, the command alone says what it does
     return [Advice("" if means is None or plain else phrase(means), line) for line, means in lines]
 
 
@@ -253,12 +253,12 @@ _SIGNS: dict[str, o.Mark] = {
 
 
 EXPLAINED = frozenset({Condition.HALTED, Condition.INTERRUPTED, Condition.QUEUED})
-"""Where a run stands for a reason that neither an open wait nor an error says: ``explain`` says it."""
+"""Conditions whose reason is neither an open wait nor an error: ``explain`` says it."""
 
 
 class Beside(NamedTuple):
-    """What a run's page shows besides its record: its lineage, drawn, and for a run that is ``EXPLAINED`` why it stands where it stands and
-    what would move it."""
+    """What a run's page shows besides its record: its lineage, drawn; and for a run whose condition is in ``EXPLAINED``, why it is where it is
+    and what would make it continue."""
 
     tree: list[str]
     why: str
@@ -266,11 +266,11 @@ class Beside(NamedTuple):
 
 
 MOST = 60
-"""So many lines of a run's timeline and of its effects are shown unasked: the first third, and the last."""
+"""How many lines of a run's timeline and of its effects are shown without ``--full``: of the timeline the first third of them, and the last."""
 
 
 def page(call: Call, run: Mapping[str, Any], seen: Snapshot, beside: Beside, *, full: bool = False) -> None:
-    """All that an operator needs to know of one run, the most urgent first. ``full``: however long it is."""
+    """Prints all that an operator needs to know of one run, the most urgent first. ``full``: however long it is."""
     now, effects = when(seen.now), seen.effects()
     click.echo(f"{o.paint(o.inline(run['skill_id']), bold=True)} {o.inline(run['skill_version'])}  {run['run_id']}  {heading(run)}")
     _facts(run, now)
@@ -314,12 +314,12 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, beside: Beside, *, 
 
 
 def name_kind(kind: str) -> str:
-    """The name of a class of errors, without its module."""
+    """Returns the name of a class of errors, without its module."""
     return o.inline(kind.rpartition(".")[2])
 
 
 def _frames(error: Mapping[str, Any]) -> None:
-    """The lines of the user's code that raised, the innermost last, as Python prints them."""
+    """Prints the lines of the user's code that raised, the innermost last, as Python prints them."""
     for frame in error["frames"]:
         click.echo(f"      File {json.dumps(frame['file'])}, line {frame['line']}, in {o.inline(frame['function'])}")
         if frame["source"]:
@@ -362,7 +362,7 @@ _OUTCOMES = {"recorded": "green", "reused": "green", "failed": "red", "unknown":
 
 
 def effect_table(effects: list[EffectView]) -> None:
-    """One line an effect. What was taken back says so, and what was to be and was not (§6.11)."""
+    """Prints one line for each effect. It says if the effect was undone, or should have been and was not (§6.11)."""
     of = {e.effect_id: e for e in effects}
     undos = {e.source_effect_id: e for e in effects if e.task == UNDO_TASK}
     o.table(
@@ -402,7 +402,7 @@ def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime, alone: bool) ->
 
 
 def deadline(wait: Mapping[str, Any], now: dt.datetime, ahead: str = "") -> str:
-    """Until when a wait may be answered; where that is over, that the next worker ends it. ``ahead``: what to say before that."""
+    """Returns until when a wait may be answered; after its deadline, that the next worker ends it. ``ahead``: what to say before the deadline."""
     at = o.moment(wait["deadline"])
     if at is None:
         return ""
@@ -412,13 +412,13 @@ def deadline(wait: Mapping[str, Any], now: dt.datetime, ahead: str = "") -> str:
 
 
 def mark_of(found: list[dict[str, Any]]) -> o.Mark:
-    """The sign before the sum of what a look has found: well only where nothing was."""
+    """Returns the sign before a summary of problems: that of an error or a warning if there is one, else ``ok``."""
     severities = {p["severity"] for p in found}
     return "bad" if "error" in severities else "warn" if "warning" in severities else "ok"
 
 
 def problem_lines(call: Call, found: list[dict[str, Any]]) -> None:
-    """A line for each problem, the run's id first, and what to do about it."""
+    """Prints each problem, the run's id first, and what to do about it."""
     colours = {"error": "red", "warning": "yellow"}
     for p in found:
         whose = f"{o.inline(p['run_id'])}  " if p["run_id"] else ""
@@ -437,12 +437,12 @@ _SMALL = frozenset(
 
 
 def timeline(moments: list[Moment], *, brief: bool = False, notes: Mapping[str, str] | None = None, most: int | None = None) -> None:
-    """One line a moment: when, what, how long, and what is worth knowing.
+    """Prints one line for each moment: when, what, how long, and what is worth knowing.
 
     Args:
         brief: leave out what only an operator wants to see: claims, queues, calls inside a step.
-        notes: lines of their own, by the time after which they belong.
-        most: how many to show; of more the first third, and the last of them.
+        notes: further lines, by the time after which each belongs.
+        most: how many to show; if there are more, the first third of that number and the last ones.
     """
     first = o.moment(moments[0].at) if moments else None
     told = [m for m in moments if not brief or not (m.what in _SMALL or (m.what == "step.completed" and "." in m.step))]

@@ -1,6 +1,6 @@
-"""What a command shows while it drives: a line a step, and on a terminal the step under way with its time.
+"""What a command shows while it drives: a line for each step, and on a terminal the step under way with its time.
 
-Progress goes to stderr, so that stdout holds the answer alone.
+Progress goes to stderr, so that stdout has only the answer.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Progress:
         return (getattr(sys.stderr, "encoding", "") or "").lower().replace("-", "") == "utf8"
 
     def prime(self, event: EventView) -> None:
-        """One event of before: when the step under way began."""
+        """Takes an earlier event, to know when a step under way began."""
         if event.event_type == "step.started":
             self._began[event.run_id, str(event.payload["task"])] = (event.occurred_at, time.monotonic())
         elif event.event_type in ("step.completed", "step.degraded", "step.skipped", "step.failed") and not event.payload.get("path"):
             self._began.pop((event.run_id, str(event.payload["task"])), None)
 
     def tell(self, event: EventView) -> None:
-        """One event: a line, if it says something to somebody who watches."""
+        """Prints a line for an event, if the event says something to a person who watches."""
         line = self._line(event)
         if line is None:
             return
@@ -69,7 +69,7 @@ class Progress:
                 said = "" if p["outcome"] == "ok" else f"  {o.inline(p['outcome'], 200)}"
                 again = f"  attempt {p['attempt']}" if p.get("attempt", 1) > 1 else ""
                 return f"{o.mark(kind)} {task:<24} {self._took(place, event):>9}{again}{said}"
-            case "step.failed" if not p.get("path"):  # a call that failed fails its step, or the code has handled it
+            case "step.failed" if not p.get("path"):  # a call that failed either fails its step, or the code has handled it
                 return f"{o.mark('bad')} {task:<24} {self._took(place, event):>9}  {o.inline(p['error']['type'].rpartition('.')[2])}: {o.inline(p['error']['message'], 300)}"
             case "step.retry_scheduled":
                 which = f"{o.inline(p['call'], 60)}, " if p.get("call") else ""
@@ -102,7 +102,7 @@ class Progress:
     # -- the line that moves ------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """Redraws what is under way, on a terminal, once it takes long enough to be seen."""
+        """Redraws the steps under way on a terminal, once one takes long enough to be seen."""
         if not self._live or not self._began:
             return
         under_way = [(task, time.monotonic() - since) for (_, task), (_, since) in self._began.items()]
@@ -121,7 +121,7 @@ class Progress:
 
 
 class Warned(logging.Handler):
-    """Shows what the library warns of about the program that is run."""
+    """Shows the library's warnings about the program that runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(f"{o.mark('part')} {o.inline(record.getMessage())}", err=True)

@@ -37,7 +37,7 @@ def _us(at: dt.datetime | None) -> int | None:
 
 
 def _local(at: dt.datetime | None, zone: str) -> dt.datetime | None:
-    """A time as clocks in that zone show it; in UTC where the zone is not known here."""
+    """Returns a time as clocks in that zone show it; in UTC if the zone is not known here."""
     if at is None:
         return None
     try:
@@ -52,7 +52,7 @@ def _times(name: str, at: dt.datetime | None, zone: str) -> dict[str, Any]:
 
 
 def view(s: Schedule) -> dict[str, Any]:
-    """A schedule for programs, all keys always."""
+    """Returns a schedule for programs, always with all keys."""
     return {
         "schedule_id": s.id,
         "skill_id": s.skill_id,
@@ -82,14 +82,14 @@ def view(s: Schedule) -> dict[str, Any]:
 
 
 def rule(s: Schedule) -> str:
-    """When, in a few words."""
+    """Returns when a schedule fires, in a few words."""
     if s.every is not None:
         return f"every {o.span(s.every.total_seconds())}"
     return f"{o.inline(s.cron)} {o.inline(s.zone)}"
 
 
 def coming(s: Schedule, now: dt.datetime) -> str:
-    """The next slot on its own clocks, and how far away that is."""
+    """Returns the next slot in the schedule's zone, and how far away it is."""
     local = _local(s.next_at, s.zone)
     if local is None:
         return "–"
@@ -97,12 +97,12 @@ def coming(s: Schedule, now: dt.datetime) -> str:
 
 
 def soon(s: Schedule, now: dt.datetime) -> str:
-    """How far away the next slot is, as a list says it."""
+    """Returns how far away the next slot is, for a list."""
     return "–" if s.next_at is None else o.ago(s.next_at, now)
 
 
 def state(s: Schedule) -> str:
-    """What stands in its way, if anything."""
+    """Returns what keeps a schedule from firing, if anything."""
     if s.paused:
         return o.paint("paused", "yellow")
     if s.error is not None:
@@ -111,7 +111,7 @@ def state(s: Schedule) -> str:
 
 
 def _say(call: Call, s: Schedule, now: dt.datetime, word: str = "") -> int:
-    """One schedule after a command."""
+    """Prints one schedule after a command."""
     if call.as_json:
         o.emit(view(s))
         return 0

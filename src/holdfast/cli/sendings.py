@@ -1,4 +1,4 @@
-"""Intents as programs and people are shown them, with the commands that answer those that nobody knows about."""
+"""Shows intents to programs and people, with the commands that settle those whose outcome is unknown."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from holdfast.runtime import Runtime
 
 
 async def intents_of(rt: Runtime, found: Iterable[IntentView]) -> list[dict[str, Any]]:
-    """Intents as JSON has them, their runs' secrets hidden."""
+    """Returns intents as JSON has them, with their runs' secrets hidden."""
     shown = list(found)
     hidden = {run_id: await rt.mask(run_id) for run_id in {i.run_id for i in shown}}
     return [hidden[i.run_id].record(i.record()) for i in shown]
 
 
 def intent_as_wait(intent: Mapping[str, Any]) -> dict[str, Any]:
-    """An unknown intent in the shape of a wait, of the kind ``intent``: ``settle`` and ``redrive`` answer it."""
+    """Returns an unknown intent in the shape of a wait, of the kind ``intent``: ``settle`` and ``redrive`` answer it."""
     asked = ws.Wait(wait_id=intent["intent_id"], kind=ws.WaitKind.EFFECT, step=0, task="", prompt="It may or may not have been sent.")
     told = {"kind": "intent", "name": intent["type"], "show": intent["payload"], "available_actions": [MARK_SENT, REDRIVE, ABANDONED]}
     return {**describe.plain(describe.wait(asked)), **told, "run_id": intent["run_id"], "requested_at": intent["created_at"]}
 
 
 async def stuck(rt: Runtime, found: Iterable[IntentView]) -> set[str]:
-    """The requests of tool calls that no runner answers by itself: none is up that takes them, or the one that had it is gone."""
+    """Returns the requests of tool calls that no runner answers by itself: no runner is up that takes them, or the one that had the request is gone."""
     requests = [i for i in found if i.type.startswith(TYPE)]
     out = {i.intent_id for i in requests if i.no_transport_for}
     held = [there for i in requests if i.state == "sending" and (there := await rt.store.intent(i.intent_id)) is not None]
@@ -45,7 +45,7 @@ async def stuck(rt: Runtime, found: Iterable[IntentView]) -> set[str]:
 
 
 def _request(call: Call, intent: Mapping[str, Any]) -> None:
-    """A request of a tool call that a person has to say something about: its run goes on with what they say."""
+    """Prints a request of a tool call that a person has to settle, with the commands: the run goes on with the person's answer."""
     name, tool = intent["intent_id"], o.inline((intent["payload"] or {}).get("tool") or "the tool", 60)
     never = not any(a["outcome"] in DOUBTFUL or a["ended_at"] is None for a in intent["attempts"])
     what = "no tool runner answers its request" if never else "it may or may not have run. Look into its workspace, then record what you found"
@@ -57,7 +57,7 @@ def _request(call: Call, intent: Mapping[str, Any]) -> None:
 
 
 def doubtful(call: Call, intent: Mapping[str, Any]) -> None:
-    """An intent that a person has to say something about, with the commands that do."""
+    """Prints an intent that a person has to settle, with the commands for it."""
     name = intent["intent_id"]
     if intent["type"].startswith(TYPE):
         return _request(call, intent)

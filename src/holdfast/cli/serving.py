@@ -72,7 +72,7 @@ def serve(
 
     async def tell_how_to_log_in() -> None:
         await listening.wait()
-        with contextlib.suppress(StoreError):  # whoever comes with a token is told
+        with contextlib.suppress(StoreError):  # a client that sends a token gets the error
             if not await Tokens(rt.shelf(SHELF)).all():
                 click.echo(f"the store has no token yet, so nobody can log in: {call.line('token', 'create', '--scopes', 'view,decide')}", err=True)
 
@@ -121,7 +121,7 @@ def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str
     wanted = _scopes(scopes, made.SCOPES)
     given = None if token_file is None else _read_token(token_file)
     if given is not None and call.missing is not None:
-        raise _refuse_token()  # none is valid in a store that nobody has made
+        raise _refuse_token()  # no token is valid in a store that does not exist yet
     chosen = targets.skills(targets.several(target)) if target else []
 
     async def act(rt: Runtime) -> None:
@@ -154,7 +154,7 @@ def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str
 
 
 def _relay() -> Callable[[], None]:
-    """Puts a pipe between standard input and who reads it, for nothing else can end a read that waits; gives what ends it."""
+    """Puts a pipe between standard input and its reader, because nothing else can end a read that waits. Returns the function that ends it."""
     inlet = os.dup(0)
     outlet, relay = os.pipe()
     os.dup2(outlet, 0)
@@ -181,10 +181,10 @@ def _split_scopes(text: str) -> list[str]:
 
 
 def _scopes(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """What a client may do, by the words of an option.
+    """Returns the scopes that an option names.
 
     Raises:
-        UsageError: a word is none of these, or there is none.
+        UsageError: a word is no known scope, or there is none.
     """
     words = tuple(_split_scopes(text))
     if odd := set(words) - set(known):
@@ -202,7 +202,7 @@ def _read_token(file: str) -> str:
 
 
 async def _access(rt: Runtime, text: str) -> Access:
-    """The access that a token gives.
+    """Returns the access that a token gives.
 
     Raises:
         Unauthorized: the token is unknown, revoked or expired.

@@ -1,4 +1,4 @@
-"""What all commands share: options, the store, a loop that ends well, and the errors of ``main``."""
+"""What all commands share: options, the store, an event loop that ends cleanly, and the errors of ``main``."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 DEBUG = "holdfast.debug"
 GRACE_SECONDS = 10.0
-PATIENT = 2  # so many signals ask a command to end
+PATIENT = 2  # how many signals ask a command to end; the next one kills it
 END_SECONDS = 5.0
-"""So long a command that was told to end takes for it at most, whatever the store says: to release its runs, to close, to say what goes on. What it has not
-released by then is free when its lease ends."""
+"""How long a command that was told to end may take for it, whatever the store does: to release its runs, to close, to say how to go on. What it has not
+released by then is free when its lease expires."""
 
 
 class Stopped(HoldfastError):
-    """A signal ended the command; what it drove was handed back: ``go_on`` are the commands that go on with it."""
+    """A signal ended the command, and the runs that it drove were handed back. ``go_on`` are the commands that continue them."""
 
     code = "stopped"
 
@@ -64,7 +64,7 @@ class Stopped(HoldfastError):
 
 
 class Ending:
-    """By when a command that was told to end has ended, by the clock of its loop; None before. All that is done until then shares one deadline."""
+    """The deadline of a command that was told to end, by the clock of its event loop; None before. Everything that is done until then shares it."""
 
     def __init__(self) -> None:
         self.until: float | None = None
@@ -75,7 +75,7 @@ class Ending:
 
     @property
     def left(self) -> float | None:
-        """The seconds until then."""
+        """The seconds until the deadline."""
         return None if self.until is None else max(0.0, self.until - asyncio.get_running_loop().time())
 
     @contextlib.asynccontextmanager
@@ -110,15 +110,15 @@ class Call:
     drives: bool = False
 
     def line(self, *words: str) -> str:
-        """The command to type next, over the same store."""
+        """Returns the command to type next, with the same store."""
         return shlex.join([*program(), *words, *(["--store", self.shown] if self.named else [])])
 
     def code(self, target: str | None) -> list[str]:
-        """The TARGET of a run as a command names it: as it was submitted, else the skills of this project, else a word to replace."""
+        """Returns a run's TARGET for a command: the one it was submitted with; else nothing if this project names skills; else a word to replace."""
         return [target] if target else [] if names_skills() else [YOUR_FILE]
 
     def retype(self, **instead: str | bool) -> str:
-        """The command that was typed, with other or further arguments and options."""
+        """Returns the command that was typed, with other or further arguments and options."""
         context = click.get_current_context()
         words: list[str] = []
         for param in sorted(context.command.params, key=lambda p: not isinstance(p, click.Argument)):
@@ -139,11 +139,11 @@ class Call:
         return self.line(*path, *words)
 
     def next_page(self, cursor: object) -> str | None:
-        """The command that was typed, for the page after this one; None on the last page."""
+        """Returns the command that was typed, for the page after this one; None on the last page."""
         return None if cursor is None else self.retype(cursor=str(cursor))
 
     def spell(self, text: str) -> str:
-        """What the library tells people to type, as it is typed here: with the program's name, this store, and the project's skills."""
+        """Returns a text of the library with its commands as they are typed here: with the program's name, this store, and the project's skills."""
         if "--store" in text:
             return text
         known = click.get_current_context().find_root().command
@@ -154,16 +154,16 @@ class Call:
 
     @property
     def looking(self) -> Call:
-        """The same, for what only looks and drives nothing."""
+        """The same call, for an action that only looks and drives nothing."""
         return dataclasses.replace(self, drives=False)
 
     def schema(self) -> int | None:
-        """The schema of the store as it stands."""
+        """Returns the present schema of the store."""
         return schema_version(self.store)
 
     @property
     def is_kept(self) -> bool:
-        """Whether anything is left of the store when the command has ended."""
+        """Whether the store still exists when the command has ended."""
         return self.store not in ("memory:", "memory://")
 
     @property
@@ -173,13 +173,13 @@ class Call:
 
     @property
     def file(self) -> Path | None:
-        """The store's file, where it is SQLite's."""
+        """The store's file, if the store is SQLite."""
         form = "sqlite:///"
         return Path(unquote(self.store.removeprefix(form))) if self.store.startswith(form) else None
 
     @property
     def missing(self) -> Path | None:
-        """The file or folder of a store that nobody has made yet."""
+        """The file or folder of a store that does not exist yet; else None."""
         for form in ("sqlite:///", "workspace:"):
             if self.store.startswith(form):
                 path = Path(unquote(self.store.removeprefix(form)))
@@ -189,7 +189,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """What this project gives to whatever drives: ``[tool.holdfast] transports|tools|policy|limits|workspace`` in pyproject.toml."""
+    """What this project gives to a command that drives: ``[tool.holdfast] transports|tools|policy|limits|workspace`` in pyproject.toml."""
 
     transports: Mapping[str, Any] | None = None
     tools: tuple[Tool, ...] = ()
@@ -206,7 +206,7 @@ _COMMAND = re.compile(r"(?<![\w./-])(?<!-m )(?<!run )holdfast ([a-z][a-z-]*)\b")
 
 
 def program() -> list[str]:
-    """How this command was called, so that what we tell people to type works."""
+    """Returns how this command was called, so that the commands that we tell people to type work."""
     if os.environ.get("UV_RUN_RECURSION_DEPTH"):
         return ["uv", "run", "holdfast"]
     return ["holdfast"] if Path(sys.argv[0]).name == "holdfast" else ["python", "-m", "holdfast"]
@@ -216,13 +216,13 @@ def program() -> list[str]:
 
 
 def options(*, data: bool = True, drives: bool = False, default: str | None = None, folder: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command ``--store`` and its kin and hands them over as a first argument, a ``Call``.
+    """Adds ``--store`` and related options to a command, and passes them as its first argument, a ``Call``.
 
     Args:
-        data: it prints data, so it takes ``--json``.
-        drives: it drives runs, so it takes ``--lease``.
-        default: its store, where neither an option nor ``$HOLDFAST_STORE`` names one.
-        folder: ``--workspace`` names a store.
+        data: the command prints data, so it takes ``--json``.
+        drives: the command drives runs, so it takes ``--lease``.
+        default: its store if neither an option nor ``$HOLDFAST_STORE`` names one.
+        folder: the command takes ``--workspace``, which names a store.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -275,12 +275,12 @@ def _add_shared(data: bool, drives: bool, folder: bool) -> list[Callable[[Any], 
 
 
 class RunName(click.ParamType):  # type: ignore[type-arg]  # it has a parameter from click 8.4 on, and 8.2 will do
-    """A run: its id, the beginning of its id, or ``last`` for the newest (§7.10). ``options`` puts the whole id in its place."""
+    """A run: its id, the beginning of its id, or ``last`` for the newest (§7.10). ``options`` replaces it by the whole id."""
 
     name = "run"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """``last``, and the newest runs whose ids begin so."""
+        """Returns ``last``, and the newest runs whose ids begin with what was typed."""
         url = ctx.params.get("store") or ctx.find_root().params.get("store") or os.environ.get("HOLDFAST_STORE") or choose_store(None)
         call = Call(url, False)
         if call.missing is not None:
@@ -295,17 +295,17 @@ class RunName(click.ParamType):  # type: ignore[type-arg]  # it has a parameter 
 
 RUN = RunName()
 OFFERED = 50
-"""How many runs the shell offers."""
+"""How many runs the shell completion offers."""
 RUN_ID = re.compile(r"[0-9a-z]{26}")
 SHORT_ID = re.compile(r"[0-9a-z]{6,25}")
 LAST = "last"
 
 
 def whole_id(call: Call, text: str) -> str:
-    """The id of the run that somebody typed; where it was not the whole id, that is told on stderr before anything is done.
+    """Returns the whole id of the run that was typed. If it was not typed as a whole, it is printed on stderr before anything is done.
 
     Raises:
-        AmbiguousRun: several runs' ids begin so. RunNotFound: there is no run yet that ``last`` could mean.
+        AmbiguousRun: the ids of several runs begin with it. RunNotFound: there is no run yet that ``last`` could mean.
     """
     if call.missing is not None or (text != LAST and not SHORT_ID.fullmatch(text)):
         return text
@@ -327,12 +327,12 @@ def whole_id(call: Call, text: str) -> str:
 
 
 def run_argument(*, required: bool = True) -> Callable[[F], F]:
-    """Gives a command its argument RUN."""
+    """Adds the argument RUN to a command."""
     return click.argument("run_id", type=RUN, metavar="RUN" if required else "[RUN]", required=required)
 
 
 def add_paging(most: str = "All of them, if not given.") -> Callable[[F], F]:
-    """Gives a command that lists something ``--limit`` and ``--cursor``. ``most``: what holds without a limit."""
+    """Adds ``--limit`` and ``--cursor`` to a command that lists something. ``most``: help text for what holds without a limit."""
 
     def declare(function: F) -> F:
         cursor = click.option("--cursor", metavar="C", help="Continue after this one: the next_cursor of the previous page.")
@@ -346,7 +346,7 @@ C = TypeVar("C", str, int)
 
 
 async def find_next(found: Sequence[T], limit: int | None, name: Callable[[T], C], beyond: Callable[[C], Awaitable[Sequence[object]]]) -> C | None:
-    """The cursor of a page, if it is full and there is something after it. ``beyond`` reads what comes after a cursor."""
+    """Returns the cursor of a page if the page is full and something comes after it. ``beyond`` reads what comes after a cursor."""
     if limit is None or len(found) < limit:
         return None
     cursor = name(found[-1])
@@ -354,7 +354,7 @@ async def find_next(found: Sequence[T], limit: int | None, name: Callable[[T], C
 
 
 def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor: str | None) -> tuple[list[T], str | None]:
-    """The items after the one that the cursor names, and the cursor of the page after them.
+    """Returns the items after the one that the cursor names, and the cursor of the page after them.
 
     Raises:
         InvalidInput: the cursor names none of them.
@@ -373,7 +373,7 @@ def actor_option(function: F) -> F:
 
 
 def login() -> str:
-    """Who is at the keyboard."""
+    """Returns the name of the user at the keyboard."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
@@ -381,10 +381,10 @@ def login() -> str:
 
 
 def parse(text: str | None, what: str) -> Any:
-    """JSON from the command line: the text itself, ``@FILE``, or ``-`` for stdin.
+    """Reads JSON from the command line: the text itself, ``@FILE``, or ``-`` for stdin.
 
     Raises:
-        InvalidInput: with the place of the mistake.
+        InvalidInput: it cannot be read or is not JSON; the message says where the mistake is.
     """
     if text is None:
         return None
@@ -402,7 +402,7 @@ def parse(text: str | None, what: str) -> Any:
 
 
 def _example(what: str) -> str:
-    """JSON as one types it for this option."""
+    """Returns an example of JSON as it is typed for this option."""
     return """in a shell: '{"name": "Ada"}'""" if what == "--input" else """in a shell: '"a text"', 42, true or '{"name": "Ada"}'"""
 
 
@@ -410,7 +410,7 @@ MOST = 2**53
 
 
 class Within(click.FloatRange):
-    """A finite number: no comparison holds for nan."""
+    """A finite number within a range. Nan is refused here, because no comparison with it holds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
@@ -423,7 +423,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 def export(rt: Runtime) -> contextlib.AbstractAsyncContextManager[None]:
-    """Sends the traces and metrics of this process, where the standard variables of OpenTelemetry ask for them (§18)."""
+    """Sends the traces and metrics of this process if the standard variables of OpenTelemetry ask for them (§18)."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return contextlib.nullcontext()
     return extras.telemetry.export(rt)
@@ -433,7 +433,7 @@ def export(rt: Runtime) -> contextlib.AbstractAsyncContextManager[None]:
 
 
 class Patience:
-    """Says on the terminal that something still goes on: one line, from the first second, gone at the end. In a pipe nothing."""
+    """Says on a terminal that something is still under way: one line, after the first second, removed at the end. In a pipe it says nothing."""
 
     def __init__(self, what: str, stream: TextIO | None = None, every: float = 1.0) -> None:
         self._what = what
@@ -466,12 +466,12 @@ def over(
     call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False, transports: str | Project | None = None, long: str = "",
     tried: Callable[[Runtime], Awaitable[object]] | None = None,
 ) -> T:
-    """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made; an error
-    that comes of that says so, and else a line on stderr does.
+    """Opens the store, acts, closes it. Without ``make`` a store that does not exist reads as an empty one and is not made. An error that
+    results from that says so; otherwise a line on stderr does.
 
-    What drives has the project's transports, tools, policy and limits; ``transports`` is a TARGET that stands in place of the first, or
-    what stands in place of them all. ``long`` says what is under way, where it may take more than a second. ``tried`` is done to a store
-    in memory first where ``make`` is to make one, so that what is refused leaves none behind.
+    A command that drives has the project's transports, tools, policy and limits. ``transports`` is a TARGET that replaces the first, or a
+    ``Project`` that replaces them all. ``long`` says what is under way if it may take more than a second. If ``make`` is to make the store,
+    ``tried`` is first done to a store in memory, so that a refused command leaves no store behind.
 
     SIGINT and SIGTERM end the act: what it drives is handed back at its next safe boundary (§10.13).
     """
@@ -504,21 +504,21 @@ def over(
 
 
 def there(call: Call) -> None:
-    """Refuses a command that means nothing for a store that is not there.
+    """Refuses a command that makes no sense for a store that does not exist.
 
     Raises:
-        NotFound: nobody has made it yet.
+        NotFound: the store does not exist yet.
     """
     if (path := call.missing) is not None:
         raise NotFound(f"there is no store at {path.absolute()}", hint="check the current folder, or choose another store with --store", code="no_store")
 
 
 async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
-    """Awaits. The first SIGINT or SIGTERM lets what is driven come to a safe boundary, for a while; a second one cuts it off
-    where it stands; a third kills as usual. What merely looks is ended by the first.
+    """Awaits ``act``. The first SIGINT or SIGTERM gives the runs that it drives some time to reach a safe boundary; a second one cancels
+    them at once; a third kills the process as usual. A command that only looks is ended by the first.
 
     Raises:
-        Stopped: it came to no end of its own.
+        Stopped: it did not end by itself.
     """
     loop, ending = asyncio.get_running_loop(), ENDING.get()
     told: list[int] = []
@@ -544,12 +544,12 @@ async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
         elif not rt.left:
             return task.result()
     if task.done() and not task.cancelled():
-        task.exception()  # whatever it made of being stopped: the signal is what is told
+        task.exception()  # whatever error the stop led to: the signal is reported instead
     raise Stopped(told[0], await _tell_how_to_go_on(call, rt, dict.fromkeys([*rt.left, *left]), ending))
 
 
 async def _tell_how_to_go_on(call: Call, rt: Runtime, run_ids: Iterable[str], ending: Ending) -> list[str]:
-    """The commands that go on with those of these runs that have not come to a rest; with all of them where the store does not say."""
+    """Returns the commands that continue those of these runs that are still live; if the store does not answer, those of all runs."""
     try:
         async with asyncio.timeout_at(ending.until):
             runs = [await rt.get(run_id) for run_id in run_ids]
@@ -559,7 +559,7 @@ async def _tell_how_to_go_on(call: Call, rt: Runtime, run_ids: Iterable[str], en
 
 
 async def either(task: asyncio.Future[Any], news: asyncio.Event, seconds: float | None = None) -> None:
-    """Until the task is done or there is news, for so long at most."""
+    """Waits until the task is done or there is news, but not longer than ``seconds``."""
     waiting = asyncio.ensure_future(news.wait())
     try:
         await asyncio.wait({task, waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -569,7 +569,7 @@ async def either(task: asyncio.Future[Any], news: asyncio.Event, seconds: float 
 
 @contextlib.contextmanager
 def handling(loop: asyncio.AbstractEventLoop, act: Callable[[int], None]) -> Any:
-    """Calls ``act`` with the signal's number instead of dying of SIGINT or SIGTERM; the third is died of."""
+    """Calls ``act`` with the number of a SIGINT or SIGTERM, which would otherwise end the process; the third one does end it."""
     held: list[signal.Signals] = []
     heard: list[int] = []
 
@@ -598,14 +598,14 @@ def handling(loop: asyncio.AbstractEventLoop, act: Callable[[int], None]) -> Any
 
 
 class Commands(click.Group):
-    """The group of all commands. Every error leaves as one line on stderr and an exit code, from here."""
+    """The group of all commands. It turns every error into one line on stderr and an exit code."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.sections: dict[str, list[click.Command]] = {}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands under their titles, in the order in which one comes to need them."""
+        """Writes the commands under their titles, in the order in which a user comes to need them."""
         longest = max(len(name) for name in self.commands)
         for title, commands in self.sections.items():
             room = formatter.width - 6 - longest
@@ -615,7 +615,7 @@ class Commands(click.Group):
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign is no reason to fail
+                stream.reconfigure(errors="backslashreplace")  # a terminal without some sign is no reason to fail
         act = functools.partial(super().main, args, prog_name, *rest, standalone_mode=False, **more)
         if not standalone_mode:
             return act()
@@ -628,13 +628,13 @@ class Commands(click.Group):
         except Exception as e:
             if ctx.meta.get(DEBUG) and not isinstance(e, click.exceptions.Exit | click.Abort | o.Gone):
                 sys.excepthook(type(e), e, e.__traceback__)
-            if isinstance(e, BrokenPipeError):  # of a run's own, for stdout has an error of its own: click would end without a word
+            if isinstance(e, BrokenPipeError):  # a pipe of the run, because stdout raises an error of its own: click would end without a message
                 raise HoldfastError(f"{e.filename or 'input or output'}: {e.strerror or e}", code="io_error") from e
             raise
 
 
 def _end(act: Callable[[], Any], tell: Callable[[HoldfastError], None] | None = None) -> int:
-    """The exit code of a command, its error told: as one line, and with ``tell`` to whoever reads the answer too."""
+    """Returns the exit code of a command. Prints its error as one line, and with ``tell`` also as the answer."""
     try:
         code = act()
         sys.stdout.flush()
@@ -642,7 +642,7 @@ def _end(act: Callable[[], Any], tell: Callable[[HoldfastError], None] | None = 
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.exceptions.NoArgsIsHelpError as e:
-        return _end(functools.partial(click.echo, e.message))  # of a group that is typed alone the message is its help
+        return _end(functools.partial(click.echo, e.message))  # if a group is typed alone, the message is its help
     except o.Gone:
         return 128 + signal.SIGPIPE
     except (Exception, KeyboardInterrupt) as e:
@@ -654,7 +654,7 @@ def _end(act: Callable[[], Any], tell: Callable[[HoldfastError], None] | None = 
 
 
 def _describe(error: BaseException) -> tuple[int, str, HoldfastError]:
-    """How a command ends by an error: its exit code, the line for people, and the error as programs read it."""
+    """Returns how a command ends with an error: its exit code, the line for people, and the error for programs."""
     match error:
         case click.Abort():
             return 130, "stopped", HoldfastError("stopped", code="stopped")
@@ -677,7 +677,7 @@ def _describe(error: BaseException) -> tuple[int, str, HoldfastError]:
 
 
 def _plain(message: str) -> str:
-    """What click says of a number, in words that users know."""
+    """Returns what click says about a number, in words that users know."""
     return re.sub(r"is not a valid (integer|float)( range)?\b", lambda m: "is not a whole number" if m[1] == "integer" else "is not a number", message).rstrip(".")
 
 

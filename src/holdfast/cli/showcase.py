@@ -1,4 +1,4 @@
-"""``holdfast demo``: the main job on a real repository, and what happens when its process is killed."""
+"""``holdfast demo``: a run on a real repository, and what happens when its process is killed."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ STORE = f"sqlite:///{FOLDER.as_posix()}/runs.db"
 DRAFT_LINES = 18
 TRANSPORTS = "holdfast.demo.receiver:TRANSPORTS"
 BOUNDARIES = 24
-"""Of the demo's commits, before and after each: about so many while it is driven."""
+"""About how many boundaries (before and after each commit) the demo's run has while it is driven."""
 
 
 @dataclasses.dataclass
 class Story:
-    """One showing of the demo: the call, the run, and how it talks."""
+    """One run of the demo: the call, the run, what was killed, and the receiver."""
 
     call: Call
     run_id: str = ""
@@ -60,7 +60,7 @@ class Story:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What somebody said to the draft; ``feedback`` is what should change, if it is to be done again."""
+    """A person's answer to the draft; ``feedback`` is what should change if the draft is to be written again."""
 
     action: str
     actor: str
@@ -93,7 +93,7 @@ def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> in
     count = repository.commits(source)
     story.say(f"{o.paint('Release notes', bold=True)} for {o.inline(source.name)}: {min(count, 30)} of {count} commits{', a sample' if sampled else ''} in {o.inline(source)}")
     story.say(o.paint(f"The run is kept in {call.shown}", dim=True))
-    with contextlib.nullcontext() if ask else story.receiver:  # where the question stays open, nobody would be there any more
+    with contextlib.nullcontext() if ask else story.receiver:  # if the question stays open, the receiver would be gone when the notes are sent
         return _show(story, source, place, crash, ask, yes)
 
 
@@ -117,7 +117,7 @@ def _show(story: Story, source: Path, place: Path, crash: bool, ask: bool, yes: 
 
 
 def _folder() -> Path:
-    """The one folder the demo writes to, kept out of git's sight."""
+    """Returns the only folder to which the demo writes; git ignores it."""
     try:
         FOLDER.mkdir(parents=True, exist_ok=True)
         ignore = FOLDER / ".gitignore"
@@ -129,7 +129,7 @@ def _folder() -> Path:
 
 
 def _source(repo: Path | None, place: Path) -> tuple[Path, bool]:
-    """The repository to read, and whether it is the sample."""
+    """Returns the repository to read, and whether it is the sample."""
     if repo is not None:
         found = repository.open_named(repo)
         if not repository.commits(found):
@@ -153,7 +153,7 @@ def _submit(story: Story, source: Path, place: Path) -> str:
 
 
 def _drive(story: Story, crash: bool) -> None:
-    """Drives the run to its next rest; with ``crash`` in a process of its own, which may be killed before it gets there."""
+    """Drives the run until it rests; with ``crash`` first in a process of its own, which may be killed before that."""
     if crash:
         before = _version(story)
         killed = _kill(story)
@@ -173,7 +173,7 @@ async def _resume(story: Story, rt: Runtime) -> None:
 
 
 async def _replay(story: Story, rt: Runtime, after: int) -> None:
-    """Tells what a child did."""
+    """Prints what a child process did."""
     progress = story.progress()
     if progress is None:
         return
@@ -200,7 +200,7 @@ def _decide(story: Story, answer: Answer) -> None:
 
 
 def _answer(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> Answer | None:
-    """The answer to the question, and whose it is; None if it stays open."""
+    """Returns the answer to the question, and who gave it; None if the question stays open."""
     story.say()
     story.say(o.paint(f"The draft (made by {o.inline(run['values']['author'])}):", dim=True))
     if not story.call.as_json:
@@ -224,7 +224,7 @@ def _answer(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> Answer |
 
 
 def _rest(story: Story, run: pages.RunObject) -> int:
-    """The question is open: no process is needed meanwhile."""
+    """Ends the demo while the question is open, and prints how to answer it; no process is needed meanwhile."""
     call = story.call
     if call.as_json:
         return pages.finish(call, run)
@@ -240,7 +240,7 @@ def _rest(story: Story, run: pages.RunObject) -> int:
 
 
 def _kill(story: Story) -> str | None:
-    """Drives in a child process and kills it at the boundary of a commit; None if it rested before that one."""
+    """Drives the run in a child process and kills it at the boundary of a commit. Returns a line about that; None if the run rested before."""
     words = [sys.executable, "-m", "holdfast.demo.child", story.call.store, story.run_id]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", env=os.environ.copy())
     assert child.stdin is not None
@@ -262,7 +262,7 @@ def _kill(story: Story) -> str | None:
 
 
 def _not_again(events: list[EventView], killed_at: int) -> list[str]:
-    """What the log proves about the kill: what was done before it was not done a second time."""
+    """Returns what the log shows about the kill: what was done before it was not done a second time."""
     ended = [e for e in events if e.event_type in ("step.completed", "step.degraded")]
     done = [(e.seq, e.payload["task"], e.payload.get("path", "")) for e in ended]
     steps = [task for seq, task, path in done if seq <= killed_at and not path]

@@ -37,11 +37,11 @@ class Target:
 
 
 def resolve(text: str, base: Path | None = None) -> list[Target]:
-    """The skills a TARGET names; without ``:name`` all that its module holds.
+    """Returns the skills that a TARGET names; without ``:name`` all skills of its module.
 
     Raises:
         SkillUnknown: no such file, module or name.
-        UsageError: malformed, or the code fails when it is imported.
+        UsageError: the TARGET is malformed, or the code fails when it is imported.
     """
     place, name = _split(text)
     module = _load(place, base, text)
@@ -54,10 +54,10 @@ def resolve(text: str, base: Path | None = None) -> list[Target]:
 
 
 def value(text: str, base: Path | None = None) -> Any:
-    """What a TARGET with a name stands for: a mapping of transports, a list of tools, a policy, limits.
+    """Returns the object that a TARGET with a name names: a mapping of transports, a list of tools, a policy, limits.
 
     Raises:
-        SkillUnknown, UsageError: as ``resolve``; and where it names nothing.
+        SkillUnknown, UsageError: as ``resolve``, and if the TARGET names no object.
     """
     place, name = _split(text)
     found: Any = _load(place, base, text)
@@ -126,7 +126,7 @@ def _module(name: str, base: Path, text: str) -> ModuleType:
 
 
 def _explain_broken(error: BaseException, text: str) -> BaseException:
-    """The author's own mistake in one line, with its place."""
+    """Returns the error of the author's code in one line, with its place."""
     if isinstance(error, HoldfastError | KeyboardInterrupt):
         return error
     frames = traceback.extract_tb(error.__traceback__)
@@ -151,11 +151,11 @@ def _find_named(module: ModuleType, name: str, text: str) -> list[Skill]:
     return every
 
 
-# -- where none is named ----------------------------------------------------------------------------
+# -- if none is named -------------------------------------------------------------------------------
 
 
 def find_configured() -> list[Target]:
-    """The skills of this project: pyproject.toml, else ``$HOLDFAST_SKILLS``, else the demo."""
+    """Returns the skills of this project: those in pyproject.toml, else in ``$HOLDFAST_SKILLS``, else the demo."""
     section, file = _project(Path.cwd())
     named = section.get("skills", [])
     if not isinstance(named, list) or not all(isinstance(s, str) for s in named):
@@ -175,8 +175,8 @@ def names_skills() -> bool:
 
 
 def setting(kind: str, given: str | None = None) -> Any:
-    """What this project has of ``transports``, ``tools``, ``policy`` or ``limits``: the TARGET given, else the one that
-    ``[tool.holdfast]`` in pyproject.toml names; None if neither does."""
+    """Returns the project's ``transports``, ``tools``, ``policy`` or ``limits``: from the TARGET given, else from the one that
+    ``[tool.holdfast]`` in pyproject.toml names; None if there is neither."""
     if given is not None:
         return value(given)
     section, file = _project(Path.cwd())
@@ -189,7 +189,7 @@ def setting(kind: str, given: str | None = None) -> Any:
 
 
 def workspace() -> str | None:
-    """Where this project's tools work: ``[tool.holdfast] workspace``, a folder beside pyproject.toml or ``remote:ID``, else ``$HOLDFAST_WORKSPACE``."""
+    """Returns where this project's tools work: ``[tool.holdfast] workspace``, a folder beside pyproject.toml or ``remote:ID``, else ``$HOLDFAST_WORKSPACE``."""
     section, file = _project(Path.cwd())
     named = section.get("workspace")
     if named is None:
@@ -200,7 +200,7 @@ def workspace() -> str | None:
 
 
 def _project(here: Path) -> tuple[dict[str, Any], Path]:
-    """The section of the nearest pyproject.toml, and that file; an empty one where there is none."""
+    """Returns the section of the nearest pyproject.toml, and that file; an empty section if there is none."""
     for folder in (here, *here.parents):
         file = folder / "pyproject.toml"
         if not file.is_file():
@@ -215,19 +215,19 @@ def _project(here: Path) -> tuple[dict[str, Any], Path]:
 
 
 def several(texts: Sequence[str]) -> list[Target]:
-    """The skills of the TARGETs given, else the configured ones."""
+    """Returns the skills of the TARGETs given, else the configured ones."""
     return [t for text in texts for t in resolve(text)] if texts else find_configured()
 
 
 def one(text: str | None, *, example: bool = True) -> Target:
-    """The one skill to run. Besides a TARGET, the id of a configured skill will do.
+    """Returns the one skill to run. The text may be a TARGET, or the id of a configured skill.
 
     Args:
         text: the TARGET, if one was given.
-        example: without any TARGET the demo's skill will do.
+        example: whether the demo's skill is used if there is no TARGET at all.
 
     Raises:
-        UsageError: several could be meant, and are named; or none was named.
+        UsageError: several skills match, which the message lists; or none was named.
     """
     if text is None:
         found = find_configured()

@@ -13,10 +13,10 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 def lasting(text: str) -> dt.timedelta:
-    """A length of time as people type it.
+    """Returns a length of time from text as people type it.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: the text is no length of time.
     """
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", text.strip())
     if found is None:
@@ -28,10 +28,10 @@ def lasting(text: str) -> dt.timedelta:
 
 
 def moment(text: str, zone: str | None = None) -> dt.datetime:
-    """A time as people type it; without an offset it is meant in ``zone``, if there is one.
+    """Returns a time from text as people type it; without an offset it is in ``zone``, if that is given.
 
     Raises:
-        InvalidInput: it is none, or in no zone.
+        InvalidInput: the text is no time, or has neither an offset nor a zone.
     """
     hint = "ISO 8601 with an offset: 2026-11-21T09:00+01:00, 2026-11-21T08:00Z"
     try:
@@ -46,10 +46,10 @@ def moment(text: str, zone: str | None = None) -> dt.datetime:
 
 
 def past(text: str | None, what: str, now: int) -> int | None:
-    """A time, or how long before ``now`` (microseconds since 1970) it was: ``2h``, ``7d``; in microseconds since 1970.
+    """Returns a time in microseconds since 1970, from a time or from how long before ``now`` (in the same unit) it was: ``2h``, ``7d``.
 
     Raises:
-        InvalidInput: it is neither.
+        InvalidInput: the text is neither.
     """
     if text is None:
         return None

@@ -1,7 +1,7 @@
 """A process to be killed: drives one run, and at every boundary of a commit asks on its pipes whether it may go on.
 
 ``python -m holdfast.demo.child STORE RUN`` prints ``before N`` and ``after N`` and waits for a line each time, so that
-whoever holds the other ends can kill it exactly there.
+the process at the other end of the pipes can kill it exactly there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.stores import open_url
 
 
 class Announced:
-    """A store that says when a commit is about to be made and when it has been made; all else is the store's own."""
+    """A store that says when a commit is about to be made and when it has been made; everything else goes to the wrapped store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -36,7 +36,7 @@ class Announced:
 
 
 def _ask(text: str) -> None:
-    """Blocks the whole process on purpose: it stands still at the boundary."""
+    """Blocks the whole process on purpose, so that it stops at the boundary."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
     if not sys.stdin.readline():
@@ -44,7 +44,7 @@ def _ask(text: str) -> None:
 
 
 async def drive(url: str, run_id: str) -> None:
-    """Drives the run to its next rest."""
+    """Drives the run until it rests."""
     async with Runtime(cast(Store, Announced(open_url(url))), skills=[graph]) as rt:
         await rt.resume(run_id)
 

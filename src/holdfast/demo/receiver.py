@@ -1,6 +1,6 @@
-"""Who the demo's release notes are sent to: a receiver on this machine, for as long as the demo is shown.
+"""The receiver of the demo's release notes, on this machine, for as long as the demo runs.
 
-It takes what is posted to it, and drops what comes again under the same ``Idempotency-Key``, as a receiver should.
+It takes what is posted to it, and drops a repeated post with the same ``Idempotency-Key``, as a receiver should.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRANSPORTS: Mapping[str, Transport] = {"announce": Webhook(allow=("127.0.0.1",),
 
 
 class Receiver:
-    """Listens between ``__enter__`` and ``__exit__``. ``url`` is empty where nothing may listen here; ``got`` is what came, by its key."""
+    """Listens between ``__enter__`` and ``__exit__``. ``url`` is empty if it cannot listen here; ``got`` has what was posted, by key."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -45,7 +45,7 @@ class Receiver:
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Says nothing: the demo tells what came."""
+                """Logs nothing, because the demo itself says what was received."""
 
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

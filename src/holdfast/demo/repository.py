@@ -1,4 +1,4 @@
-"""What the example does outside: git, a sample repository where there is none, and one file."""
+"""What the example does outside: git, a sample repository if there is none, and one file."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FIELDS = "%x1e%H%x1f%an%x1f%aI%x1f%s"
 
 
 class GitFailed(PermanentError):
-    """git said no; trying again is no use."""
+    """git failed; to try again is no use."""
 
     code = "git_failed"
 
 
 def git(*words: str, cwd: str | Path, given: str | None = None) -> str:
-    """What git prints. Bounded in time; it asks nobody for anything.
+    """Returns what git prints. The call has a timeout, and git asks the user nothing.
 
     Raises:
-        GitFailed: with git's own words.
+        GitFailed: git failed or is missing; the message has git's own words.
     """
     hidden = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
     env = {k: v for k, v in os.environ.items() if k not in hidden} | {"LC_ALL": "C.UTF-8", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
@@ -48,10 +48,10 @@ def git(*words: str, cwd: str | Path, given: str | None = None) -> str:
 
 
 def top(path: Path) -> Path | None:
-    """The repository that a path lies in; None outside of any.
+    """Returns the repository that a path is in; None outside of any.
 
     Raises:
-        GitFailed: there is no git.
+        GitFailed: git is not installed.
     """
     try:
         return Path(git("rev-parse", "--show-toplevel", cwd=path).strip())
@@ -62,10 +62,10 @@ def top(path: Path) -> Path | None:
 
 
 def open_named(path: Path) -> Path:
-    """The repository somebody named.
+    """Returns the repository that was named.
 
     Raises:
-        NotFound: there is none.
+        NotFound: the path is in no repository.
     """
     found = top(path) if path.is_dir() else None
     if found is None:
@@ -74,7 +74,7 @@ def open_named(path: Path) -> Path:
 
 
 def commits(path: Path) -> int:
-    """How many commits a repository has; 0 if none."""
+    """Returns how many commits a repository has; 0 if none."""
     try:
         return int(git("rev-list", "--count", "HEAD", cwd=path).strip() or 0)
     except GitFailed:
@@ -82,7 +82,7 @@ def commits(path: Path) -> int:
 
 
 def collect(repo: str, limit: int) -> dict[str, Any]:
-    """The newest commits of a repository: hash, author, date, subject, and how much each changed."""
+    """Returns the newest commits of a repository: hash, author, date, subject, and how much each changed."""
     count = max(1, min(limit, MOST))
     text = git("log", f"-{count}", "--no-merges", "--shortstat", f"--format={FIELDS}", cwd=repo)
     found = [_commit(part) for part in text.split("\x1e")[1:]]
@@ -108,7 +108,7 @@ def _commit(part: str) -> dict[str, Any]:
 
 
 def write_once(path: str, text: str) -> dict[str, Any]:
-    """Writes a file by an atomic replace: there is the whole of it or nothing, and writing it again changes nothing."""
+    """Writes a file by an atomic replace: the whole file is there or nothing, and to write it again changes nothing."""
     data = text.encode()
     goal = Path(path)
     goal.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ _HISTORY = (
 
 
 def sample(path: Path) -> Path:
-    """A small repository with a plausible history, the same every time; one that is there is left as it is."""
+    """Makes a small repository with a plausible history, the same every time. An existing one is left as it is."""
     if (path / ".git").is_dir() and commits(path):
         return path.resolve()
     path.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def sample(path: Path) -> Path:
 
 
 def _stream() -> str:
-    """The history as git's fast-import reads it: one process, no editor, no configured name needed."""
+    """Returns the history as git's fast-import reads it, which needs one process, no editor and no configured name."""
     out = []
     for number, (author, subject, file, lines) in enumerate(_HISTORY):
         at = 1_735_689_600 + number * 86_400 * 3

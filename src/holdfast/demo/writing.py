@@ -1,7 +1,7 @@
-"""Words from commits: by rule, or by a model behind an OpenAI-compatible endpoint.
+"""Writes notes from commits: by rule, or by a model behind an OpenAI-compatible endpoint.
 
 ``HOLDFAST_LLM_URL`` (such as ``https://host/v1``), ``HOLDFAST_LLM_KEY`` and ``HOLDFAST_LLM_MODEL`` name the model. They
-are read when it is asked, and the key is never recorded.
+are read when the model is asked, and the key is never recorded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LIMIT_BYTES = 1_000_000
 
 
 def section(subject: str) -> tuple[str, str]:
-    """Where a subject belongs and what it says there."""
+    """Returns the section of a commit's subject, and its text in that section."""
     match = _PREFIX.match(subject)
     if match and match["kind"].lower() in _PREFIXES:
         return ("Breaking" if match["breaking"] else _PREFIXES[match["kind"].lower()]), match["rest"]
@@ -65,7 +65,7 @@ def section(subject: str) -> tuple[str, str]:
 
 
 def group(commits: Sequence[Commit]) -> dict[str, list[dict[str, Any]]]:
-    """Commits by section, in the order in which notes tell them; empty sections are left out."""
+    """Returns commits by section, in the order of the notes; empty sections are left out."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ORDER}
     for commit in commits:
         name, text = section(commit["subject"])
@@ -74,9 +74,9 @@ def group(commits: Sequence[Commit]) -> dict[str, list[dict[str, Any]]]:
 
 
 def by_rule(name: str, groups: Groups, feedback: str | None = None) -> str:
-    """Notes made of the commits and of what a person asked for: the same of both give the same text.
+    """Returns notes made from the commits and from a person's feedback; the same input gives the same text.
 
-    Rules understand one wish: shorter notes name one change a section and count the rest. Any other is only shown.
+    The rules understand one wish: shorter notes name one change in each section and count the rest. Any other feedback is only shown.
     """
     most = SHORT if feedback and _SHORTER.search(feedback) else None
     every = [c for items in groups.values() for c in items]
@@ -105,16 +105,16 @@ def by_rule(name: str, groups: Groups, feedback: str | None = None) -> str:
 
 
 def model_named() -> str:
-    """The model to ask; empty if no endpoint is configured."""
+    """Returns the name of the model to ask; empty if no endpoint is configured."""
     return (os.environ.get("HOLDFAST_LLM_MODEL") or "default") if os.environ.get("HOLDFAST_LLM_URL") else ""
 
 
 def ask_model(name: str, groups: Groups, draft: str = "", feedback: str | None = None) -> str:
-    """Asks an OpenAI-compatible endpoint for the notes; sent back, it sees its draft and what should change.
+    """Asks an OpenAI-compatible endpoint for the notes. If the draft was sent back, the model gets it and what should change.
 
     Raises:
-        PermanentError: it refuses, or answers something that is no text; asking again is no use.
-        OSError: it cannot be reached; a retry may help.
+        PermanentError: the endpoint refuses, or its answer is no text; to ask again is no use.
+        OSError: the endpoint cannot be reached; a retry may help.
     """
     changes = "\n".join(f"[{heading}] {c['hash']} {c['subject']}" for heading, items in groups.items() for c in items)
     messages = [
@@ -136,7 +136,7 @@ def ask_model(name: str, groups: Groups, draft: str = "", feedback: str | None =
             said = json_of(answer.read(LIMIT_BYTES))
         text = said["choices"][0]["message"]["content"]
     except urllib.error.HTTPError as e:
-        e.close()  # it is the answer too, and holds the connection
+        e.close()  # the error is the response too, and holds the connection
         if e.code in (408, 429) or e.code >= 500:
             raise OSError(f"the model's endpoint answers {e.code}") from None
         raise PermanentError(f"the model's endpoint refuses: {e.code}") from None

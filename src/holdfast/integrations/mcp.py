@@ -21,7 +21,7 @@ SCOPES = ("view", "submit", "decide", "cancel")
 
 
 Check = Callable[[], Awaitable[None]]
-"""Awaited before each call; it raises if the caller may do nothing any more."""
+"""Awaited before each call; it raises if the caller is no longer allowed to do anything."""
 
 
 async def _anybody() -> None:
@@ -36,14 +36,14 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
         actor: the name under which decisions are recorded.
         scopes: what a client may do: ``view``, ``submit``, ``decide``, ``cancel``. Tools outside them are not offered.
         tenant_id: the tenant whose runs a client sees; None for a store without tenants.
-        check: awaited before each call; what it raises is the answer. A token that was revoked meanwhile is refused so.
+        check: awaited before each call; what it raises is the answer. In this way a token that was revoked meanwhile is refused.
     """
     if odd := set(scopes) - set(SCOPES):
         raise UsageError(f"the scope {min(odd)!r} is not known", hint="scopes: " + ", ".join(SCOPES))
     made = MCPServer("holdfast", log_level="WARNING")
 
     def offer(function: Callable[P, Awaitable[T]]) -> None:
-        """Offers a tool. What is refused is told by code, message and hint, and no more."""
+        """Offers a tool. An error is reported by its code, message and hint, and nothing else."""
 
         @functools.wraps(function)
         async def serve(*args: P.args, **options: P.kwargs) -> T:
@@ -119,7 +119,7 @@ async def mcp_tool(session: Any, name: str, /, arguments: Mapping[str, Any] | No
     """Calls a server's tool from a node or a flow: a recorded step where it only reads, else an effect.
 
     The tool's annotations decide: ``readOnlyHint`` makes it a step, ``idempotentHint`` lets it be called again under the same
-    key after a crash. Without either, a call whose outcome is unknown is asked about.
+    key after a crash. Without either, a person is asked about a call whose outcome is unknown.
 
     Args:
         session: what ``mcp.Client`` takes (a server, a URL, a transport), or an open client.
@@ -162,7 +162,7 @@ async def mcp_tool(session: Any, name: str, /, arguments: Mapping[str, Any] | No
 
 
 class _Borrowed(AbstractAsyncContextManager[Any]):
-    """An open client is its owner's to close."""
+    """Leaves an open client open, because its owner closes it."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -50,28 +50,28 @@ _RUNS_HERE = (ComputerTool, LocalShellTool, ShellTool, ApplyPatchTool)
 
 
 def _here() -> Context | None:
-    """The context in which a call is to be recorded. What happens inside a recorded call, as by an agent that is a tool, is part of that call."""
+    """Returns the context in which a call is to be recorded. What happens inside a recorded call, as in an agent that is a tool, is part of that call."""
     return None if _within.get() else current()
 
 
 class Requests:
-    """The requests to models in one run of an agent. A call of a tool is known by the request before it: a model may use an id again."""
+    """Counts the requests to models in one run of an agent. A tool's call is identified by the request before it too, because a model may use an id again."""
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
         self._count = 0
 
     def begin(self) -> None:
-        """Another request is made."""
+        """Counts another request."""
         self._count += 1
 
     def key(self, call_id: str) -> str:
-        """What a tool's call is known by."""
+        """Returns the key of a tool's call."""
         return f"{self._prefix}.{self._count}.{call_id}"
 
 
 class RecordedModel(Model):
-    """A model whose answers are recorded steps of the run it is asked in."""
+    """A model whose answers are recorded steps of the run in which it is asked."""
 
     def __init__(self, inner: Model, requests: Requests | None = None) -> None:
         self._inner: Model = inner.plain if isinstance(inner, RecordedModel) else inner
@@ -79,7 +79,7 @@ class RecordedModel(Model):
 
     @property
     def plain(self) -> Model:
-        """The model that is asked."""
+        """The wrapped model."""
         return self._inner
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class RecordedModel(Model):
 
     async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
         async def request() -> Any:
-            # Fields that were not set must stay so: the SDK tells them from those set to None.
+            # Fields that were not set must stay unset: the SDK distinguishes them from those set to None.
             return _response.dump_python(await self._inner.get_response(*args, **options), mode="json", exclude_unset=True)
 
         ctx = _here()
@@ -100,7 +100,7 @@ class RecordedModel(Model):
         return _response.validate_python(await ctx.step(request, name="model_request"))
 
     async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[TResponseStreamEvent]:
-        """The events of an answer while it comes in; of one on record, its last alone. Pieces of its text are messages of the run's stream."""
+        """Yields the events of an answer while it comes in; of a recorded answer only the last. Pieces of its text are messages of the run's stream."""
         ctx = _here()
         if ctx is None:
             async for event in self._inner.stream_response(*args, **options):
@@ -142,7 +142,7 @@ class _Recorded(ModelProvider):
 
 
 def _keep(tool: FunctionTool, value: Any) -> Any:
-    """A tool's answer as it goes on record: plain values as they are, content parts and declared outputs as JSON, any other object as the text that the model is told."""
+    """Returns a tool's answer as it is recorded: plain values as they are, content parts and declared outputs as JSON, any other object as the text that the model gets."""
     if tool.output_json_schema is not None:
         return _any.dump_python(value, mode="json")
     if isinstance(value, _CONTENT) or (isinstance(value, list) and value and all(isinstance(v, _CONTENT) for v in value)):
@@ -187,13 +187,13 @@ class RecordedCalls:
 
 
 def durable(tool: FunctionTool, *, read: bool = False, idempotent: bool = False, requests: Requests | None = None) -> FunctionTool:
-    """The tool with its calls on record: an effect under the call's id, or with ``read`` a recorded step.
+    """Returns the tool with its calls recorded: as an effect under the call's id, or with ``read`` as a recorded step.
 
     Args:
         tool: a function tool.
-        read: it changes nothing, so that it may be called again after a crash.
+        read: the tool changes nothing, so that it may be called again after a crash.
         idempotent: the receiver drops a repeated call, so that it is called again under the same key.
-        requests: those of the run it is called in.
+        requests: those of the run in which the tool is called.
     """
     plain = tool.on_invoke_tool.tool if isinstance(tool.on_invoke_tool, RecordedCalls) else tool
     made = copy.copy(plain)
@@ -202,16 +202,16 @@ def durable(tool: FunctionTool, *, read: bool = False, idempotent: bool = False,
 
 
 def record(agent: Agent[Any], *, reads: Collection[str] = (), idempotent: Collection[str] = (), requests: Requests | None = None) -> Agent[Any]:
-    """The agent, and those it hands over to, with models and function tools on record. An agent that has them already gets them anew.
+    """Returns the agent, and those it hands over to, with recorded models and function tools. An agent that has them already gets new ones.
 
     Raises:
-        UsageError: it has a tool that acts here and that no record could be made of.
+        UsageError: it has a tool with side effects here that cannot be recorded.
     """
     return _Recorder(reads, idempotent, requests or Requests()).agent(agent)
 
 
 class RecordedHandoff:
-    """A handover to an agent, which is on record from there on."""
+    """A handover to an agent, whose calls are recorded from there on."""
 
     def __init__(self, inner: Handoff[Any, Any], recorder: _Recorder) -> None:
         self.inner = inner
@@ -222,7 +222,7 @@ class RecordedHandoff:
 
 
 class _Recorder:
-    """Makes copies of the agents of one run, each once, for agents may hand over in a circle."""
+    """Makes copies of the agents of one run, each once, because agents may hand over in a circle."""
 
     def __init__(self, reads: Collection[str], idempotent: Collection[str], requests: Requests) -> None:
         self._reads = reads
@@ -252,7 +252,7 @@ class _Recorder:
 
 
 def _configure(given: RunConfig | dict[str, Any] | None, requests: Requests) -> RunConfig:
-    """The config with its models on record."""
+    """Returns the config with recorded models."""
     config = RunConfig(tracing_disabled=True) if given is None else RunConfig(**given) if isinstance(given, dict) else given
     if config.sandbox is not None:
         raise UsageError("the run_config has a sandbox, which has side effects here that are not recorded", hint="use function tools")
@@ -294,7 +294,7 @@ async def run_agent(
         conversation_id: as in ``Runner.run``.
 
     Raises:
-        UsageError: the agent has a tool, or the config a sandbox, that acts here and that no record could be made of.
+        UsageError: the agent has a tool, or the config a sandbox, with side effects here that cannot be recorded.
     """
     requests = Requests(str(ctx.uuid()))
     config = _configure(run_config, requests)
@@ -311,7 +311,7 @@ async def run_agent(
             previous_response_id=previous_response_id, conversation_id=conversation_id,
         )
         async for _ in streamed.stream_events():
-            continue  # what is told is told where the model is asked
+            continue  # pieces are emitted where the model is asked
         return streamed
 
     result = await stretch(input)

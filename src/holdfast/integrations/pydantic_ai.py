@@ -38,19 +38,19 @@ _OPTIONS = frozenset({"side_effects", "idempotent", "replay", "verify", "undo", 
 
 
 def _here() -> Context | None:
-    """The context in which a call is to be recorded. What happens inside a recorded call, as by an agent that a tool asks, is part of that call."""
+    """Returns the context in which a call is to be recorded. What happens inside a recorded call, as in an agent that a tool asks, is part of that call."""
     return None if _within.get() else current()
 
 
 class _Calls(durable_exec.JournalCallableOperationBackend[dict[str, Any]]):
-    """Each unit of work of an agent as one recorded call of the node it runs in."""
+    """Records each unit of work of an agent as one call of the node in which it runs."""
 
     async def execute(
         self, *, operation_id: durable_exec.DurableOperationId, name: str, body: Callable[[], Awaitable[Any]], cache_key: object, config: dict[str, Any]
     ) -> Any:
         ctx = _here()
         if ctx is None or isinstance(operation_id, durable_exec.EventStreamHandlerId):
-            return await body()  # an event is told where it happens; after a crash it is told again, with the attempt before superseded
+            return await body()  # an event is emitted where it happens; after a crash it is emitted again, and the attempt before is superseded
 
         async def unit() -> Any:
             token = _within.set(True)
@@ -67,7 +67,7 @@ class _Calls(durable_exec.JournalCallableOperationBackend[dict[str, Any]]):
 
 
 def _key(operation_id: durable_exec.DurableOperationId, parts: object) -> str | None:
-    """What a tool's call is known by, so that calls of one answer may be under way together. A model may use the id of a call again."""
+    """Returns the key of a tool's call, so that calls of one answer may run at the same time. A model may use the id of a call again."""
     if not isinstance(operation_id, durable_exec.ToolsetCallToolId) or not isinstance(parts, tuple):
         return None
     run = next((part for part in parts if isinstance(part, RunContext)), None)
@@ -90,7 +90,7 @@ class HoldfastDurability(durable_exec.BaseDurabilityCapability[D]):
         self._told = event_stream_handler
 
         async def tell(run: RunContext[D], events: AsyncIterable[AgentStreamEvent]) -> None:
-            """Gives events out where they happen: those of a model while it answers, within the recorded call."""
+            """Emits events where they happen: those of a model while it answers, within the recorded call."""
             passed = _pass_on(events) if _emitting.get() else events
             if event_stream_handler is not None:
                 await event_stream_handler(run, passed)
@@ -176,7 +176,7 @@ async def _run(ctx: Context, agent: Agent[Any, Any], prompt: str, options: dict[
 
 
 async def _pass_on(events: AsyncIterable[AgentStreamEvent]) -> AsyncIterator[AgentStreamEvent]:
-    """The events, given out as chunks of the step that they happen in."""
+    """Yields the events, and emits them as chunks of the step in which they happen."""
     async for event in events:
         if (ctx := current()) is not None:
             ctx.emit(_piece(event))
@@ -184,7 +184,7 @@ async def _pass_on(events: AsyncIterable[AgentStreamEvent]) -> AsyncIterator[Age
 
 
 def _piece(event: AgentStreamEvent) -> Any:
-    """A chunk: a piece of a message with its role and content, or any other event as it is."""
+    """Returns a chunk: a piece of a message with its role and content, or any other event as it is."""
     match event:
         case PartStartEvent(part=TextPart(content=text)) | PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
             return {"role": "assistant", "content": text}

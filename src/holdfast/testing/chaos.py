@@ -1,9 +1,9 @@
 """Real worker processes in trouble: `python -m holdfast.testing.chaos [--runs N] [--faults N] [--seed N] [--budget MINUTES]`.
 
-Short runs over one SQLite file are driven by worker processes that are killed, and their successors after them, stopped past their
-lease and then killed or thawed, kept from beating by code that holds the interpreter, and whose wall clocks jump; meanwhile runs are
-cancelled, approved and signalled at random. In the end every run must have ended or say what it waits for, every accepted
-command must stand in its run's log, no act may have been done twice, and nothing may have failed for a reason of the house.
+Worker processes drive short runs over one SQLite file. Workers are killed, and so are their successors. Workers are stopped past their
+lease and then killed or thawed. Code that holds the interpreter keeps them from renewing. Their wall clocks jump. Meanwhile runs are
+cancelled, approved and signalled at random. In the end every run must have ended or say what it waits for, every accepted command must
+be in its run's log, no act may have been done twice, and no run may have failed for a reason of the runtime itself (``HOUSE``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HOUSE = ("takeover_limit", "lease_too_short", "cancelled_inside", "lease_lost", 
 
 
 class Report(msgspec.Struct):
-    """What was asked for, what was done of it, and what is wrong: nothing, if all holds."""
+    """What was asked for and what was done. ``wrong`` lists what is wrong; it is empty if all holds."""
 
     seed: int
     runs: int = 0
@@ -85,7 +85,7 @@ class Outside:
         self.file = folder / "acts"
 
     def act(self, what: str) -> str:
-        """It takes a while, before the act and after it, so that a fault may strike there."""
+        """Appends ``what`` to the file. Sleeps before and after that, so that a fault may strike at either point."""
         time.sleep(random.random() * SLOW)
         fd = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(fd, f"{what}\n".encode())
@@ -101,7 +101,7 @@ class Outside:
 
 
 def skills(outside: Outside) -> list[object]:
-    """Flows of a few acts each: with a hook, without one, with a question, with a signal, and one that holds the interpreter."""
+    """Flows of a few acts each: one with a ``verify`` hook, one without, one that asks a person, one that waits for a signal, one that holds the interpreter."""
 
     @flow("verified")
     async def act_verified(ctx: Context, name: str) -> str:
@@ -129,7 +129,7 @@ def skills(outside: Outside) -> list[object]:
 
     @flow("greedy")
     async def greedy(ctx: Context, name: str) -> str:
-        """No other thread runs for half a lease to three of them: the lease is renewed late."""
+        """Lets no other thread run for half a lease to three leases, so that the lease is renewed late."""
         before = sys.getswitchinterval()
         sys.setswitchinterval(60)
         end = time.monotonic() + LEASE * (0.5 + 2.5 * (int(name.removeprefix("greedy")) % 3) / 2)
@@ -144,7 +144,7 @@ def skills(outside: Outside) -> list[object]:
 
 
 async def work(url: str, folder: Path) -> None:
-    """A worker whose wall clock goes by a file of its own, and with it that of its store."""
+    """Runs a worker. A file named after its process id shifts its wall clock, and with it the clock of its store."""
     offset, real, read = folder / f"clock-{os.getpid()}", time.time_ns, time.clock_gettime_ns
 
     def off() -> int:
@@ -159,12 +159,12 @@ async def work(url: str, folder: Path) -> None:
         await rt.worker(concurrency=8)
 
 
-# -- what befalls them ---------------------------------------------------------------------------------
+# -- the faults ---------------------------------------------------------------------------------------
 
 
 class Chaos:
-    """One round: a store, its workers, its runs, and what was asked of them. ``url``: another store than one of its own; ``kinds``: the faults
-    to draw from; ``module``: what is run as the nursery of its workers."""
+    """One round: a store, its workers, its runs, and what was asked of them. ``url`` is a store to use instead of the round's own; ``kinds``
+    are the faults to draw from; ``module`` is the module that runs as the nursery of its workers."""
 
     names: Sequence[str] = ("verified", "verified", "blind", "asking", "listening")
     workers_wanted = WORKERS
@@ -192,7 +192,7 @@ class Chaos:
         self.nursery = Nursery(module, "--nursery", self.url, str(folder))
         self.workers: list[Child] = []
         self.runs: list[str] = []
-        self.told: list[tuple[str, str]] = []  # the run, and what its log must tell
+        self.told: list[tuple[str, str]] = []  # the run, and what its log must show
         self.faults: Counter[str] = Counter()
         self.struck: set[int] = set()
         self.staffing = asyncio.Lock()
@@ -205,7 +205,7 @@ class Chaos:
         return time.monotonic() < self.until
 
     async def _staff(self) -> None:
-        """Sees to it that there are enough workers."""
+        """Starts workers until there are enough."""
         async with self.staffing:
             self.workers = [w for w in self.workers if not w.gone.is_set()]
             while len(self.workers) < self.workers_wanted:
@@ -215,7 +215,7 @@ class Chaos:
         return (self.folder / f"up-{worker.pid}").exists()
 
     async def _victim(self, rt: Runtime) -> Child:
-        """A worker that works: one that is killed before it has begun holds nothing that could be lost."""
+        """Returns a worker that is up: a worker that is killed before it has begun holds nothing that could be lost."""
         while not (up := [w for w in self.workers if not w.gone.is_set() and self._up(w)]):
             await self._staff()
             await rt.store.wait_for_change(0.05)
@@ -241,7 +241,7 @@ class Chaos:
             for _ in range(min(share, report.runs - len(self.runs))):
                 greedy = self.greedy_each > 0 and len(self.runs) % self.greedy_each == self.greedy_each // 2
                 skill = "greedy" if greedy else self.dice.choice(self.names)
-                with contextlib.suppress(HoldfastError):  # a frozen commit holds the file: it is tried again
+                with contextlib.suppress(HoldfastError):  # a stopped process may hold the file in a commit: the submit is tried again
                     self.runs.append((await rt.submit(skill, {"name": f"{skill}{len(self.runs)}"}, key=f"{skill}{len(self.runs)}")).run_id)
             await asyncio.sleep(self.dice.random() * 0.15)
             more = sum(self.faults.values()) < report.faults
@@ -249,7 +249,7 @@ class Chaos:
                 befalling = asyncio.ensure_future(self._strike(rt, self.dice.choice(self.kinds)))
                 under_way.add(befalling)
                 befalling.add_done_callback(under_way.discard)
-            if len(under_way) >= (self.workers_wanted - 1 if more else 1):  # one that could not be done is drawn again
+            if len(under_way) >= (self.workers_wanted - 1 if more else 1):  # a fault that could not be done is drawn again
                 await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
         while under_way:
             await asyncio.wait(under_way)
@@ -260,11 +260,11 @@ class Chaos:
         self.faults[fault] += 1
         try:
             await self._befall(rt, fault)
-        except HoldfastError:  # refused, or the file was held: it is no fault that was done
+        except HoldfastError:  # refused, or the file was held: this fault was not done
             self.faults[fault] -= 1
 
     def _were_struck(self, events: Sequence[EventView]) -> bool:
-        """Whether each owner that a run was taken over from was one that we had killed or frozen."""
+        """Whether this test killed or stopped every owner from which the run was taken over."""
         lost = [OwnerId.parse(str(e.payload["owner"])) for e in events if e.type == "attempt.lease_expired"]
         return all(o is not None and o.pid in self.struck for o in lost)
 
@@ -301,7 +301,7 @@ class Chaos:
                 self.told.append((run_id, "signal.received"))
 
     async def _answer(self, rt: Runtime, run: Run[object]) -> bool:
-        """Answers what a run asks people, as somebody who looks outside. Whether it asked anything."""
+        """Answers what a run asks people, as a person who looks outside would. Returns whether the run asked anything."""
         for wait in run.waits:
             if wait.kind == "effect":
                 self.report.asked_people += 1
@@ -317,11 +317,11 @@ class Chaos:
         return False
 
     def _act_of(self, run: Run[object], number: int) -> str:
-        """What the next act of a run writes outside."""
+        """Returns what the next act of a run writes outside."""
         return f"{run.record.request_key}.{number}"
 
     async def _settle(self, rt: Runtime) -> None:
-        """No more trouble: clocks are right, people answer, and everything comes to its end."""
+        """Makes no more faults: sets the clocks right, answers questions, and waits until every run has ended."""
         for file in self.folder.glob("clock-*"):
             file.unlink()
         left, stood = set(self.runs), dict.fromkeys(self.runs, -1)
@@ -331,7 +331,7 @@ class Chaos:
             for run_id in sorted(left):
                 with contextlib.suppress(HoldfastError):
                     run = await rt.get(run_id)
-                    if run.version != stood[run_id]:  # on a busy machine it takes its time; it is over when nothing moves any more
+                    if run.version != stood[run_id]:  # a busy machine is slow: give up only when no run has changed for STUCK_SECONDS
                         stood[run_id], until = run.version, time.monotonic() + STUCK_SECONDS
                     if run.status in TERMINAL:
                         left.discard(run_id)
@@ -354,7 +354,7 @@ class Chaos:
                 wrong.append(f"{run_id} has not ended and waits for nobody: {run.condition}")
             text = json.dumps([e.payload for e in events], default=str)
             if run.stop_reason in ("takeover_limit", "lease_too_short") and self._were_struck(events):
-                self.report.limited += 1  # its owners were killed or stopped by us, each of them: that is what it says
+                self.report.limited += 1  # this test killed or stopped each of its owners, so the stop reason is right
                 continue
             for code in HOUSE:
                 if run.stop_reason == code or f'"code": "{code}"' in text:
@@ -371,7 +371,7 @@ class Chaos:
 
 
 async def chaos(*, runs: int = 100, faults: int = 50, seed: int = 0, budget: float = 0.5) -> Report:
-    """One round in a folder of its own. ``budget``: minutes after which no more trouble is made; what was not done is counted as skipped."""
+    """Runs one round in a folder of its own. After ``budget`` minutes no more faults are made; what was not done is counted as skipped."""
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as folder:
         return await Chaos(Path(folder), runs=runs, faults=faults, seed=seed, budget=budget).go()
 

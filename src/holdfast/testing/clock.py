@@ -1,10 +1,10 @@
-"""Time that moves only when told, or when nothing else can happen.
+"""Virtual time: it moves only when told, or when nothing else can happen.
 
-Theory of operation. ``VirtualLoop`` is an event loop whose clock is a ``VirtualClock``: when nothing is ready to run it
+Theory of operation. ``VirtualLoop`` is an event loop whose clock is a ``VirtualClock``. When nothing is ready to run it
 jumps to the next timer instead of waiting for it, so an hour of retries takes microseconds. With a seed it also draws
-which ready callback runs next, so that one number stands for one interleaving, the same one each time. Every callback
-belongs to the ``Process`` in whose context it was made; a frozen process's callbacks are parked, a killed one's tasks
-are cancelled: SIGSTOP and SIGKILL without a process.
+which ready callback runs next, so that one seed always gives the same interleaving. Every callback belongs to the
+``Process`` in whose context it was made. The callbacks of a frozen process are parked, and the tasks of a killed process
+are cancelled; this simulates SIGSTOP and SIGKILL without a real process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("holdf
 
 
 class Livelock(Exception):
-    """Something goes round without getting anywhere."""
+    """The loop took the greatest number of turns that is allowed, and the work has not ended."""
 
 
 class VirtualClock:
@@ -165,7 +165,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
     def _run_once(self) -> None:
-        """One turn: what is due becomes ready, one ready callback runs; if there is none, time jumps."""
+        """Runs one turn: makes due timers ready and runs one ready callback; if there is none, time jumps to the next timer."""
         ready, timers = self._ready, self._scheduled
         now = self.clock.elapsed
         while timers and (timers[0].cancelled() or timers[0].when() <= now):
@@ -179,7 +179,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 self.idle_jumps += 1
                 self.clock.advance(max(0.0, timers[0].when() - now))
             else:
-                # Only another thread or a socket can go on from here.
+                # Only another thread or a socket can make a callback ready now.
                 self._process_events(self._selector.select(1.0))  # type: ignore[attr-defined]
             return
         if self._rng is not None and len(ready) > 1:
@@ -194,13 +194,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return
         self.turns += 1
         if self.turns == self._most_turns:
-            ready.appendleft(handle)  # whoever ends the tasks then finds it
+            ready.appendleft(handle)  # the runner ends all tasks afterwards, and needs this callback for that
             raise Livelock(f"{self.turns} turns, and only {self.clock.elapsed:.3f} s have passed")
         handle._run()
 
 
 def _make_owned(loop: asyncio.AbstractEventLoop, coro: Any, *, context: contextvars.Context | None = None, **more: Any) -> asyncio.Task[Any]:
-    """Makes a task and puts it into the books of the process that starts it."""
+    """Makes a task and registers it with the process that starts it."""
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **more)
     process = _process.get()
     if process is not None:
@@ -215,7 +215,7 @@ def run_virtual(work: Coroutine[Any, Any, T], *, seed: int | None = None, clock:
     """Runs a coroutine to its end in virtual time; with ``seed`` the callbacks run in a random order made from it.
 
     Raises:
-        Livelock: it took ``most_turns`` turns and has not ended.
+        Livelock: the loop took ``most_turns`` turns and the coroutine has not ended.
     """
     rng = None if seed is None else random.Random(seed)
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock, rng, most_turns=most_turns)) as runner:

@@ -1,8 +1,8 @@
-"""One suite for every store: what ``ports.Store`` promises, case by case (§10.14).
+"""One test suite for every store: what ``ports.Store`` promises, case by case (§10.14).
 
-Each ``case_*`` is an async function of a ``Harness`` and asserts with plain ``assert``. ``CASES`` lists them by name, those
-about large results, the outbox, people, shelves and threads once ``conformance_blobs``, ``_outbox``, ``_people``, ``_shelves`` and ``_threads`` are imported; a test module runs them over the stores it knows (``tests/stores/test_conformance.py``). Commits are made by hand here, by
-``Script``, so that a store is judged without an engine.
+Each ``case_*`` is an async function of a ``Harness`` and asserts with plain ``assert``. ``CASES`` lists the cases by name. The modules ``conformance_blobs``,
+``_chunks``, ``_clocks``, ``_limits``, ``_outbox``, ``_people``, ``_shelves`` and ``_threads`` add their cases when they are imported. A test module runs the cases over the
+stores it knows (``tests/stores/test_conformance.py``). ``Script`` makes the commits by hand, so that a store is judged without an engine.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Harness(Protocol):
 
 
 def elsewhere(h: Harness) -> Store:
-    """Another store, empty, whose records this one takes in: encrypted under the same keys where this one's are."""
+    """Returns another, empty store whose records this store can take in. It encrypts with the same keys if this store encrypts."""
     beneath = MemoryStore(now=h.clock)
     return SealedStore(beneath, h.store.encryption) if isinstance(h.store, SealedStore) else beneath
 
@@ -91,14 +91,14 @@ class Script:
 
     @classmethod
     def of(cls, store: Store, loaded: Loaded, fence: int) -> Script:
-        """A script that goes on with a loaded run."""
+        """Returns a script that continues a loaded run."""
         script = cls(store, loaded.run.run_id)
         script.run, script.tip, script.fence = loaded.run, loaded.tip, fence
         script.checkpoint = rebuilt(loaded)
         return script
 
     def first(self, *facts: ev.Fact, lease: LeaseAction = TOUCH, **beside: Any) -> Commit:
-        """The commit that submits the run, and more if given."""
+        """Returns the commit that submits the run, with further facts if given."""
         fields = {
             "run_id": self.run_id, "skill_id": "skill", "skill_version": "1", "fingerprint": "f", "input": canon.encode({}),
             "thread_id": self.run_id, "session_key": self.run_id, **self._submitted,
@@ -106,7 +106,7 @@ class Script:
         return self.commit(ev.RunSubmitted(**fields), *facts, lease=lease, **beside)
 
     def commit(self, *facts: ev.Fact, lease: LeaseAction = KEEP, **beside: Any) -> Commit:
-        """A commit after the tip, folded; nothing is written yet."""
+        """Returns a commit after the tip, with its events folded; writes nothing yet."""
         seq = self.tip.seq if self.tip is not None else 0
         run, at, events = self.run, self.store.now(), []
         for number, fact in enumerate(facts, seq + 1):
@@ -117,7 +117,7 @@ class Script:
         return Commit(run=run, events=tuple(events), after=self.tip, fence=self.fence, at=at, lease=lease, **beside)
 
     def step(self, size: int = 100, **beside: Any) -> Commit:
-        """A plain step: two hot facts and a delta of about ``size`` bytes."""
+        """Returns the commit of a plain step: two hot facts and a delta of about ``size`` bytes."""
         number = self.checkpoint.step + 1
         writes = canon.encode(canon.admit({"text": f"{number}:".ljust(size, "x")}))
         data = codec.encode_delta(Delta(step=number, done=(TaskResult("node", writes=writes),)))
@@ -129,7 +129,7 @@ class Script:
         return self.commit(*facts, checkpoint=checkpoint, delta=data, **beside)
 
     async def write(self, commit: Commit) -> Tip:
-        """Commits, and moves on if it was accepted."""
+        """Commits, and moves to the new tip if the store accepted the commit."""
         self.tip = await self.store.commit(commit)
         self.run, self.fence = commit.run, commit.fence
         if commit.checkpoint is not None:
@@ -151,7 +151,7 @@ class Script:
         return self
 
     async def wait(self, deadline: int | None = None, **beside: Any) -> Script:
-        """Rests in a wait for a signal."""
+        """Commits a wait for a signal, so that the run rests."""
         wait = Wait(f"{self.run_id}.w", WaitKind.SIGNAL, 1, "node", name="go", deadline=deadline)
         await self.write(self.commit(ev.WaitRequested(wait=wait), ev.RunWaitingForSignal(), lease=RELEASE, **beside))
         return self
@@ -161,7 +161,7 @@ class Script:
         return self
 
     def touching(self, *facts: ev.Fact, **beside: Any) -> Commit:
-        """A commit by whoever comes to the run at rest: the next fence, given back at once."""
+        """Returns a commit to the run at rest: it uses the next fence and gives the run back at once."""
         self.fence += 1
         try:
             return self.commit(*facts, lease=Touch(), **beside)
@@ -169,7 +169,7 @@ class Script:
             self.fence -= 1
 
     def taking(self, owner: str, *facts: ev.Fact, **beside: Any) -> Commit:
-        """A commit that takes the run at rest."""
+        """Returns a commit that takes the run at rest."""
         self.fence += 1
         try:
             return self.commit(*facts, lease=Take(owner), **beside)
@@ -178,7 +178,7 @@ class Script:
 
 
 def rebuilt(loaded: Loaded) -> Checkpoint:
-    """The newest checkpoint from what was loaded, the chain held against its hashes on the way."""
+    """Returns the newest checkpoint of a loaded run, and checks the hash chain on the way."""
     checkpoint, previous = loaded.whole or (empty(loaded.run.run_id), b"")
     for row in loaded.rows:
         record = codec.open_row(row, previous)
@@ -193,7 +193,7 @@ def rebuilt(loaded: Loaded) -> Checkpoint:
 
 
 async def refused(error: type[HoldfastError], awaitable: Awaitable[Any], code: str | None = None) -> HoldfastError:
-    """Asserts that this is refused with that error."""
+    """Asserts that the call raises this error, and with this code if one is given. Returns the error."""
     try:
         await awaitable
     except error as e:
@@ -294,7 +294,7 @@ async def case_version_conflict(h: Harness) -> None:
 
 @case
 async def case_tip_is_compared_by_hash(h: Harness) -> None:
-    """§1.9: after a lost tail the same numbers are given out twice; a commit follows the very row that it names, or nothing."""
+    """§1.9: after a lost tail the same numbers are given out twice, so a commit is accepted only after the very row whose hash it names."""
     await h.store.register("w", TTL)
     script = await (await Script(h.store, "r1").begin("w")).steps(2)
     assert script.tip is not None
@@ -310,7 +310,7 @@ async def case_tip_is_compared_by_hash(h: Harness) -> None:
 
 @case
 async def case_zombie_is_fenced_off(h: Harness) -> None:
-    """§10.2, T-75: who wakes after its lease has gone can change nothing."""
+    """§10.2, T-75: an owner that wakes after its lease has expired can change nothing."""
     await h.store.register("w1", TTL)
     await h.store.register("w2", 10 * TTL)
     zombie = await Script(h.store, "r1").begin("w1")
@@ -338,7 +338,7 @@ async def case_first_fence_belongs_to_the_incarnation(h: Harness) -> None:
 
 @case
 async def case_take_keep_release_touch(h: Harness) -> None:
-    """§10.1, §10.5: take and touch need the next fence and nobody alive; release and the end leave no owner."""
+    """§10.1, §10.5: take and touch need the next fence and no live owner; after a release and after the end a run has no owner."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").submit()
     got = await h.store.get("r1")
@@ -361,7 +361,7 @@ async def case_take_keep_release_touch(h: Harness) -> None:
 
 @case
 async def case_loading_starts_at_a_whole_checkpoint(h: Harness) -> None:
-    """§4.5: now and then one is whole; what is loaded by delta equals what was live, and old rows stay readable."""
+    """§4.5: now and then a checkpoint is stored whole; the state loaded from deltas equals the live state, and old rows stay readable."""
     await h.store.register("w", 10 * TTL)
     script = await (await Script(h.store, "r1").begin("w")).steps(14, size=8_000)
     loaded = await h.store.load("r1")
@@ -381,7 +381,7 @@ async def case_loading_starts_at_a_whole_checkpoint(h: Harness) -> None:
 
 @case
 async def case_no_whole_checkpoint_over_pending_results(h: Harness) -> None:
-    """§4.6: a checkpoint that does not advance keeps its pending results in rows after the newest whole one."""
+    """§4.6: a checkpoint that does not advance is not stored whole, so its pending results stay in rows after the newest whole one."""
     await h.store.register("w", 10 * TTL)
     script = await Script(h.store, "r1").begin("w")
     big = TaskResult("a", writes=canon.encode({"text": "y" * 70_000}))
@@ -398,7 +398,7 @@ async def case_no_whole_checkpoint_over_pending_results(h: Harness) -> None:
 
 @case
 async def case_creates(h: Harness) -> None:
-    """§1.6: runs that a commit creates are there with it, or not at all."""
+    """§1.6: the runs that a commit creates are stored with it, or not at all."""
     await h.store.register("w", TTL)
     parent = await Script(h.store, "p").begin("w")
     child = Script(h.store, "c", parent_run_id="p")
@@ -415,7 +415,7 @@ async def case_creates(h: Harness) -> None:
 
 @case
 async def case_listing(h: Harness) -> None:
-    """§3.4: newest first, by cursor, by what runs are found by."""
+    """§3.4: runs are listed newest first, by cursor and by filter."""
     for i in range(7):
         await Script(h.store, f"r{i}", tenant_id="odd" if i % 2 else "even").submit()
     everything = [r.run_id for r, _ in await h.store.runs(RunFilter())]
@@ -428,7 +428,7 @@ async def case_listing(h: Harness) -> None:
 
 @case
 async def case_listing_by_turn(h: Harness) -> None:
-    """§3.4, §10.8: the order of turns is that of submission, whatever the ids, which a clock had a part in."""
+    """§3.4, §10.8: turns follow the order of submission, and not the ids, which depend on a clock."""
     for name in ("b", "c", "a"):
         await Script(h.store, name, thread_id="t", session_key="t").submit()
     await Script(h.store, "d", thread_id="other").submit()
@@ -441,7 +441,7 @@ async def case_listing_by_turn(h: Harness) -> None:
 
 @case
 async def case_inbox_keys(h: Harness) -> None:
-    """§5.6, T-97: one key, one item; the second caller is given the first one's."""
+    """§5.6, T-97: a key has one item; the second caller gets the item of the first."""
     await Script(h.store, "r1").submit()
     first = signal("r1", "k", h.store.now())
     assert await h.store.put(first) == first
@@ -479,7 +479,7 @@ async def case_put_wakes_a_resting_run(h: Harness) -> None:
 
 @case
 async def case_put_between_look_and_rest(h: Harness) -> None:
-    """§10.16: what was put while the run was held, and not taken, makes it due as soon as it rests."""
+    """§10.16: an item that was put while the run was held, and was not taken, makes the run due as soon as it rests."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
     await h.store.put(signal("r1", "k", h.store.now()))
@@ -489,7 +489,7 @@ async def case_put_between_look_and_rest(h: Harness) -> None:
 
 @case
 async def case_told_before_it_begins(h: Harness) -> None:
-    """§10.8: a run that was taken for a command before its time, and given back, holds no lane: those behind it go on."""
+    """§10.8: a run that was claimed for a command before its start time and handed back holds no lane: the runs behind it go on."""
     await h.store.register("w", TTL)
     later = h.store.now() + 100 * TTL
     await Script(h.store, "early", session_key="lane", not_before=later).submit()
@@ -505,7 +505,7 @@ async def case_told_before_it_begins(h: Harness) -> None:
 
 @case
 async def case_put_resumes_no_interrupted_run(h: Harness) -> None:
-    """§10.6: what is held for a person is not made due by a command, whether it came before or after."""
+    """§10.6: a command does not make a run due that is held for a person, whether the command came before or after."""
     await h.store.register("w", TTL)
     for name, early in (("before", True), ("after", False)):
         script = await Script(h.store, name).begin("w")
@@ -519,8 +519,8 @@ async def case_put_resumes_no_interrupted_run(h: Harness) -> None:
 
 @case
 async def case_no_later_time_over_what_was_put(h: Harness) -> None:
-    """§10.16: whoever holds a run leaves it for no later time over a command that came meanwhile, be it in a wait, before it has begun,
-    or at work; only one that could not take it does."""
+    """§10.16: if a command came meanwhile, an owner that hands a run back for a later time does not put the run off, whether the run waits,
+    has not begun or is at work. Only an owner that could not take the command does (``due_stands``)."""
     await h.store.register("w", TTL)
     later = h.store.now() + 100 * TTL
     for name in ("waits", "waits until", "early", "at work", "unfit"):
@@ -544,7 +544,7 @@ async def case_no_later_time_over_what_was_put(h: Harness) -> None:
 
 @case
 async def case_puts_of_a_commit(h: Harness) -> None:
-    """§1.6: a commit puts into other inboxes; the first under a key stays."""
+    """§1.6: a commit puts items into other inboxes; the first item under a key stays."""
     await h.store.register("w", TTL)
     await (await Script(h.store, "p").begin("w")).wait()
     child = await Script(h.store, "c").begin("w")
@@ -560,7 +560,7 @@ async def case_puts_of_a_commit(h: Harness) -> None:
 
 @case
 async def case_dedup_claims(h: Harness) -> None:
-    """§3.5, T-73: a key is taken once, with the commit or not at all; an expired one is free again once its run has ended."""
+    """§3.5, T-73: a key is taken once, with the commit or not at all; an expired key is free again once its run has ended."""
     until = h.store.now() + SECOND
     claim = DedupClaim("request", "default/skill", "k", "r1", "d", until)
     await h.store.register("w", 9 * SECOND)
@@ -580,7 +580,7 @@ async def case_dedup_claims(h: Harness) -> None:
 
 @case
 async def case_claim_order(h: Harness) -> None:
-    """§10.11: the most urgent first, then the longest due; by queue and by skill."""
+    """§10.11: claims take the most urgent run first, then the one that has been due longest; they select by queue and by skill."""
     await h.store.register("w", TTL)
     for i, (priority, queue, skill) in enumerate([(0, "q", "a"), (5, "q", "a"), (0, "q", "b"), (9, "other", "a")]):
         await Script(h.store, f"r{i}", priority=priority, queue=queue, skill_id=skill).submit()
@@ -595,7 +595,7 @@ async def case_claim_order(h: Harness) -> None:
 
 @case
 async def case_claim_by_shape(h: Harness) -> None:
-    """§10.11, §3.2: a worker claims only what it can go on with, orphans included; the shape may change with the run."""
+    """§10.11, §3.2: a worker claims only runs that it can continue, orphans included; the shape of a run may change."""
     for name in ("dead", "old", "new"):
         await h.store.register(name, TTL)
     await Script(h.store, "r1", fingerprint="f1").submit()
@@ -613,7 +613,7 @@ async def case_claim_by_shape(h: Harness) -> None:
 
 @case
 async def case_claim_any_shape_in_a_folder(h: Harness) -> None:
-    """§11.2, §10.11: whoever takes any shape takes it in the folders it names alone, orphans included."""
+    """§11.2, §10.11: a worker that takes any shape takes runs bound to a folder only in the folders that it names, orphans included."""
     for name in ("dead", "here", "free"):
         await h.store.register(name, TTL)
     await Script(h.store, "unbound", fingerprint="f1").submit()
@@ -631,7 +631,7 @@ async def case_claim_any_shape_in_a_folder(h: Harness) -> None:
 
 @case
 async def case_claim_by_id(h: Harness) -> None:
-    """§7.1: one run by name, due or not, if nobody lives on it."""
+    """§7.1: one run can be claimed by id, due or not, unless a live owner holds it."""
     await h.store.register("w", TTL)
     await h.store.register("v", TTL)
     await (await Script(h.store, "r1").begin("w")).wait()
@@ -654,7 +654,7 @@ async def case_deadline_makes_due(h: Harness) -> None:
 
 @case
 async def case_tokens_are_revoked(h: Harness) -> None:
-    """T-91, §5.9, §5.14: a link is revoked in the commit that closes its wait, and no other link is; a used one stays used."""
+    """T-91, §5.9, §5.14: the commit that closes a wait revokes its links and no others; a used link stays used."""
     await h.store.register("w", TTL)
     script = await (await Script(h.store, "r1").begin("w")).wait()
     now, later = h.store.now(), h.store.now() + 3_600 * SECOND
@@ -671,7 +671,7 @@ async def case_tokens_are_revoked(h: Harness) -> None:
 
 @case
 async def case_dead_owner(h: Harness) -> None:
-    """§10.6: an owner proven dead is taken over at once, long before its expiry."""
+    """§10.6: the runs of an owner proven dead are taken over at once, long before its lease expires."""
     await h.store.register("w1", TTL)
     await h.store.register("w2", TTL)
     await Script(h.store, "r1").begin("w1")
@@ -687,7 +687,7 @@ async def case_dead_owner(h: Harness) -> None:
 
 @case
 async def case_renew_and_retire(h: Harness) -> None:
-    """§10.4: one renewal for all runs of an owner; a clean end hands them back at once and fences what is left."""
+    """§10.4: one renewal covers all runs of an owner; a clean end hands them back at once and fences off late writes."""
     await h.store.register("w1", TTL)
     await h.store.register("w2", 10 * TTL)
     script = await Script(h.store, "r1").begin("w1")
@@ -708,7 +708,7 @@ async def case_renew_and_retire(h: Harness) -> None:
 
 @case
 async def case_proof_of_death_is_kept(h: Harness) -> None:
-    """X-16, X-17: as long as an attempt that is not closed names an owner, its death can be proven, whatever was claimed since."""
+    """X-16, X-17: as long as an attempt that is not closed names an owner, the owner's death can be proven, whatever was claimed since."""
     for owner in ("w1", "w2", "w3"):
         await h.store.register(owner, TTL)
     script = await Script(h.store, "r1").begin("w1")
@@ -730,7 +730,7 @@ async def case_proof_of_death_is_kept(h: Harness) -> None:
 
 @case
 async def case_frozen_and_then_killed(h: Harness) -> None:
-    """X-17: an owner that was taken over as expired is not known to be dead, and is once it was killed."""
+    """X-17: an owner whose runs were taken over as expired is not known to be dead until it is killed."""
     await h.store.register("w1", TTL)
     script = await Script(h.store, "r1").begin("w1")
     await script.write(script.commit(ev.SideEffectAttempted("r1.x1", "k"), effects=(replace(effect("r1", 1, "k"), owner="w1"),)))
@@ -750,7 +750,7 @@ async def case_frozen_and_then_killed(h: Harness) -> None:
 
 @case
 async def case_retired_while_it_acts(h: Harness) -> None:
-    """§6.5: a clean end proves that an owner acts no more, unless a thread of it still does."""
+    """§6.5: a clean end proves that an owner no longer acts, unless one of its threads still does."""
     await h.store.register("w1", TTL)
     await h.store.register("w2", TTL)
     await h.store.outlive("w1")
@@ -763,7 +763,7 @@ async def case_retired_while_it_acts(h: Harness) -> None:
 
 @case
 async def case_worker_clock(h: Harness) -> None:
-    """T-80: what a worker believes about the time decides nothing; the store's clock does."""
+    """T-80: the store's clock decides; a worker's own clock decides nothing."""
     await h.store.register("w1", TTL)
     await h.store.register("w2", TTL)
     script = Script(h.store, "r1")
@@ -779,7 +779,7 @@ async def case_worker_clock(h: Harness) -> None:
 
 @case
 async def case_two_workers_of_one_name(h: Harness) -> None:
-    """X-08: an owner id is unique per process start; a second one of that name is refused."""
+    """X-08: an owner id is unique per process start; a second registration of the same name is refused."""
     await h.store.register("w", TTL)
     await refused(Conflict, h.store.register("w", TTL), "owner_taken")
     await Script(h.store, "r1").begin("w")
@@ -787,7 +787,7 @@ async def case_two_workers_of_one_name(h: Harness) -> None:
 
 @case
 async def case_own_run_is_reclaimed_by_id(h: Harness) -> None:
-    """X-09: an owner whose driver broke off takes its run up again, under a new fence; what the old driver writes is refused."""
+    """X-09: an owner whose driver broke off can claim its run again, under a new fence; what the old driver writes is refused."""
     await h.store.register("w", TTL)
     await h.store.register("other", TTL)
     script = await Script(h.store, "r0").begin("w")
@@ -800,7 +800,7 @@ async def case_own_run_is_reclaimed_by_id(h: Harness) -> None:
 
 @case
 async def case_claims_race(h: Harness) -> None:
-    """T-74: many claimers, one winner each."""
+    """T-74: of many claimers, one gets each run."""
     for i in range(4):
         await h.store.register(f"w{i}", TTL)
     for i in range(20):
@@ -815,7 +815,7 @@ async def case_claims_race(h: Harness) -> None:
 
 @case
 async def case_given_whole_as_soon_as_it_has_ended(h: Harness) -> None:
-    """§4.5: whoever waits for the end of a run is given what ``load`` gives, or its row: while it goes on, and where more than its log would have to be read."""
+    """§4.5: ``load_if_ended`` returns what ``load`` returns; but only the run's row while the run goes on, or if more than its log would have to be read."""
     store: object = h.store
     if not offers_awaited(store):
         return
@@ -837,7 +837,7 @@ async def case_given_whole_as_soon_as_it_has_ended(h: Harness) -> None:
 
 @case
 async def case_found_and_taken_by_the_first_commit(h: Harness) -> None:
-    """§1.11, §10.1, §10.2: where a store gives a run in the place of its claim, the run's first commit takes it, once and only as it was found."""
+    """§1.11, §10.1, §10.2: where a store returns a loaded run instead of a claim, the run's first commit takes the run: once, and only if it is as it was found."""
     store = h.store
     finder: object = store
     if not offers_untaken(finder):
@@ -870,14 +870,14 @@ async def case_found_and_taken_by_the_first_commit(h: Harness) -> None:
     assert await look("w2") == [] and await store.claim("w2", (), None, limit=5) == []
     await script.complete()
 
-    # A command was put into its inbox meanwhile: it is claimed, and begins with that.
+    # A command was put into the run's inbox meanwhile: the run is claimed instead, and begins with the command.
     script = await submit("r2")
     assert isinstance(await look(), Loaded)
     await store.put(signal("r2", "k", store.now()))
     await refused(InboxUnread, store.commit(first(script)))
     assert [c.run_id for c in await store.claim("w2", (), None, limit=5)] == ["r2"]
 
-    # Somebody else has its lane: another run of it was born and begun before, or is due before.
+    # Another run of the lane goes first: it was submitted before and is due, or it has begun.
     script = await submit("r3", session_key="s")
     assert isinstance(await look(), Loaded)
     other = await submit("r4", session_key="s")
@@ -886,14 +886,14 @@ async def case_found_and_taken_by_the_first_commit(h: Harness) -> None:
     await refused(Conflict, store.commit(first(other)), "lane_busy")
     assert await look() == []
 
-    # A limit was stored meanwhile: claims know of it, and commits do not.
+    # A limit was stored meanwhile: claims check limits and commits do not, so the commit is refused.
     script = await submit("r5")
     assert isinstance(await look(), Loaded)
     assert await store.put_rule(Rule("queue:default", Limit(in_flight=1)), None)
     await refused(Conflict, store.commit(first(script)), "limited")
     assert await look() == []
 
-    # What was begun before, or has been told something, is claimed.
+    # A run that was begun before, or has something in its inbox, is claimed.
     assert await store.put_rule(Rule("queue:default"), Rule("queue:default", Limit(in_flight=1)))
     claims = await look("w2")
     assert isinstance(claims, list) and [c.run_id for c in claims] == ["r5"]
@@ -922,7 +922,7 @@ async def case_lane_serialises(h: Harness) -> None:
 
 @case
 async def case_lanes_overlap_when_different(h: Harness) -> None:
-    """T-83: other lanes, sessions and tenants are free."""
+    """T-83: a held lane does not hold back runs of other lanes, sessions and tenants."""
     await h.store.register("w", TTL)
     await Script(h.store, "r0", session_key="s").begin("w")
     await Script(h.store, "r1", session_key="s", lane="side").begin("w")
@@ -932,7 +932,7 @@ async def case_lanes_overlap_when_different(h: Harness) -> None:
 
 @case
 async def case_invoke_respects_the_lane(h: Harness) -> None:
-    """§10.8: taking a new run is refused while its lane is held or awaited; submitted as pending it queues."""
+    """§10.8: taking a new run is refused while its lane is held or others wait for it; a run that is submitted as pending queues."""
     await h.store.register("w", TTL)
     holder = await Script(h.store, "r0", session_key="s").begin("w")
     again = Script(h.store, "r1", session_key="s")
@@ -947,7 +947,7 @@ async def case_invoke_respects_the_lane(h: Harness) -> None:
 
 @case
 async def case_waiting_run_holds_or_lets_go(h: Harness) -> None:
-    """§10.8: a waiting run holds its lane, unless it asked to let go; then it queues again by its old turn."""
+    """§10.8: a waiting run holds its lane, unless it asked to release it (``paused_lane``); then it queues again in its old turn."""
     await h.store.register("w", TTL)
     await (await Script(h.store, "h0", session_key="hold").begin("w")).wait()
     await Script(h.store, "h1", session_key="hold").submit()
@@ -968,7 +968,7 @@ async def case_waiting_run_holds_or_lets_go(h: Harness) -> None:
 
 @case
 async def case_lane_goes_with_the_lease(h: Harness) -> None:
-    """T-86, T-82: a lost holder is recovered before anyone behind it; a handed-back one keeps its turn."""
+    """T-86, T-82: if a lane's holder loses its owner, it is recovered before any run behind it; a run that is handed back keeps its turn."""
     await h.store.register("w1", TTL)
     await h.store.register("w2", TTL)
     await Script(h.store, "r0", session_key="s").begin("w1")
@@ -982,7 +982,7 @@ async def case_lane_goes_with_the_lease(h: Harness) -> None:
 
 @case
 async def case_resurrection_gets_a_new_turn(h: Harness) -> None:
-    """§10.8: a failed run that is resumed queues behind what came meanwhile."""
+    """§10.8: a failed run that is resumed queues behind the runs that were submitted meanwhile."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r0", session_key="s").begin("w")
     await script.write(script.commit(ev.RunFailed("boom", ErrorValue("E", "m")), lease=RELEASE))
@@ -993,13 +993,13 @@ async def case_resurrection_gets_a_new_turn(h: Harness) -> None:
 
 
 async def _ahead(h: Harness, until: str | None = None, limit: int = 50) -> list[str]:
-    """The runs of the main lane of the session s that go before others, as they are listed."""
+    """Returns the runs of the main lane of session s that go before others, as they are listed."""
     asked = RunFilter(tenant_id="default", session_key="s", lane="main", ahead=True, until=until, limit=limit)
     return [run.run_id for run, _ in await h.store.runs(asked)]
 
 
 async def _only(h: Harness, owner: str, run_id: str, others: Sequence[str]) -> Script:
-    """Claims a run that goes first, after nobody could claim any other of its lane."""
+    """Claims the run that goes first, after checking that no other run of its lane can be claimed."""
     for other in others:
         assert await h.store.claim(owner, (), None, limit=1, run_id=other) == [], f"{other} went before {run_id}"
     (claim,) = await h.store.claim(owner, (), None, limit=5)
@@ -1011,12 +1011,12 @@ async def _only(h: Harness, owner: str, run_id: str, others: Sequence[str]) -> S
 
 @case
 async def case_listing_who_goes_before_others(h: Harness) -> None:
-    """§10.8: the holder of a lane first, then who is due, by their turns; what is listed first is what claims leave the others for."""
+    """§10.8: the listing has the holder of a lane first, then the due runs by their turns; claims let the first one listed go before the others."""
     await h.store.register("w", 1000 * TTL)
     later = h.store.now() + TTL
     assert await _ahead(h) == []
     await Script(h.store, "put-off", session_key="s", not_before=later).submit()
-    for name in ("r2", "r1", "r0"):  # whatever the ids
+    for name in ("r2", "r1", "r0"):  # the order does not follow the ids
         await Script(h.store, name, session_key="s").submit()
     for beside in ({"lane": "side", "session_key": "s"}, {"tenant_id": "other", "session_key": "s"}, {"session_key": "t"}):
         await Script(h.store, "-".join(beside.values()), **beside).begin("w")
@@ -1028,7 +1028,7 @@ async def case_listing_who_goes_before_others(h: Harness) -> None:
     assert [r.run_id for r, _ in await h.store.runs(replace(lane, by_turn=True))] == ["r0", "r1", "r2", "put-off"]
     assert [r.run_id for r, _ in await h.store.runs(replace(lane, ahead=True, statuses=("pending",), limit=2))] == ["r2", "r1"]
 
-    # What was put into its inbox, or its time, makes it due, by its turn.
+    # An item in its inbox, or its start time, makes the run due; it then goes by its turn.
     await h.store.put(signal("put-off", "k", h.store.now()))
     assert await _ahead(h) == ["put-off", "r2", "r1", "r0"]
     early = await _only(h, "w", "put-off", ("r2", "r1", "r0"))
@@ -1045,7 +1045,7 @@ async def case_listing_who_goes_before_others(h: Harness) -> None:
 
 @case
 async def case_listing_who_holds_a_lane(h: Harness) -> None:
-    """§10.8: a holder goes before all, whatever its turn, be it that it waits, is interrupted or has lost its owner; one that has let go is as any other."""
+    """§10.8: the holder of a lane goes first, even if it waits, is interrupted or has lost its owner; a run that released its lane goes by its turn."""
     await h.store.register("w", 1000 * TTL)
     await (await Script(h.store, "r0", session_key="s", paused_lane="release").begin("w")).wait()
     assert await _ahead(h) == [], "it has let go of its lane, and is not due"
@@ -1084,7 +1084,7 @@ async def case_listing_who_holds_a_lane(h: Harness) -> None:
 
 @case
 async def case_effects(h: Harness) -> None:
-    """§6.5, §6.8: one open record of a key; settled by compare-and-set, also after the lease is lost."""
+    """§6.5, §6.8: a key has one open record, which is settled by compare-and-set, also after the lease is lost."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
     first = effect("r1", 1, "k")
@@ -1104,7 +1104,7 @@ async def case_effects(h: Harness) -> None:
 
 @case
 async def case_an_attempt_follows_the_one_that_its_commit_settles(h: Harness) -> None:
-    """§6.8: one attempt under a key is settled and the next begins in one commit, in whichever order they stand there; two do not begin."""
+    """§6.8: one commit may settle an attempt under a key and begin the next, in either order; it may not begin two."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
     fact, before = ev.SideEffectAttempted("x", "k"), effect("r1", 0, "k")
@@ -1117,7 +1117,7 @@ async def case_an_attempt_follows_the_one_that_its_commit_settles(h: Harness) ->
     twice = (replace(before, status=EffectStatus.FAILED), effect("r1", 3, "k"), effect("r1", 4, "k"))
     await refused(EffectInProgress, h.store.commit(script.commit(fact, effects=twice)))
     third = effect("r1", 3, "k")
-    known = (replace(before, status=EffectStatus.FAILED), third, replace(third, status=EffectStatus.UNKNOWN))  # begun, and not known already
+    known = (replace(before, status=EffectStatus.FAILED), third, replace(third, status=EffectStatus.UNKNOWN))  # the attempt begins, and its outcome is unknown at once
     await script.write(script.commit(fact, effects=known))
     fourth, fifth = effect("r1", 4, "k"), effect("r1", 5, "k")
     ended = (replace(third, status=EffectStatus.FAILED), fourth, replace(fourth, status=EffectStatus.FAILED), fifth)
@@ -1128,7 +1128,7 @@ async def case_an_attempt_follows_the_one_that_its_commit_settles(h: Harness) ->
 
 @case
 async def case_ledger(h: Harness) -> None:
-    """§9.6, T-63: three rows or none."""
+    """§9.6, T-63: the three rows of a commit are all written, or none is."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
     rows = tuple(LedgerRow("r1", "topic", f"k{i}", canon.encode(i), h.store.now()) for i in range(3))
@@ -1171,7 +1171,7 @@ async def case_group_isolates(h: Harness) -> None:
 
 
 class _Sitting:
-    """A seat that hands over the next of its steps when it is told of one."""
+    """A seat that hands over its next step when it is told that one was written."""
 
     def __init__(self, steps: list[Step]) -> None:
         self.steps = steps
@@ -1195,7 +1195,7 @@ class _Sitting:
 
 @case
 async def case_seats_are_told(h: Harness) -> None:
-    """§1.11: runs that hand over step after step are each told of their own, and one that is refused, or waits no more, of nothing else."""
+    """§1.11: runs that hand over step after step are each told about their own steps. A refused run is told only of the error; one that no longer waits, of nothing."""
     crowd: object = h.store
     if not offers_gathering(crowd):
         return
@@ -1207,7 +1207,7 @@ async def case_seats_are_told(h: Harness) -> None:
     for script in scripts:
         first = prepare(script.step()).step
         assert first is not None and first.after is not None
-        # Each further one follows the last; which tip that is, is known when it is told.
+        # Each further step follows the last one, whose tip the seat learns when it is told.
         seat = _Sitting([replace(first, seq=first.seq + 2, data=b"second", hash=bytes(16), since=first.since + 6, version=first.version + 2)])
         seats.append(seat)
         assert crowd.step_at_once(first) is None, "others have something to write too"
@@ -1225,7 +1225,7 @@ async def case_seats_are_told(h: Harness) -> None:
 
 @case
 async def case_one_run_twice_at_once(h: Harness) -> None:
-    """§1.6: two commits of one run at the same time: one of them wins, the other is told."""
+    """§1.6: of two commits of one run at the same time, one wins and the other gets a VersionConflict."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
     await Script(h.store, "r2").begin("w")
@@ -1235,7 +1235,7 @@ async def case_one_run_twice_at_once(h: Harness) -> None:
 
 @case
 async def case_wake_ups(h: Harness) -> None:
-    """§10.16, T-18: whoever waits is woken by a put, and never waits for what has already happened."""
+    """§10.16, T-18: a put wakes everyone who waits for a change, and nobody waits for a change that has already happened."""
     await Script(h.store, "r1").submit()
     await h.store.wait_for_change(0)
     await h.store.put(signal("r1", "k1", h.store.now()))
@@ -1252,7 +1252,7 @@ async def case_wake_ups(h: Harness) -> None:
 
 @case
 async def case_rebuild(h: Harness) -> None:
-    """§12.3: the row becomes the fold with the audit record, if nothing changed since the look and nobody lives on it."""
+    """§12.3: the row becomes the fold with the audit record, if nothing changed since the evidence was read and no live owner holds the run."""
     await h.store.register("w", TTL)
     script = await (await Script(h.store, "r1").begin("w")).wait()
     upkeep = keeper(h.store)
@@ -1279,7 +1279,7 @@ async def case_rebuild(h: Harness) -> None:
 
 @case
 async def case_adopt(h: Harness) -> None:
-    """§12.5: a run from elsewhere, byte for byte, once; it goes on under a fence of this store."""
+    """§12.5: a run from another store is taken in byte for byte, once; it goes on under a fence of this store."""
     there, other = elsewhere(h), elsewhere(h)
     for store in (there, other):
         await store.register("w", TTL)
@@ -1311,7 +1311,7 @@ async def case_adopt(h: Harness) -> None:
 
 @case
 async def case_prune(h: Harness) -> None:
-    """§6.10, X-06: whole lineages, all ended long enough ago; a key that others share stays on record; what is open stays."""
+    """§6.10, X-06: only whole lineages are pruned, if all their runs ended long enough ago; a shared key stays on record, and a lineage with an open effect stays."""
     await h.store.register("w", 100 * TTL)
     for run_id, root in (("a1", "a1"), ("a2", "a1"), ("b1", "b1"), ("c1", "c1")):
         await Script(h.store, run_id, lineage_root=root).begin("w")
@@ -1344,7 +1344,7 @@ async def case_prune(h: Harness) -> None:
 
 @case
 async def case_whoever_is_late_for_a_pruned_run_is_told(h: Harness) -> None:
-    """§6.10: a commit, a command, a link, a claim by name, a copy from elsewhere; a run that never was is not pruned."""
+    """§6.10: a late commit, command, claim by id or import of a pruned run raises RunPruned; a run that never existed is not reported as pruned."""
     await h.store.register("w", 100 * TTL)
     script = await Script(h.store, "r1").begin("w")
     late = script.commit(ev.NoteAdded("late"))
@@ -1366,7 +1366,7 @@ async def case_whoever_is_late_for_a_pruned_run_is_told(h: Harness) -> None:
 
 @case
 async def case_a_key_outlasts_its_pruned_run(h: Harness) -> None:
-    """§3.5, §9.8: a key is kept for its time, whether its run is or not; after that the next prune forgets it."""
+    """§3.5, §9.8: a key is kept for its time even if its run was pruned; after that the next prune removes it."""
     await h.store.register("w", 100 * TTL)
     until = h.store.now() + 10 * SECOND
     claims = {key: DedupClaim("request", "default/notes", key, "r1", "d", at) for key, at in (("timed", until), ("over", h.store.now()), ("bound", None))}
@@ -1395,7 +1395,7 @@ async def _script(h: Harness, run_id: str) -> Script:
 
 @case
 async def case_sound(h: Harness) -> None:
-    """§1.9: a store that was only used finds nothing wrong with itself."""
+    """§1.9: ``verify`` finds nothing wrong in a store that was only used."""
     await h.store.register("w", TTL)
     await (await Script(h.store, "r1").begin("w")).steps(3)
     await Script(h.store, "r2").submit()

@@ -1,4 +1,4 @@
-"""The part of the store suite that is about large results (§6.4, §6.10): its cases are in ``conformance.CASES`` once this is imported."""
+"""The part of the store suite about large results (§6.4, §6.10). Importing this module adds its cases to ``conformance.CASES``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, eff
 
 
 def bulk(letter: str = "x") -> Blob:
-    """A large result, encoded."""
+    """Returns a large result, encoded."""
     return blob_of(canon.encode(letter * (LARGE + 1)))
 
 
 def recording(script: Script, blob: Blob, *, kept: bool = False, key: str = "", shared: bool = False) -> Commit:
-    """A commit that records a step's result, and an effect's under a key, as references; ``kept``: the store has the bytes."""
+    """Returns a commit that records a step's result, and with ``key`` that of an effect, as references. ``kept``: the store has the bytes already."""
     step = StepRecord("node", f"{script.tip.seq if script.tip else 0}", "fetch", value=blob.reference, kind="effect" if key else "step")
     done = replace(effect(script.run_id, 1, key, EffectStatus.RECORDED), result=blob.reference, blob=blob.digest, shared=shared)
     given = Blob(blob.digest, blob.size) if kept else blob
@@ -33,7 +33,7 @@ def recording(script: Script, blob: Blob, *, kept: bool = False, key: str = "", 
 
 @case
 async def case_blob_is_kept_once(h: Harness) -> None:
-    """§6.4: written with the record that names it, whoever names it later; read back as it was written."""
+    """§6.4: a blob is written with the first record that names it, and kept once even if others name it later; it is read back as it was written."""
     await h.store.register("w", TTL)
     blob = bulk()
     await refused(StoreCorrupt, h.store.blob(blob.digest), "blob_unreadable")
@@ -53,7 +53,7 @@ async def case_blob_is_kept_once(h: Harness) -> None:
 
 @case
 async def case_blob_goes_with_its_commit(h: Harness) -> None:
-    """§1.6: a commit that is refused leaves none; one that names what is not there is refused."""
+    """§1.6: a refused commit leaves no blob; a commit that names a blob which is not there is refused."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
     stale = recording(script, bulk("s"))
@@ -68,7 +68,7 @@ async def case_blob_goes_with_its_commit(h: Harness) -> None:
 
 @case
 async def case_blob_is_pruned_with_the_last_that_names_it(h: Harness) -> None:
-    """§6.10: a blob goes in the transaction that takes the last record of it; a tombstone is a record."""
+    """§6.10: a blob is removed in the transaction that removes the last record that names it; a tombstone is such a record."""
     await h.store.register("w", 100 * TTL)
     both, own, told = bulk("b"), bulk("o"), bulk("t")
     for run_id, kept in (("r1", False), ("r2", True)):
@@ -97,7 +97,7 @@ async def case_blob_is_pruned_with_the_last_that_names_it(h: Harness) -> None:
 
 @case
 async def case_blob_travels_with_its_run(h: Harness) -> None:
-    """§12.5: what is carried to another store, and back, has its large results with it."""
+    """§12.5: a run that is copied to another store, or from it, takes its large results with it."""
     there, blob = elsewhere(h), bulk()
     for number, (source, target) in enumerate(((h.store, there), (there, h.store)), 1):
         await source.register("w", TTL)

@@ -1,4 +1,4 @@
-"""The part of the store suite that is about what steps emit (§13.6): its cases are in ``conformance.CASES`` once this is imported."""
+"""The part of the store suite about what steps emit (§13.6). Importing this module adds its cases to ``conformance.CASES``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def emit(script: Script, *batches: Batch, fence: int | None = None, **more: obje
 
 
 async def numbers(h: Harness, run_id: str, after: int = 0) -> list[tuple[int, bool]]:
-    """The chunks that are there, by number, and whether they were replaced."""
+    """Returns the numbers of the chunks that are there, and whether each was replaced."""
     return [(n, s.replaced) for s in await h.store.chunks(run_id, after) for n in range(s.batch.first, s.batch.last + 1)]
 
 
 @case
 async def case_chunks_are_kept_in_order_and_by_cursor(h: Harness) -> None:
-    """§13.6: what was emitted is read from the beginning or beyond a serial, and comes back as it was."""
+    """§13.6: emitted chunks are read from the beginning or after a serial, and come back as they were."""
     await h.store.register("w", TTL)
     mine = await Script(h.store, "r1").begin("w")
     other = await Script(h.store, "r2").begin("w")
@@ -53,7 +53,7 @@ async def case_chunks_of_a_late_owner_are_left_out(h: Harness) -> None:
 
 @case
 async def case_chunks_ride_with_a_commit_and_are_replaced_by_it(h: Harness) -> None:
-    """In the same transaction: a commit that is refused leaves the ring as it was; what was replaced goes a while later."""
+    """A commit writes its chunks in its transaction: a refused commit leaves the ring as it was. Replaced chunks are removed a while later."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
     await h.store.emit([emit(script, batch("r1", 1, b"a"))])
@@ -85,7 +85,7 @@ async def case_rings_are_cut(h: Harness) -> None:
 
 @case
 async def case_chunks_need_no_repair(h: Harness) -> None:
-    """They are provisional: the checker has nothing to say of them, and a run is loaded as before."""
+    """Chunks are provisional: the checker finds no problem with them, and a run is loaded as before."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
     await h.store.emit([emit(script, batch("r1", 1, b"a"))])

@@ -1,5 +1,5 @@
-"""The part of the store suite that is about a wall clock that was wrong (§10.3, X-20): what is due at once is due under any clock. Its cases
-are in ``conformance.CASES`` once this is imported."""
+"""The part of the store suite about a wall clock that was wrong (§10.3, X-20): what is due at once is due under any clock. Importing this
+module adds its cases to ``conformance.CASES``."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ async def _submit(h: Harness, name: str) -> None:
 
 
 async def _answer(h: Harness, name: str) -> None:
-    """At rest, then something is put into its inbox."""
+    """Lets the run rest, then puts an item into its inbox."""
     await (await Script(h.store, name).begin("other")).wait()
     await h.store.put(signal(name, "k", h.store.now()))
 
 
 async def _answer_early(h: Harness, name: str) -> None:
-    """As before, of a run that has a deadline far away."""
+    """Does what ``_answer`` does, with a run whose wait has a deadline far away."""
     await (await Script(h.store, name).begin("other")).wait(deadline=h.store.now() + 10 * HOUR)
     await h.store.put(signal(name, "k", h.store.now()))
 
 
 async def _tell_by_a_child(h: Harness, name: str) -> None:
-    """The item rides in another run's commit."""
+    """Puts the item with another run's commit."""
     await (await Script(h.store, name).begin("other")).wait()
     child = await Script(h.store, f"{name}-child", queue="children").begin("other")
     await child.complete(puts=(signal(name, "k", h.store.now()),))
@@ -49,7 +49,7 @@ async def _hand_back(h: Harness, name: str) -> None:
 
 
 async def _resume_at_rest(h: Harness, name: str) -> None:
-    """Decided by whoever came, and due by that."""
+    """Makes the resting run due by a commit from outside."""
     script = await (await Script(h.store, name).begin("other")).wait()
     await script.write(script.touching(ev.NoteAdded("go on"), due=AT_ONCE))
 
@@ -61,7 +61,7 @@ async def _resume_after_its_end(h: Harness, name: str) -> None:
 
 
 async def _retire(h: Harness, name: str) -> None:
-    """Its worker hands back whatever it holds as it ends."""
+    """Ends the run's worker, which hands back every run that it holds."""
     await h.store.register(f"{name}-worker", LONG)
     await Script(h.store, name).begin(f"{name}-worker")
     await h.store.retire(f"{name}-worker")
@@ -74,7 +74,7 @@ WAYS: tuple[Callable[[Harness, str], Awaitable[None]], ...] = (
 
 @case
 async def case_due_at_once_under_any_clock(h: Harness) -> None:
-    """X-20, §10.3: whatever makes a run due at once, under a clock an hour ahead or an hour behind, it is claimed when the clock is right again."""
+    """X-20, §10.3: a run that was made due at once, in any way, under a clock that was ahead or behind, is claimed when the clock is right again."""
     for worker in ("w", "other"):
         await h.store.register(worker, LONG)
     for wrong in (HOUR, -HOUR, 26 * HOUR):
@@ -89,7 +89,7 @@ async def case_due_at_once_under_any_clock(h: Harness) -> None:
 
 @case
 async def case_due_at_once_in_a_lane(h: Harness) -> None:
-    """X-20, §10.8: those of one lane go in the order in which they came, whatever the clock showed; by name too."""
+    """X-20, §10.8: the runs of one lane go in the order in which they came, whatever the clock showed, also when they are claimed by id."""
     for worker in ("w", "other"):
         await h.store.register(worker, LONG)
     for number, jump in enumerate((HOUR, -2 * HOUR, HOUR, 0)):
@@ -108,8 +108,8 @@ async def case_due_at_once_in_a_lane(h: Harness) -> None:
 
 @case
 async def case_whoever_waits_longest_goes_first(h: Harness) -> None:
-    """§10.11: timers and what is due at once take their turns by how long they have been due, so that neither starves; what was made
-    due under a clock ahead goes before both, and urgency before everything."""
+    """§10.11: timers and runs due at once are claimed by how long they have been due, so that neither starves. A run that was made due
+    while the clock was ahead goes before both, and an urgent run goes before all."""
     await h.store.register("w", LONG)
     await h.store.register("other", LONG)
     for name in ("timer1", "timer3"):
@@ -130,7 +130,7 @@ async def case_whoever_waits_longest_goes_first(h: Harness) -> None:
 
 @case
 async def case_a_time_that_was_asked_for(h: Harness) -> None:
-    """§10.15: what is to begin at a time begins then, and no earlier."""
+    """§10.15: a run that is to begin at a certain time begins then, and not earlier."""
     await h.store.register("w", LONG)
     await Script(h.store, "later", not_before=h.store.now() + HOUR).submit()
     assert await h.store.claim("w", (), None, limit=1) == []
@@ -140,7 +140,7 @@ async def case_a_time_that_was_asked_for(h: Harness) -> None:
 
 @case
 async def case_due_at_once_after_an_import(h: Harness) -> None:
-    """X-20, §12.5: a run that is taken over from elsewhere."""
+    """X-20, §12.5: a run that is copied from another store is due at once under any clock."""
     await h.store.register("w", LONG)
     there = elsewhere(h)
     await Script(there, "r1").submit()
@@ -152,7 +152,7 @@ async def case_due_at_once_after_an_import(h: Harness) -> None:
 
 @case
 async def case_intents_under_any_clock(h: Harness) -> None:
-    """X-20, §9.1: what is to be sent is to be sent now, whatever the clock showed when its step committed."""
+    """X-20, §9.1: an intent is due at once, whatever the clock showed when its step committed."""
     await h.store.register("w", LONG)
     for number, wrong in enumerate((HOUR, -HOUR)):
         h.clock.forward(wrong)

@@ -1,4 +1,4 @@
-"""The part of the store suite that is about limits (§10.11): once this is imported its cases are in ``conformance.CASES`` and ``conformance_pairs.PAIRS``."""
+"""The part of the store suite about limits (§10.11). Importing this module adds its cases to ``conformance.CASES`` and ``conformance_pairs.PAIRS``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def resting(store: Store, run_id: str, claim: Claim) -> Script:
 
 @case
 async def case_limits_hold_runs_back(h: Harness) -> None:
-    """§10.11: no more runs are driven than their queue, their tenant and their worker may; the others stay due."""
+    """§10.11: no more runs are driven than the limits of their queue, their tenant and their worker allow; the others stay due."""
     for owner in ("w", "v"):
         await h.store.register(owner, TTL)
     await submit(h.store, *(f"a{i}" for i in range(4)), tenant_id="a")
@@ -52,7 +52,7 @@ async def case_limits_hold_runs_back(h: Harness) -> None:
 
 @case
 async def case_limit_follows_who_holds_what(h: Harness) -> None:
-    """§10.11: a run that ends, that rests, that is handed back or whose owner is lost holds nothing; no counter is left behind."""
+    """§10.11: a run that ends, rests, is handed back or loses its owner holds nothing; no counter is left behind."""
     for owner in ("w", "v", "u"):
         await h.store.register(owner, TTL)
     await submit(h.store, *(f"r{i}" for i in range(8)))
@@ -90,7 +90,7 @@ async def case_limits_are_taken_together(h: Harness) -> None:
 
 @case
 async def case_rate_of_claims(h: Harness) -> None:
-    """§10.11: so many runs begin in a second as the bucket lets, by the store's clock."""
+    """§10.11: as many runs begin in a second as the token bucket allows, by the store's clock."""
     await h.store.register("w", 100 * TTL)
     await submit(h.store, *(f"r{i}" for i in range(9)))
     limits = {"queue:default": Limit(per_second=2, burst=3)}
@@ -106,7 +106,7 @@ async def case_rate_of_claims(h: Harness) -> None:
 
 @case
 async def case_tenants_take_turns(h: Harness) -> None:
-    """§10.11, X-15: among equally urgent runs of a queue the next is of the tenant that holds least, however long the line of another is."""
+    """§10.11, X-15: of equally urgent runs of a queue, the next one is of the tenant that holds least, however many runs of another tenant wait."""
     await h.store.register("w", TTL)
     await submit(h.store, *(f"a{i}" for i in range(9)), tenant_id="a")
     h.clock.forward(SECOND)
@@ -121,7 +121,7 @@ async def case_tenants_take_turns(h: Harness) -> None:
 
 @case
 async def case_claim_by_name_is_limited(h: Harness) -> None:
-    """§10.11: a run that is asked for by name is held back too; one that its claimer holds already is not."""
+    """§10.11: a limit also holds back a run that is claimed by id, unless the claimer holds the run already."""
     for owner in ("w", "v"):
         await h.store.register(owner, TTL)
     await submit(h.store, "r0", "r1")
@@ -136,7 +136,7 @@ async def case_claim_by_name_is_limited(h: Harness) -> None:
 
 @case
 async def case_rules_are_kept(h: Harness) -> None:
-    """§10.11: what is stored wins over what is declared, says who changed it, and is changed by whoever has seen it as it is."""
+    """§10.11: a stored rule wins over a declared limit, says who changed it, and is changed by compare-and-set."""
     await h.store.register("w", TTL)
     await submit(h.store, *(f"r{i}" for i in range(5)))
     assert await h.store.rules() == []
@@ -159,7 +159,7 @@ async def case_rules_are_kept(h: Harness) -> None:
 
 @case
 async def case_a_queue_is_bounded(h: Harness) -> None:
-    """§10.11: so many runs of a tenant may wait in a queue; one more is refused, and nothing of it is kept. A request that is known is no new run."""
+    """§10.11: ``max_queued`` runs of a tenant may wait in a queue; one more is refused, and nothing of it is stored. A known request is no new run."""
     await h.store.register("w", TTL)
     claim = DedupClaim("request", "default\x1fskill", "k", "r0", "d", None)
     await Script(h.store, "r0").submit(max_queued=2, claims=(claim,))
@@ -178,7 +178,7 @@ async def case_a_queue_is_bounded(h: Harness) -> None:
 
 @case
 async def case_backlog(h: Harness) -> None:
-    """§10.11: what is due and not taken is counted by queue, tenant and shape, with how many stand behind another run of their lane."""
+    """§10.11: due runs that nobody has taken are counted by queue, tenant and shape, with the number of them that wait behind another run of their lane."""
     await h.store.register("w", TTL)
     assert await h.store.backlog() == []
     since = h.clock()
@@ -198,7 +198,7 @@ async def case_backlog(h: Harness) -> None:
 
 @case
 async def case_calls_hold_limits(h: Harness) -> None:
-    """§10.11, T-85: a call holds all its limits or none, from its beginning to its end or that of its owner."""
+    """§10.11, T-85: a call holds all its limits or none, from its beginning until it or its owner ends."""
     for owner in ("w", "v"):
         await h.store.register(owner, TTL)
     await submit(h.store, "r0", "r1", "r2")
@@ -228,7 +228,7 @@ async def case_calls_hold_limits(h: Harness) -> None:
 
 @case
 async def case_a_resting_run_is_woken_by_who_leaves(h: Harness) -> None:
-    """§10.11: a run that rests until a slot is free is due at once when somebody leaves, who has waited longest first."""
+    """§10.11: a run that rests until a slot is free is due at once when a call leaves; the run that has waited longest goes first."""
     await h.store.register("w", 100 * TTL)
     gpu = {"gpu": Limit(in_flight=1)}
     assert await h.store.enter("w", "none", "x", dict(gpu)) is None
@@ -248,7 +248,7 @@ async def case_a_resting_run_is_woken_by_who_leaves(h: Harness) -> None:
 
 @case
 async def case_a_run_at_rest_looks_again_for_room(h: Harness) -> None:
-    """§10.11: what was freed between a call's last question and its run's rest woke nobody, so the run looks once more: it is due at once where there is room, and holds nothing by that."""
+    """§10.11: a slot freed between a call's last request and its run's rest wakes nobody. So the run looks again: if there is room it is due at once, but holds no slot yet."""
     looker: object = h.store
     if not offers_looking_again(looker):
         return
@@ -263,7 +263,7 @@ async def case_a_run_at_rest_looks_again_for_room(h: Harness) -> None:
     await h.store.leave("w", ["x"])  # wakes it
     script = await resting(h.store, "r0", (await h.store.claim("w", (), None, limit=1, limits={}))[0])
     assert await h.store.enter("w", "none", "x", dict(gpu)) is None
-    await h.store.leave("w", ["x"])  # the run is driven, so that nobody is woken
+    await h.store.leave("w", ["x"])  # nobody is woken, because the run is driven
     await script.write(script.commit(ev.RunHandedBack("w"), due=far, lease=RELEASE))
     assert await claim_all(h.store, "w") == []
     assert await looker.look_again("r0", dict(gpu)) and (await h.store.usage()).calls == {}
@@ -282,7 +282,7 @@ async def case_a_run_at_rest_looks_again_for_room(h: Harness) -> None:
 
 @pair
 async def pair_claims_within_a_limit(p: Pair) -> None:
-    """§10.11, T-85: however many claim at once, no limit is exceeded, and all that fits is taken."""
+    """§10.11, T-85: when two claim at once, no limit is exceeded, and every run that fits is taken."""
     await p.one.register("w", 1_000 * TTL)
     await p.other.register("v", 1_000 * TTL)
     limits = {"queue:default": Limit(in_flight=3), "tenant:*": Limit(in_flight=2)}
@@ -309,7 +309,7 @@ async def pair_claims_within_a_limit(p: Pair) -> None:
 
 @pair
 async def pair_calls_within_a_limit(p: Pair) -> None:
-    """§10.11: of two calls that begin at once for the last slot, one does."""
+    """§10.11: of two calls that ask for the last slot at once, one begins."""
     await p.one.register("w", 1_000 * TTL)
     await p.other.register("v", 1_000 * TTL)
     needs: dict[str, Limit | None] = {"gpu": Limit(in_flight=1)}

@@ -1,7 +1,7 @@
-"""The part of the store suite that is about the outbox (§9): its cases are in ``conformance.CASES`` once this is imported.
+"""The part of the store suite about the outbox (§9). Importing this module adds its cases to ``conformance.CASES``.
 
-Each that is about two senders takes its second store from ``another``, where the harness has one: over the same database, as
-another process would have it.
+A case about two senders takes its second store from the harness's ``another``, if it has one: a store over the same database, as another
+process would have it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ MAIL = ("mail",)
 
 
 def intent(run_id: str, name: str, at: int, order_key: str = "", **fields: Any) -> Intent:
-    """An intent as a barrier makes it."""
+    """Returns an intent as a barrier makes it."""
     payload = canon.encode("hello")
     made = Intent(intent_id=name, run_id=run_id, type="mail", payload=payload, key=name, created_at=at, due=at, order_key=order_key)
     return replace(made, digest=intents.digest("mail", payload), **fields)
 
 
 def senders(h: Harness) -> tuple[Store, Store]:
-    """Two stores over one database, or twice the one there is."""
+    """Returns two stores over one database, or the one store twice."""
     return h.store, getattr(h, "another", h.store)
 
 
 async def outbox(h: Harness, *made: Intent, run_id: str = "r1", **submitted: Any) -> Script:
-    """A run that asks for these to be sent."""
+    """Returns the script of a run that asks for these intents to be sent."""
     if not any(w.owner == "w" for w in await h.store.workers()):
         await h.store.register("w", TTL)
     script = await Script(h.store, run_id, **submitted).begin("w")
@@ -48,7 +48,7 @@ async def outbox(h: Harness, *made: Intent, run_id: str = "r1", **submitted: Any
 
 
 async def settle(store: Store, before: Intent, outcome: intents.Outcome = DONE) -> bool:
-    """What a dispatcher does when a sending has come to its end."""
+    """Settles an intent, as a dispatcher does when a send has ended. Returns whether the store accepted it."""
     return (await store.settle_intents([Settlement(before, intents.after(before, outcome, PLAIN, store.now()))]))[0]
 
 
@@ -58,7 +58,7 @@ def names(found: Sequence[Intent]) -> list[str]:
 
 @case
 async def case_intents_are_claimed_and_settled(h: Harness) -> None:
-    """§9.1, §9.3: stored with the commit or not at all, claimed under a lease, settled once; each attempt is kept."""
+    """§9.1, §9.3: intents are stored with the commit or not at all, claimed under a lease and settled once; each attempt is kept."""
     now = h.store.now()
     script = await outbox(h, intent("r1", "a", now), intent("r1", "b", now))
     await refused(VersionConflict, h.store.commit(Script(h.store, "r1").first(intents=(intent("r1", "never", now),))))
@@ -81,7 +81,7 @@ async def case_intents_are_claimed_and_settled(h: Harness) -> None:
 
 @case
 async def case_a_lost_sender_is_told_apart(h: Harness) -> None:
-    """§9.4, T-67: whoever takes over from a sender that is gone knows it; its late word changes nothing."""
+    """§9.4, T-67: a sender that takes over from a lost one is told so; a late settlement of the lost one changes nothing."""
     now = h.store.now()
     await outbox(h, intent("r1", "a", now))
     one, two = senders(h)
@@ -97,7 +97,7 @@ async def case_a_lost_sender_is_told_apart(h: Harness) -> None:
 
 @case
 async def case_a_settlement_names_its_attempt(h: Harness) -> None:
-    """A sender that lost an intent and has it again settles its second attempt, and not its first by mistake."""
+    """A sender that lost an intent and claimed it again settles its second attempt, and not by mistake its first."""
     await outbox(h, intent("r1", "a", h.store.now()))
     (first,) = await h.store.claim_intents("d1", MAIL, limit=1, ttl_us=SECOND)
     h.clock.forward(SECOND)
@@ -109,7 +109,7 @@ async def case_a_settlement_names_its_attempt(h: Harness) -> None:
 
 @case
 async def case_a_dead_sender_needs_no_waiting(h: Harness) -> None:
-    """§10.6: the proof of its death ends its hold at once, and closes its attempt."""
+    """§10.6: the proof of a sender's death ends its claim at once, and closes its attempt."""
     await outbox(h, intent("r1", "a", h.store.now()))
     await h.store.register("d1", TTL)
     await h.store.claim_intents("d1", MAIL, limit=1, ttl_us=TTL)
@@ -121,7 +121,7 @@ async def case_a_dead_sender_needs_no_waiting(h: Harness) -> None:
 
 @case
 async def case_a_claim_whose_answer_was_lost(h: Harness) -> None:
-    """X-09, §9.4: its owner takes anew what it holds without knowing, and nothing of that was sent; not what it is sending, nor another's."""
+    """X-09, §9.4: an owner that lost the answer to a claim claims those intents again, of which it sent none; it gets none that it is sending, nor another owner's."""
     now = h.store.now()
     await outbox(h, *(intent("r1", name, now) for name in ("lost", "sending", "theirs", "free")))
     one, two = senders(h)
@@ -136,7 +136,7 @@ async def case_a_claim_whose_answer_was_lost(h: Harness) -> None:
 
 @case
 async def case_long_sends_are_renewed(h: Harness) -> None:
-    """§9.1: speech, an upload: what is still being sent is not taken away."""
+    """§9.1: an intent that is still being sent (speech, an upload) and is renewed is not taken away."""
     now = h.store.now()
     await outbox(h, intent("r1", "a", now), intent("r1", "b", now))
     (first,) = await h.store.claim_intents("d1", MAIL, limit=1, ttl_us=SECOND)
@@ -150,7 +150,7 @@ async def case_long_sends_are_renewed(h: Harness) -> None:
 
 @case
 async def case_only_what_it_has_a_transport_for(h: Harness) -> None:
-    """§9.1: a dispatcher takes the types that it can send, and no others; one run's own if it asks for those."""
+    """§9.1: a dispatcher gets only the types that it can send; and only the intents of one run if it asks for that."""
     now = h.store.now()
     await outbox(h, intent("r1", "a", now), replace(intent("r1", "b", now), type="fax"))
     await outbox(h, intent("r2", "c", now), run_id="r2")
@@ -164,7 +164,7 @@ async def case_only_what_it_has_a_transport_for(h: Harness) -> None:
 
 @case
 async def case_order_is_kept_per_key(h: Harness) -> None:
-    """§9.4: strictly first in, first out, retries and two dispatchers included."""
+    """§9.4: the intents of a key are sent strictly first in, first out, also with retries and two dispatchers."""
     now = h.store.now()
     await outbox(h, intent("r1", "a1", now, "a"), intent("r1", "a2", now, "a"), intent("r1", "b1", now, "b"), intent("r1", "c", now))
     one, two = senders(h)
@@ -183,7 +183,7 @@ async def case_order_is_kept_per_key(h: Harness) -> None:
 
 @case
 async def case_order_among_runs_and_one_run(h: Harness) -> None:
-    """§9.4: a key is one order, whichever run sends under it, and whoever asks for one run's own."""
+    """§9.4: a key has one order across all runs, also for a dispatcher that asks for the intents of one run."""
     now = h.store.now()
     await outbox(h, intent("r1", "a1", now, "a"))
     await outbox(h, intent("r2", "a2", now, "a"), run_id="r2")
@@ -195,7 +195,7 @@ async def case_order_among_runs_and_one_run(h: Harness) -> None:
 
 @case
 async def case_order_keys_are_a_tenants_own(h: Harness) -> None:
-    """An unknown intent of one tenant, or of another type, holds nobody else's under the same key."""
+    """An unknown intent does not hold back intents of another tenant or of another type under the same key."""
     now = h.store.now()
     await outbox(h, intent("r1", "mine", now, "k", tenant_id="a"), intent("r1", "theirs", now, "k", tenant_id="b"))
     await outbox(h, replace(intent("r2", "fax", now, "k", tenant_id="a"), type="fax"), run_id="r2")
@@ -213,7 +213,7 @@ async def case_order_keys_are_a_tenants_own(h: Harness) -> None:
 
 @case
 async def case_dead_frees_its_key(h: Harness) -> None:
-    """§9.4: what was refused for good lets the next one go; sent again by a person it goes first once more."""
+    """§9.4: an intent that was refused for good lets the next one go; if a person has it sent again, it goes first once more."""
     now = h.store.now()
     await outbox(h, intent("r1", "a1", now, "a"), intent("r1", "a2", now, "a"))
     (first,) = await h.store.claim_intents("d", MAIL, limit=5, ttl_us=TTL)
@@ -227,7 +227,7 @@ async def case_dead_frees_its_key(h: Harness) -> None:
 
 @case
 async def case_lanes_take_turns(h: Harness) -> None:
-    """A receiver with a long queue keeps nobody else from being sent to; what has no room is left."""
+    """A receiver with a long queue does not hold back intents for others; intents for a receiver without room are left."""
     now = h.store.now()
     slow = tuple(intent("r1", f"s{n:02}", now, target="slow") for n in range(20))
     await outbox(h, *slow, intent("r1", "q", now + 1, target="quick"), intent("r1", "t", now + 1, tenant_id="other", target="slow"))
@@ -241,7 +241,7 @@ async def case_lanes_take_turns(h: Harness) -> None:
 
 @case
 async def case_a_settlement_brings_what_its_hook_gave(h: Harness) -> None:
-    """§9.5, §11.4: ledger rows, signals, further intents and files are kept with it, once, or none of it."""
+    """§9.5, §11.4: the ledger rows, signals, further intents and files of a hook are stored with the settlement, once, or none of them is."""
     now = h.store.now()
     await outbox(h, intent("r1", "a", now))
     (got,) = await h.store.claim_intents("d", MAIL, limit=1, ttl_us=TTL)
@@ -261,7 +261,7 @@ async def case_a_settlement_brings_what_its_hook_gave(h: Harness) -> None:
 
 @case
 async def case_settlements_come_in_groups(h: Harness) -> None:
-    """Each of a group is compared alone."""
+    """Each settlement of a group is compared on its own."""
     now = h.store.now()
     await outbox(h, *(intent("r1", f"i{n}", now) for n in range(3)))
     got = await h.store.claim_intents("d", MAIL, limit=3, ttl_us=TTL)
@@ -274,7 +274,7 @@ async def case_settlements_come_in_groups(h: Harness) -> None:
 
 @case
 async def case_payloads_are_dropped(h: Harness) -> None:
-    """§9.7: of what was sent or given up long ago, key, state and attempts stay; of what was not, everything."""
+    """§9.7: of an intent that was sent or abandoned long ago, key, state and attempts stay; of any other, everything does."""
     now = h.store.now()
     await outbox(h, *(intent("r1", f"i{n}", now) for n in range(4)))
     got = await h.store.claim_intents("d", MAIL, limit=3, ttl_us=TTL)

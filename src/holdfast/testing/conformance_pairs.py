@@ -1,7 +1,7 @@
 """The part of the store suite that needs two stores over one database: what must hold when both write at once (§10.14).
 
-``PAIRS`` lists the cases by name. Each does the same thing in many rounds, the two sides started in turn, and asserts what must be
-so whoever came first. A store that drops one lock or one guard fails here, and hardly anywhere else.
+``PAIRS`` lists the cases by name. Each does the same thing in many rounds, with the two sides started in turn, and asserts what must
+hold whichever came first. A store that lacks one lock or one guard fails here, and hardly anywhere else.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pair(function: Callable[[Pair], Awaitable[None]]) -> Callable[[Pair], Awaita
 
 
 async def both(turn: int, first: Awaitable[Any], second: Awaitable[Any]) -> tuple[Any, Any]:
-    """Both at once, begun in turn; what each gave, or the error that refused it."""
+    """Awaits both at once; in odd turns the second starts first. Returns for each its result, or the HoldfastError that it raised."""
     found: list[Any] = [*await asyncio.gather(*((second, first) if turn % 2 else (first, second)), return_exceptions=True)]
     for outcome in found:
         if isinstance(outcome, BaseException) and not isinstance(outcome, HoldfastError):
@@ -50,7 +50,7 @@ async def both(turn: int, first: Awaitable[Any], second: Awaitable[Any]) -> tupl
 
 @pair
 async def pair_rest_and_put(p: Pair) -> None:
-    """§10.16: a command put while its run comes to rest makes it claimable, whoever was first: no wake-up is lost."""
+    """§10.16: a command put while its run comes to rest makes the run claimable, whichever was first: no wake-up is lost."""
     await p.one.register("w", TTL)
     for i in range(3 * ROUNDS):
         script = await Script(p.one, f"r{i}").begin("w")
@@ -61,7 +61,7 @@ async def pair_rest_and_put(p: Pair) -> None:
 
 @pair
 async def pair_end_and_put(p: Pair) -> None:
-    """§10.12: a run's end and a command decide against each other: followed, or answered as too late."""
+    """§10.12: of a run's end and a command at once, one is first: the run takes the command before it ends, or the command is too late."""
     await p.one.register("w", TTL)
     for i in range(ROUNDS):
         script = await Script(p.one, f"r{i}").begin("w")
@@ -74,7 +74,7 @@ async def pair_end_and_put(p: Pair) -> None:
 
 @pair
 async def pair_prune_and_carry(p: Pair) -> None:
-    """§6.10, §4.15: a run is carried on from, or pruned; never both."""
+    """§6.10, §4.15: either another run carries on from a run, or the run is pruned; never both."""
     await p.one.register("w", 100 * TTL)
     for i in range(ROUNDS):
         predecessor = await (await Script(p.one, f"a{i}").begin("w")).complete()
@@ -88,7 +88,7 @@ async def pair_prune_and_carry(p: Pair) -> None:
 
 @pair
 async def pair_prune_and_blob(p: Pair) -> None:
-    """§6.10: a large result that somebody names meanwhile is there, whoever prunes."""
+    """§6.10: if a commit that names a large result succeeds while another store prunes, the large result is there."""
     await p.one.register("w", 100 * TTL)
     for i in range(ROUNDS):
         blob = bulk(f"{i} ")
@@ -105,7 +105,7 @@ async def pair_prune_and_blob(p: Pair) -> None:
 
 @pair
 async def pair_puts_crosswise(p: Pair) -> None:
-    """§1.6: a parent and its child that write to each other at once both get through."""
+    """§1.6: a parent and its child that put into each other's inbox at once both succeed."""
     await p.one.register("w", TTL)
     for i in range(2 * ROUNDS):
         parent, child = await Script(p.one, f"p{i}").begin("w"), await Script(p.other, f"c{i}").begin("w")
@@ -117,7 +117,7 @@ async def pair_puts_crosswise(p: Pair) -> None:
 
 @pair
 async def pair_take_and_claim(p: Pair) -> None:
-    """§10.8, T-83: of one lane never two runs are held, whether they are claimed or taken at their birth."""
+    """§10.8, T-83: two runs of one lane are never held at once, whether they are claimed or taken by the commit that submits them."""
     await p.one.register("w", TTL)
     await p.other.register("v", TTL)
     for i in range(2 * ROUNDS):
@@ -130,7 +130,7 @@ async def pair_take_and_claim(p: Pair) -> None:
 
 @pair
 async def pair_claims(p: Pair) -> None:
-    """T-74: two claimers, one winner for each run, and nothing is left over."""
+    """T-74: of two claimers, one gets each run, and no lane is taken twice."""
     await p.one.register("w", TTL)
     await p.other.register("v", TTL)
     for i in range(ROUNDS):
@@ -155,7 +155,7 @@ async def pair_claims(p: Pair) -> None:
 
 @pair
 async def pair_retire_and_commit(p: Pair) -> None:
-    """§10.4: what an owner wrote before its end is there; what it writes after it is refused, and nothing in between."""
+    """§10.4: a commit at the moment when its owner retires is either stored whole or refused with LeaseLost."""
     for i in range(2 * ROUNDS):
         await p.one.register(f"w{i}", TTL)
         script = await (await Script(p.one, f"r{i}").begin(f"w{i}")).steps(1)
@@ -191,7 +191,7 @@ async def pair_keys(p: Pair) -> None:
 
 @pair
 async def pair_one_tip(p: Pair) -> None:
-    """§10.14: of two commits that follow one row, one is written."""
+    """§10.14: of two commits that follow the same row, one is written."""
     await p.one.register("w", TTL)
     for i in range(ROUNDS):
         here = await (await Script(p.one, f"r{i}").begin("w")).steps(1)
@@ -203,14 +203,14 @@ async def pair_one_tip(p: Pair) -> None:
 
 @pair
 async def pair_take_over_and_step(p: Pair) -> None:
-    """§10.2, T-75: a run is taken over once its owner's lease has run out; what that one still writes comes before, or is refused."""
+    """§10.2, T-75: a run is taken over once its owner's lease has expired; a late write of that owner comes before the takeover, or is refused."""
     for i in range(ROUNDS):
         await p.one.register(f"w{i}", TTL)
         await p.other.register(f"v{i}", 100 * TTL)
         script = await (await Script(p.one, f"r{i}").begin(f"w{i}")).steps(1)
         p.clock.forward(TTL + 1)
         written, claims = await both(i, p.one.commit(script.step()), p.other.claim(f"v{i}", (), None, limit=1))
-        claims = claims or await p.other.claim(f"v{i}", (), None, limit=1)  # a row that is just being written may be passed over once
+        claims = claims or await p.other.claim(f"v{i}", (), None, limit=1)  # a claim may once skip a row that is just being written
         assert [c.run_id for c in claims] == [f"r{i}"]
         assert isinstance(written, Tip | LeaseLost)
         loaded = await p.other.load(f"r{i}")
@@ -221,7 +221,7 @@ async def pair_take_over_and_step(p: Pair) -> None:
 
 @pair
 async def pair_put_and_prune(p: Pair) -> None:
-    """§6.10: a command put into a run that is being pruned goes with it, or finds it gone."""
+    """§6.10: a command put into a run that is being pruned is removed with the run, or refused because the run is gone."""
     await p.one.register("w", 100 * TTL)
     for i in range(ROUNDS):
         await (await Script(p.one, f"r{i}").begin("w")).complete()

@@ -1,5 +1,5 @@
-"""The part of the store suite that is about links, schedules and news for owners (§5.9, §10.12, §10.15): once this is imported its
-cases are in ``conformance.CASES``."""
+"""The part of the store suite about links, schedules and news for owners (§5.9, §10.12, §10.15). Importing this module adds its cases
+to ``conformance.CASES``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, ref
 
 @case
 async def case_marked(h: Harness) -> None:
-    """§10.12: an owner is told which of its runs have something that nobody has taken, each once; nobody else's, and none at rest."""
+    """§10.12: an owner is told which of its runs have items that were not taken, each run once; it is told of no other owner's runs and of none at rest."""
     for owner in ("w", "v"):
         await h.store.register(owner, TTL)
     mine, other = await Script(h.store, "r1").begin("w"), await Script(h.store, "r2").begin("w")
@@ -47,7 +47,7 @@ async def case_marked(h: Harness) -> None:
 
 @case
 async def case_offers(h: Harness) -> None:
-    """§10.11: what a worker works on is seen beside it, as it last said, for as long as it is known."""
+    """§10.11: a worker is listed with what it works on, as it last said, for as long as the worker is known."""
     await h.store.register("w", TTL)
     await h.store.register("v", TTL)
     offer = Offer(("default", "slow"), (Shape("skill", "1", "f", "/srv"), Shape("skill", "1", "g")))
@@ -62,7 +62,7 @@ async def case_offers(h: Harness) -> None:
 
 @case
 async def case_no_end_over_an_unread_inbox(h: Harness) -> None:
-    """§10.12, X-19: the commit that ends a run and a command decide against each other: whatever was put first is taken first."""
+    """§10.12, X-19: a commit cannot end a run over a command that the run has not taken: whatever was put first is taken first."""
     await h.store.register("w", TTL)
     for run_id, end in (("r1", ev.RunCompleted()), ("r2", ev.RunFailed("boom", ErrorValue("E", "m"))), ("r3", ev.RunCanceled("halted", settled=True))):
         script = await Script(h.store, run_id).begin("w")
@@ -78,7 +78,7 @@ async def case_no_end_over_an_unread_inbox(h: Harness) -> None:
 
 @case
 async def case_no_end_at_rest_over_an_unread_inbox(h: Harness) -> None:
-    """§10.12: the same for whoever ends a run at rest; and a run that goes to rest in a wait may leave its inbox to the next."""
+    """§10.12: the same holds for a commit that ends a run at rest; a run that goes to rest in a wait may leave items in its inbox."""
     await h.store.register("w", TTL)
     script = await Script(h.store, "r1").begin("w")
     await h.store.put(signal("r1", "a", h.store.now()))
@@ -129,7 +129,7 @@ def answer(h: Harness, key: str = "decide:r1.w", actor: str = "ada") -> InboxIte
 
 @case
 async def case_token_answers_once(h: Harness) -> None:
-    """§5.9: kept by its hash, used with the answer in one transaction, and then no more."""
+    """§5.9: a link is stored by its hash, used in one transaction with the answer, and then refused."""
     await h.store.register("w", TTL)
     await (await Script(h.store, "r1").begin("w")).wait()
     token = link(h)
@@ -149,7 +149,7 @@ async def case_token_answers_once(h: Harness) -> None:
 
 @case
 async def case_token_expires(h: Harness) -> None:
-    """§5.9: at its last microsecond it answers, at the next one it does not, and nothing is put."""
+    """§5.9: a link answers in its last microsecond; in the next one it is refused, and nothing is put."""
     await Script(h.store, "r1").submit()
     for name in ("early", "late"):
         await h.store.issue_token(link(h, name))
@@ -164,7 +164,7 @@ async def case_token_expires(h: Harness) -> None:
 
 @case
 async def case_token_of_a_lost_race(h: Harness) -> None:
-    """§5.9: who comes second is given the first answer, and has not used the link up; nor has one whose run is not there."""
+    """§5.9: a second answer gets the first one back and does not use up its link; nor does an answer to a run that is not there."""
     await Script(h.store, "r1").submit()
     await h.store.issue_token(link(h))
     first = answer(h, actor="bob")
@@ -179,7 +179,7 @@ async def case_token_of_a_lost_race(h: Harness) -> None:
 
 @case
 async def case_token_race(h: Harness) -> None:
-    """§5.9: of many who use one link at once, one does."""
+    """§5.9: of many uses of one link at once, one succeeds."""
     await Script(h.store, "r1").submit()
     await h.store.issue_token(link(h))
     ends = await asyncio.gather(*(h.store.redeem_token(hash_secret("secret"), answer(h, f"k{n}")) for n in range(8)), return_exceptions=True)
@@ -192,7 +192,7 @@ async def case_token_race(h: Harness) -> None:
 
 
 def plan(name: str, due: int | None, **more: Any) -> Schedule:
-    """A schedule with something in each kind of field."""
+    """Returns a schedule with a value in each kind of field."""
     return Schedule(
         schedule_id=name, skill_id="skill", input=canon.encode({"x": 1}), every_us=SECOND, missed=Missed.CATCH_UP, due=due,
         options={"tags": ["a"], "priority": 3}, changes=(Change(1, "ada", "added"),), **more,
@@ -201,7 +201,7 @@ def plan(name: str, due: int | None, **more: Any) -> Schedule:
 
 @case
 async def case_schedules(h: Harness) -> None:
-    """§10.15: kept as they are, listed soonest first, found by what is due; a paused one is due at no time."""
+    """§10.15: schedules are stored as they are, listed soonest first, and found by what is due; a paused one is never due."""
     now = h.store.now()
     late, soon, paused, next_ = plan("late", now - 5), plan("soon", now), plan("paused", None, paused=True), plan("next", now + 1)
     assert await h.store.schedules() == [] and await h.store.schedule("late") is None
@@ -218,7 +218,7 @@ async def case_schedules(h: Harness) -> None:
 
 @case
 async def case_schedule_is_moved_by_who_has_seen_it(h: Harness) -> None:
-    """§10.15, §10.14: compare-and-set of the whole: also a change that leaves the due time alone is not lost to a move."""
+    """§10.15, §10.14: a schedule is changed by compare-and-set of the whole, so that a move does not overwrite a change that left the due time alone."""
     now = h.store.now()
     s = plan("s", now)
     assert not await h.store.put_schedule(replace(s, due=now + 1), s), "there is none yet"
@@ -234,7 +234,7 @@ async def case_schedule_is_moved_by_who_has_seen_it(h: Harness) -> None:
 
 @case
 async def case_slot_fires_in_one_commit(h: Harness) -> None:
-    """§10.15: the slot's run and the schedule's move are one commit: both, or neither."""
+    """§10.15: the slot's run and the schedule's move are written in one commit, both or neither."""
     now = h.store.now()
     s = plan("s", now)
     await h.store.put_schedule(s, None)
@@ -258,7 +258,7 @@ async def case_slot_fires_in_one_commit(h: Harness) -> None:
 
 @case
 async def case_slot_race(h: Harness) -> None:
-    """§10.15: of three workers that fire one slot at once, one does; slots of other schedules are not held up."""
+    """§10.15: of three workers that fire one slot at once, one succeeds; slots of other schedules are not held up."""
     now = h.store.now()
     s = plan("s", now)
     await h.store.put_schedule(s, None)

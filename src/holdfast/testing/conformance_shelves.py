@@ -1,4 +1,4 @@
-"""The part of the store suite that is about shelves (§19.2): its cases are in ``conformance.CASES`` once this is imported."""
+"""The part of the store suite about shelves (§19.2). Importing this module adds its cases to ``conformance.CASES``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.testing.conformance import Harness, case
 
 @case
 async def case_shelf_keeps_rows(h: Harness) -> None:
-    """§19.2: rows of bytes under keys, each shelf its own; a row in the place of another is that other's end."""
+    """§19.2: each shelf has rows of bytes under keys of its own; a new row under a key replaces the old one."""
     store = h.store
     assert offers_shelves(store)
     await store.shelve("cups", {"a": b"1", "b": b"\x00\xff"})
@@ -22,7 +22,7 @@ async def case_shelf_keeps_rows(h: Harness) -> None:
 
 @case
 async def case_shelf_takes_a_new_row_once(h: Harness) -> None:
-    """§19.2: whoever comes second is given what is there, and changes nothing."""
+    """§19.2: the second caller gets the row that is there, and changes nothing."""
     store = h.store
     assert offers_shelves(store)
     assert await store.shelve_new("cups", "a", b"1") is None
@@ -34,7 +34,7 @@ async def case_shelf_takes_a_new_row_once(h: Harness) -> None:
 
 @case
 async def case_shelf_takes_new_rows_once_beside_others(h: Harness) -> None:
-    """§19.2: in one transaction with rows that replace others; of those that are to be new, the ones whose key is taken stay as they are."""
+    """§19.2: one transaction writes rows that may replace others and rows that must be new; if the key of a row that must be new is taken, the old row stays."""
     store = h.store
     assert offers_shelves(store)
     assert await store.shelve("cups", {"a": b"1", "b": b"1", "c": b"1"}, ("a", "c")) == []
@@ -49,7 +49,7 @@ async def case_shelf_takes_new_rows_once_beside_others(h: Harness) -> None:
 
 @case
 async def case_shelf_is_scanned_by_key(h: Harness) -> None:
-    """§19.2: in the order of the keys' bytes, by prefix, behind a key, so many; characters that a pattern would mean stand for themselves."""
+    """§19.2: a scan is in the order of the keys' bytes, by prefix, after a key, up to a limit; pattern characters such as ``%`` stand for themselves."""
     store = h.store
     assert offers_shelves(store)
     keys = ["B", "a", "a%", "a/1", "a/2", "aé", "b", "a\U0001f600"]
@@ -65,7 +65,7 @@ async def case_shelf_is_scanned_by_key(h: Harness) -> None:
 
 @case
 async def case_shelf_is_scanned_between_the_ends_of_a_prefix(h: Harness) -> None:
-    """§19.2: by code points, at the last code point of all and around the gap that UTF-8 leaves out; page by page the same as at once."""
+    """§19.2: scans by prefix go by code points, also at the last code point and around the gap that UTF-8 leaves out; pages give the same rows as one scan."""
     store = h.store
     assert offers_shelves(store)
     letters = ["\x01", "\x1f", " ", "a", "~", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff"]
@@ -89,7 +89,7 @@ async def case_shelf_is_scanned_between_the_ends_of_a_prefix(h: Harness) -> None
 
 @case
 async def case_shelf_is_cleared_by_prefix(h: Harness) -> None:
-    """§19.2: the rows whose keys begin so, of that shelf alone."""
+    """§19.2: clearing removes the rows whose keys begin with the prefix, of that shelf alone."""
     store = h.store
     assert offers_shelves(store)
     await store.shelve("cups", {"a/1": b"", "a/2": b"", "a_": b"", "b": b""})

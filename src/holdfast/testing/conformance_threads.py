@@ -1,5 +1,5 @@
-"""The part of the store suite that is about runs that carry their thread on (§4.15, decision 35), and about claims in batches: its cases
-are in ``conformance.CASES`` once this is imported."""
+"""The part of the store suite about runs that carry their thread on (§4.15, decision 35), and about claims in batches. Importing this
+module adds its cases to ``conformance.CASES``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PART = 40_000
 
 
 def carrying(script: Script, predecessor: Script, *, since: int = 0, whole: int = 0, size: int = 10) -> Commit:
-    """A first checkpoint that carries ``text`` on from another run's log."""
+    """Returns the commit of a first checkpoint that carries ``text`` on from another run's log."""
     assert predecessor.tip is not None
     given = TaskResult(INPUT_TASK, writes=canon.encode(canon.admit({"new": "x" * size})))
     delta = Delta(step=0, source=Source.INPUT, done=(given,), carries=(Carry(predecessor.run_id, predecessor.tip.seq, predecessor.tip.hash, ("text",)),))
@@ -35,7 +35,7 @@ def origin_of(run_id: str) -> bytes:
 
 @case
 async def case_carry_counts_what_lies_behind(h: Harness) -> None:
-    """§4.5, §4.15: the bytes since the last whole checkpoint go on from run to run, and so does its size."""
+    """§4.5, §4.15: the count of bytes since the last whole checkpoint is carried on from run to run, and so is that checkpoint's size."""
     await h.store.register("w", TTL)
     first = await (await Script(h.store, "r1").begin("w")).complete()
     second = await Script(h.store, "r2").begin("w")
@@ -48,14 +48,14 @@ async def case_carry_counts_what_lies_behind(h: Harness) -> None:
     assert (tip.since, tip.whole > PART) == (0, True), "together more than the limit: a whole one was due"
     loaded = await h.store.load("r3")
     assert loaded is not None and loaded.tip == tip
-    if loaded.whole is not None:  # a workspace keeps none across processes, and none is needed
+    if loaded.whole is not None:  # a workspace keeps no whole checkpoint across processes, and needs none
         assert loaded.whole[0].values["text"] == "said before"
     assert await h.store.verify() == []
 
 
 @case
 async def case_carry_needs_its_lender(h: Harness) -> None:
-    """§4.15, §1.6: a first checkpoint commits only while the run that it names is there; else nothing of it is written."""
+    """§4.15, §1.6: a first checkpoint commits only while the run from which it carries on is there; otherwise nothing of it is written."""
     await h.store.register("w", TTL)
     first = await (await Script(h.store, "r1").begin("w")).complete()
     second = await Script(h.store, "r2").begin("w")
@@ -70,7 +70,7 @@ async def case_carry_needs_its_lender(h: Harness) -> None:
 
 @case
 async def case_carry_keeps_its_lender(h: Harness) -> None:
-    """§6.10, §4.15: a run that another one carries on from stays, until that one keeps its origin, or goes too."""
+    """§6.10, §4.15: a run from which another one carries on is not pruned until the other has an origin of its own, or is pruned too."""
     await h.store.register("w", 100 * TTL)
     first = await (await Script(h.store, "r1").begin("w")).complete()
     second = await Script(h.store, "r2").begin("w")
@@ -106,7 +106,7 @@ async def case_carry_keeps_its_lender(h: Harness) -> None:
 
 @case
 async def case_carry_travels_with_its_origin(h: Harness) -> None:
-    """§12.5: what came with its origin needs nobody here, and continues from nobody's log."""
+    """§12.5: a run that was copied with its origin needs no other run here, and continues from no other run's log."""
     there = elsewhere(h)
     await there.register("w", TTL)
     first = await (await Script(there, "r1").begin("w")).complete()
@@ -127,7 +127,7 @@ async def case_carry_travels_with_its_origin(h: Harness) -> None:
 
 @case
 async def case_claim_in_one_go(h: Harness) -> None:
-    """§10.1, §10.8: what is due is claimed together, the most urgent first: runs that hold their lane, runs that do not, of any queue."""
+    """§10.1, §10.8: one claim takes all due runs, the most urgent first: runs that hold their lane and runs that do not, of any queue."""
     await h.store.register("w", 100 * TTL)
     for n in range(4):
         waiting = await Script(h.store, f"h{n}", priority=n % 2).begin("w")
@@ -153,7 +153,7 @@ async def case_claim_in_one_go(h: Harness) -> None:
 
 @case
 async def case_claim_by_hundreds(h: Harness) -> None:
-    """§10.1: no run twice, however the batches are cut, and every fence its own run's next."""
+    """§10.1: no run is claimed twice, however the batches are cut, and every fence is the next one of its run."""
     await h.store.register("w", 100 * TTL)
     scripts = [await Script(h.store, f"r{n:03}").submit() for n in range(25)]
     h.clock.forward(SECOND)

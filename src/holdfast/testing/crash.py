@@ -1,7 +1,7 @@
-"""A store that dies on command: before a write, after it, or with its outcome unknown.
+"""A store that crashes on command: before a write, after it, or with its outcome unknown.
 
-Every verb that is not on the list of reads counts as a write, so a verb added to the port later is covered without
-anybody thinking of it.
+Every verb that is not in ``READS`` counts as a write, so that a verb which is added to the port later is covered
+without a change here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Plan = Callable[[int, str], Fault | None]
 
 
 def at_write(number: int, fault: Fault) -> Plan:
-    """A plan with one fault, at the write of this number, counted from 1."""
+    """Returns a plan with one fault, at the write of this number, counted from 1."""
     return lambda n, verb: fault if n == number else None
 
 
@@ -120,18 +120,18 @@ class CrashingStore:
         return read
 
     def begin(self, verb: str) -> Fault | None:
-        """Counts a write; gives what goes wrong with it."""
+        """Counts a write; returns the fault that happens at it, or None."""
         self._alive()
         self.writes.append(verb)
         return self._plan(len(self.writes), verb)
 
     def tell(self, verb: str, arguments: tuple[Any, ...], answer: Any) -> None:
-        """A write was applied."""
+        """Reports a write that was applied."""
         if self._seen is not None:
             self._seen(verb, arguments, answer)
 
     def die(self) -> SimulatedCrash:
-        """The process ends here; gives what its calls raise from now on."""
+        """Ends the process here; returns the error that its calls raise from now on."""
         self.cut()
         if self._on_crash is not None:
             self._on_crash()
@@ -148,7 +148,7 @@ class CrashingStore:
 
         def step_at_once(step: Step) -> Tip | None:
             self._alive()
-            tip: Tip | None = target(step) if self._plan is never else None  # else the step comes again, by a verb that may crash
+            tip: Tip | None = target(step) if self._plan is never else None  # otherwise the engine hands the step over again, by a verb that may crash
             if tip is not None:
                 self.writes.append(verb)
                 self.tell(verb, (step,), tip)
@@ -174,7 +174,7 @@ class CrashingStore:
                 raise StoreError(f"the connection broke while {verb} was done", code="store_unreachable")
             return answer
 
-        # All of them are functions of this method, so that the engine sees one hand behind every write (``ports.offers_gathering``).
+        # All three are defined in this method, so that ``ports.offers_gathering`` sees the same object and class behind every write.
         return join if verb == "join" else step_at_once if verb == "step_at_once" else write
 
     def _alive(self) -> None:
@@ -222,7 +222,7 @@ class _Watched:
 
 @functools.lru_cache(1024)
 def _is_verb(function: Hashable) -> bool:
-    """Whether a store's attribute is a coroutine function. To ask that anew takes longer than most verbs of a store in memory."""
+    """Whether a store's attribute is a coroutine function. The answer is cached, because to find it takes longer than most verbs of a store in memory."""
     return inspect.iscoroutinefunction(function)
 
 

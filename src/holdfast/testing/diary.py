@@ -1,7 +1,7 @@
-"""A world's diary: who did what when, what went wrong, and what the store took down of it; told as text.
+"""A world's diary, as text: who did what when, what went wrong, and what was written to the store.
 
-The transcript of a run says what is on record. The diary says how it came to be: the process, the moment in virtual time,
-the fault, and things that are on no record, as a write that was refused or what happened outside.
+The transcript of a run shows what is on record. The diary shows how that came about: the process, the moment in virtual time,
+the fault, and things that are on no record, such as a refused write or what happened outside.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEAD, BEFORE, AFTER = 8, 60, 12
 
 
 class Entry(NamedTuple):
-    """``at``: seconds since the world began; ``run``: the run it was done to, if to one; ``bad``: here a promise broke."""
+    """``at``: seconds since the world began; ``run``: the run that it concerns, if any; ``bad``: whether it is a violation."""
 
     at: float
     who: str
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
     bad: bool = False
 
     def lines(self) -> Iterator[str]:
-        """The entry as text: a commit with its events, one a line."""
+        """Returns the entry as lines of text; a commit has one line for each event."""
         what = [self.what]
         if self.commit is not None:
             events = [f"{e.seq} {line(e.fact)}" for e in self.commit.events]
@@ -39,31 +39,31 @@ class Entry(NamedTuple):
 
 
 class Diary:
-    """All entries of a world, in their order."""
+    """All entries of a world, in order."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self._entries: list[Entry] = []
 
     def note(self, what: str, *, who: str = "", run: str = "", commit: Commit | None = None, bad: bool = False) -> None:
-        """Takes something down. Who did it is the process whose code runs, unless it is named."""
+        """Adds an entry. By default ``who`` is the process whose code runs."""
         process = current_process()
         self._entries.append(Entry(self._clock.elapsed, who or (process.name if process is not None else ""), what, run, commit, bad))
 
     @property
     def runs(self) -> list[str]:
-        """In the order of their first entry."""
+        """The runs, in the order of their first entry."""
         return list(dict.fromkeys(e.run for e in self._entries if e.run))
 
     def find_concerned(self, broken: Sequence[Violation]) -> list[str]:
-        """The runs that the first of these is about; all runs if it names none."""
+        """Returns the runs that the first violation is about, or all runs if it names none."""
         named = [r for r in self.runs if any(r in f"{v.run_id} {v.message}" for v in broken[:1])]
         return named or self.runs
 
     def tell(self, runs: Sequence[str]) -> list[str]:
-        """What was done to these runs, and what befell those who did it.
+        """Returns, as lines of text, what was done to these runs and what happened to the processes that did it.
 
-        Of a long story the beginning, and what led to the first broken promise, or to the end if none is marked.
+        A long story is cut to its beginning and the lines around its first violation, or its last lines if it has none.
         """
         others = [r for r in self.runs if r not in runs]
         hands = {e.who for e in self._entries if e.run in runs}

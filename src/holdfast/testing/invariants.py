@@ -1,7 +1,7 @@
 """What must hold of every store at every moment, whatever has happened to its users.
 
-``violations`` reads through the port alone, so the same checker judges the memory store of a simulated seed and the
-database that real processes were killed on.
+``violations`` reads through the port alone, so that the same checker judges the memory store of a simulated seed and a
+database whose real processes were killed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def _runs(store: Store) -> AsyncIterator[Run]:
 
 
 async def _values(store: Store, run: Run, rows: Sequence[Row], records: Sequence[Record]) -> list[Violation]:
-    """The log's violations, and whether what is loaded, from whole checkpoints and other runs' logs, is what the whole log folds to (§4.5)."""
+    """Returns the log's violations. Values that are loaded from whole checkpoints and other runs' logs must equal what the whole log folds to (§4.5)."""
     threads = Threads(store)
     try:
         origin, loaded = await threads.origin(run.run_id, rows), await threads.load(run.run_id)
@@ -86,7 +86,7 @@ async def _values(store: Store, run: Run, rows: Sequence[Row], records: Sequence
 
 
 def _records(run_id: str, rows: Sequence[Row]) -> tuple[list[Record], list[Violation]]:
-    """The log of a run, held against its chain; or why it cannot be read."""
+    """Returns the log of a run, checked against its hash chain, and a violation if it cannot be read."""
     records: list[Record] = []
     previous = b""
     for row in rows:
@@ -100,7 +100,7 @@ def _records(run_id: str, rows: Sequence[Row]) -> tuple[list[Record], list[Viola
 
 
 def log_violations(run: Run, records: Sequence[Record], origin: Origin | None = None) -> list[Violation]:
-    """A run's log against itself and against its row (§1.1, §1.4, §1.8, §2.8, §5.6)."""
+    """Checks a run's log against itself and against the run's row (§1.1, §1.4, §1.8, §2.8, §5.6)."""
     found: list[Violation] = []
 
     def say(code: str, message: str) -> None:
@@ -139,7 +139,7 @@ def log_violations(run: Run, records: Sequence[Record], origin: Origin | None = 
 
 
 def _lifecycle(events: Iterable[ev.Event], tell: Callable[[str, str], None]) -> None:
-    """What may happen once, or once between two others."""
+    """Checks what may happen only once, or only once between two other events."""
     ended: str | None = None
     started = 0
     resolved: set[str] = set()
@@ -170,7 +170,7 @@ def _lifecycle(events: Iterable[ev.Event], tell: Callable[[str, str], None]) -> 
 
 
 def inbox_violations(run: Run, records: Sequence[Record], items: Sequence[InboxItem]) -> list[Violation]:
-    """What was taken was taken by a commit that is in the log; what an ended run left is allowed to lie."""
+    """Checks that each taken item was taken by a commit in the log, and that no decision is left whose wait was decided. Other items may be left."""
     ends = {r.seq for r in records}
     decided = {e.fact.decision.wait_id for r in records for e in r.events if isinstance(e.fact, ev.WaitDecided)}
     left = [i for i in items if i.taken_seq is None and isinstance(i.command, Decide) and i.command.wait_id in decided]
@@ -182,7 +182,7 @@ def inbox_violations(run: Run, records: Sequence[Record], items: Sequence[InboxI
 
 
 def effect_violations(effects: Sequence[Effect], logs: dict[str, list[Record]]) -> list[Violation]:
-    """Each key's records in order: confirmed once, open once, and never tried again while nobody knows (§6.5)."""
+    """Checks each key's records: a key is confirmed once, has one open record, and is never tried again while the outcome is unknown (§6.5)."""
     found: list[Violation] = []
     by_key: dict[str, list[Effect]] = {}
     for effect in effects:
@@ -201,9 +201,9 @@ def effect_violations(effects: Sequence[Effect], logs: dict[str, list[Record]]) 
 
 
 def _blind(run_id: str, records: Sequence[Record], effects: dict[str, Effect]) -> list[Violation]:
-    """Attempts under a key whose last attempt has no outcome, though nobody was asked and nothing was verified.
+    """Returns attempts under a key whose last attempt has no outcome, though nobody was asked and nothing was verified.
 
-    An owner that comes too late closes its own attempt on the effect's row, without an event (§6.5).
+    An owner that comes too late closes its own attempt in the effect's row, without an event (§6.5).
     """
     found: list[Violation] = []
     unsettled: dict[str, str] = {}
@@ -229,10 +229,10 @@ def _blind(run_id: str, records: Sequence[Record], effects: dict[str, Effect]) -
 
 
 def lane_violations(order: Iterable[tuple[str, Commit]]) -> list[Violation]:
-    """No run of a lane does anything between another one's first step and its end (§10.8).
+    """Checks that no run of a lane works between the first step and the end of another, and that runs begin in turn (§10.8).
 
-    ``order`` is what the store applied, as it was applied: (session and lane, commit). A run that ended and was resumed
-    takes the lane anew.
+    ``order`` lists what the store applied, in the order in which it did: (session and lane, commit). A run that ended and was
+    resumed takes the lane anew.
     """
     found: list[Violation] = []
     holder: dict[str, str] = {}

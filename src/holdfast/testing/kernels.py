@@ -1,8 +1,8 @@
-"""What every kernel and every saver must do (§4.16): a suite for engines that are to stand in for this one.
+"""What every kernel and every saver must do (§4.16): a test suite for engines that replace this one.
 
-``await executor_suite(make)`` and ``await saver_suite(make)`` raise an AssertionError at the first thing that does not hold. ``make`` gives a
-fresh ``Bench`` each time: an engine bound to a program with a channel ``said``, a list that grows, which writes its input's ``text`` to it,
-waits for one answer, and writes that.
+``await executor_suite(make)`` and ``await saver_suite(make)`` raise an AssertionError at the first thing that does not hold. ``make`` returns
+a fresh ``Bench`` each time: an engine bound to a program. The program has a channel ``said``, a list that grows. It writes the ``text`` of
+its input to ``said``, waits for one answer, and writes the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SNAPSHOT = {"values", "metadata", "createdAt", "nextTasks"}
 
 
 class Bench(msgspec.Struct, frozen=True):
-    """An engine to be tried, with the saver of its threads."""
+    """An engine under test, with the saver of its threads."""
 
     executor: Executor
     saver: Saver
@@ -45,7 +45,7 @@ async def _refuse(act: Awaitable[Any], what: str) -> None:
 
 
 async def executor_suite(make: Make) -> None:
-    """invoke and resume, by thread."""
+    """Checks ``invoke`` and ``resume``, by thread."""
     async with make() as bench:
         kernel = bench.executor
         await _refuse(kernel.resume("a", "x"), "an answer on an unknown thread")
@@ -59,7 +59,7 @@ async def executor_suite(make: Make) -> None:
 
 
 async def saver_suite(make: Make) -> None:
-    """put, get and get_history, by thread."""
+    """Checks ``put``, ``get`` and ``get_history``, by thread."""
     async with make() as bench:
         kernel, saver = bench.executor, bench.saver
         assert await saver.get("a") is None and list(await saver.get_history("a")) == [], "nothing is known of a thread nobody used"

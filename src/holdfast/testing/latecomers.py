@@ -1,8 +1,8 @@
 """Commands at the very end of short runs: `python -m holdfast.testing.latecomers [--commands N] [--processes N] [--seed N] [--budget MINUTES]`.
 
-Several processes submit short runs over one SQLite file and cancel, signal or decide them just about when they end; other processes
-drive them. Each aims at the end it has last seen: too late makes it come earlier, in time makes it come later. In the end every command
-must either stand in its run's log, or have been refused to whoever gave it because the run, or the question, had ended; none is dropped (X-19).
+Several processes submit short runs over one SQLite file and cancel, signal or decide them at about the time when they end; other processes
+drive the runs. A process learns when to give its commands: earlier after one that came too late, later after one that came in time. In the end
+every command must either be in its run's log, or have been refused to its caller because the run, or the question, had ended; none is dropped (X-19).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ KINDS = ("cancel", "signal", "decide")
 
 @flow("brief")
 async def brief(ctx: Context) -> str:
-    """Two steps, and over."""
+    """Does two steps and ends."""
     await ctx.step(str, "one")
     return await ctx.step(str, "two")
 
 
 @flow("asks")
 async def asks(ctx: Context) -> str:
-    """A question that is withdrawn at once: an answer meets its deadline."""
+    """Asks a question with a very short timeout, so that an answer comes at about the deadline."""
     await ctx.approve("Go on?", timeout=QUESTION, on_timeout="halt")
     return "approved"
 
@@ -55,7 +55,7 @@ SKILLS = (brief, asks)
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What became of one command, as whoever gave it was told. ``refused``: the code; empty where it was accepted."""
+    """What became of one command, as its caller was told. ``refused``: the error's code; empty if the command was accepted."""
 
     run_id: str
     kind: str
@@ -64,7 +64,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What was asked for, what was done of it, and what is wrong: nothing, if all holds."""
+    """What was asked for and what was done. ``wrong`` lists what is wrong; it is empty if all holds."""
 
     seed: int
     commands: int
@@ -102,7 +102,7 @@ async def drive(url: str) -> None:
 
 
 class Aim:
-    """When a command is given, in seconds after the submit: just about when the run ends."""
+    """Learns when to give a command, in seconds after the submit: at about the time when the run ends."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice, self.after = dice, dict.fromkeys(KINDS, 0.03)
@@ -115,7 +115,7 @@ class Aim:
 
 
 async def give(url: str, file: Path, count: int, seed: int, until: float) -> None:
-    """Gives so many commands, several at a time, and writes down what it was told of each before it goes on."""
+    """Gives ``count`` commands, several at a time, and writes down what became of each before it goes on."""
     dice = random.Random(seed)
     aim, left = Aim(dice), count
     async with Runtime(url, skills=list(SKILLS)) as rt:
@@ -157,7 +157,7 @@ async def _one(rt: Runtime, aim: Aim, kind: str, key: str) -> Said:
 
 
 async def latecomers(*, commands: int = 60, processes: int = 2, seed: int = 0, budget: float = 1.0) -> Report:
-    """One round in a folder of its own. ``budget``: minutes after which no more commands are given; those not given count as skipped."""
+    """Runs one round in a folder of its own. After ``budget`` minutes no more commands are given; those not given count as skipped."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="holdfast-latecomers-") as place:
         folder = Path(place)
@@ -189,7 +189,7 @@ def _process(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 async def _settle(rt: Runtime, said: Sequence[Said]) -> None:
-    """Everything that was begun comes to its end."""
+    """Waits until every run has ended."""
     until, left = time.monotonic() + SETTLE_SECONDS, {s.run_id for s in said}
     while left and time.monotonic() < until:
         left = {run_id for run_id in left if (await rt.get(run_id)).status not in TERMINAL}
@@ -224,7 +224,7 @@ async def _judge(rt: Runtime, said: Sequence[Said], report: Report) -> None:
 
 
 def _was_followed(one: Said, events: Sequence[EventView]) -> bool:
-    """Whether the log tells that the command was taken."""
+    """Whether the log shows that the command was taken."""
     match one.kind:
         case "cancel":
             return any(e.type in ("run.cancel_requested", "run.canceled") for e in events)
@@ -235,7 +235,7 @@ def _was_followed(one: Said, events: Sequence[EventView]) -> bool:
 
 
 def _was_noted(events: Sequence[EventView]) -> bool:
-    """Whether the log answers a command as one that came too late."""
+    """Whether the log says that a command came too late."""
     return any(e.type == "note.added" and e.payload.get("refused") and e.payload.get("code") in CODES for e in events)
 
 

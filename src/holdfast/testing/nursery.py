@@ -1,8 +1,8 @@
-"""Worker processes that begin at once: forked from one process that has everything imported.
+"""Worker processes that start at once, because they are forked from one process that has everything imported.
 
-What is struck down again and again must soon be replaced, on a busy machine too, or a test of what befalls workers measures how long an
-interpreter takes to start. The nursery is a process of one thread: it forks when it is told to, says when a child has ended, and takes its
-children with it when its own input ends.
+Workers that are killed again and again must soon be replaced, on a busy machine too; otherwise a test of faults measures how long an
+interpreter takes to start. The nursery is a process with one thread. It forks when it is told to, says when a child has ended, and kills its
+children when its own input ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ START = b"start\n"
 
 
 class Child:
-    """A process of the nursery. Nothing is sent to it once it is ``gone``: its number may be another's by then."""
+    """A process of the nursery. No signal is sent to it once it is ``gone``, because another process may have its process id by then."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -35,7 +35,7 @@ class Child:
 
 
 class Nursery:
-    """The way to a nursery from outside. ``module``: what ``python -m`` runs as one, with these arguments; ``command`` is all of it."""
+    """Starts a nursery and talks to it. ``module`` is what ``python -m`` runs as the nursery, with ``arguments``; ``command`` is the whole command."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         self.command = (sys.executable, "-m", module, *arguments)
@@ -66,7 +66,7 @@ class Nursery:
                 self._children.pop(int(pid)).gone.set()
 
     async def start(self) -> Child:
-        """Begins another process."""
+        """Starts another process."""
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(START)
         await self._process.stdin.drain()
@@ -74,7 +74,7 @@ class Nursery:
 
 
 def tend(work: Callable[[], object]) -> None:
-    """What a nursery does: runs ``work`` in a child for each line of its input, until there is no more."""
+    """Runs the nursery: for each line of its input it forks a child that runs ``work``, until the input ends."""
     reader, writer = os.pipe()
     for fd in (reader, writer):
         os.set_blocking(fd, False)
@@ -106,7 +106,7 @@ def tend(work: Callable[[], object]) -> None:
 
 
 def _begin(work: Callable[[], object], *fds: int) -> None:
-    """A child's whole life: none of the nursery's ways to the outside are its own."""
+    """Runs ``work`` in a child and exits. The child uses none of the nursery's pipes, neither its input nor its output."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)

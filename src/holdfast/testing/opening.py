@@ -1,4 +1,4 @@
-"""A store by its URL, for tests that look at what is stored."""
+"""Opens a store by its URL, for tests that look at what is stored."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The programs the simulator plays: small, quick to check, and each with something that a careless engine gets wrong.
+"""The programs that the simulator runs: small, quick to check, and each with something that a careless engine gets wrong.
 
-They are built once; ``STAGE`` says which world they run in now. A node tells the world that it begins, so that what is on
-record as completed is seen if it begins again.
+They are built once; ``STAGE`` says in which world they run now. A node tells the world that it begins, so that the world
+sees if a step that is on record as completed begins again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Stage:
     world: World
 
     async def pass_time(self, seconds: float) -> None:
-        """Work takes its time, and never twice the same."""
+        """Sleeps for ``seconds`` times a random factor between 0.5 and 1.5."""
         await self.world.clock.sleep(seconds * (0.5 + self.world.rng.random()))
 
 
@@ -31,7 +31,7 @@ STAGE = Stage()
 
 
 def act(ctx: Context, name: str) -> Callable[..., Awaitable[str]]:
-    """An effect on the outside, counted by what it does and not by the key it is given."""
+    """Returns an effect on ``Outside``, which counts it by what it does and not by its key."""
 
     async def acting(text: str, *, idempotency_key: str) -> str:
         await STAGE.pass_time(0.1)
@@ -44,7 +44,7 @@ def act(ctx: Context, name: str) -> Callable[..., Awaitable[str]]:
 
 
 def dedupe(ctx: Context, name: str) -> Callable[..., Awaitable[str]]:
-    """An effect whose receiver dedupes by the key."""
+    """Returns an effect whose receiver removes duplicates by the key."""
 
     async def acting(text: str, *, idempotency_key: str) -> str:
         await STAGE.pass_time(0.1)
@@ -58,7 +58,7 @@ def dedupe(ctx: Context, name: str) -> Callable[..., Awaitable[str]]:
 
 
 def tell(ctx: Context, name: str, seconds: float = 0.1) -> Callable[..., Awaitable[str]]:
-    """A recorded step."""
+    """Returns the function of a recorded step."""
 
     async def telling(text: str) -> str:
         STAGE.world.begin(ctx, name)
@@ -180,7 +180,7 @@ def _loop() -> Graph[Trail]:
 
 
 def _rounds() -> Graph[Trail]:
-    """A join in a loop: in each round it waits for both ways, the longer one too."""
+    """A join in a loop: in each round it waits for both branches, also for the longer one."""
     graph = Graph("rounds", Trail)
 
     def way(name: str) -> Callable[[Trail, Context], Awaitable[dict[str, Any]]]:
@@ -217,7 +217,7 @@ async def _journey(ctx: Context, name: str) -> list[Any]:
 
 
 class Play(NamedTuple):
-    """A program, and what must come of it, undisturbed or not, by the name that a run is given. ``acts``: what must have been done outside by then."""
+    """A program, and what it must end with, with or without faults, by the name that a run is given. ``acts``: what must have been done outside by its end."""
 
     skill: Skill
     expected: Callable[[str], Any]
@@ -225,7 +225,7 @@ class Play(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """The programs of a simulation. ``others`` are those that these start; ``answer`` is what people do about a run that asks."""
+    """The programs of a simulation. ``others`` are programs that ``plays`` start; ``answer`` is what people do about a run that asks."""
 
     plays: Mapping[str, Play]
     others: Sequence[Skill] = ()

@@ -1,6 +1,6 @@
-"""The pytest plugin: crashes at every boundary, time that jumps, steps that answer as they are told.
+"""The pytest plugin: crashes at every store write, virtual time, stubbed steps.
 
-It comes with the package; nothing needs to be configured. docs/testing.md shows each fixture at work.
+It comes with the package; nothing needs to be configured. docs/testing.md has an example of each fixture.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.testing.world import Disturbed, Script, World, approve_known, cras
 
 
 class Crashes:
-    """What the fixture ``holdfast_crashes`` gives: a skill is run with a crash at each of its store writes."""
+    """The value of the fixture ``holdfast_crashes``: runs a skill with a crash at each of its store writes."""
 
     def __call__(
         self,
@@ -70,7 +70,7 @@ def holdfast_crashes() -> Crashes:
 
 
 class Replays:
-    """What the fixture ``holdfast_replay`` gives: a recorded run is held against the code as it is now."""
+    """The value of the fixture ``holdfast_replay``: compares a recorded run with the present code."""
 
     def __call__(self, skill: Skill, recorded: str | os.PathLike[str], run_id: str | None = None, **options: Any) -> Replayed:
         """Fails the test with the differences, if there are any. See ``assert_replays``."""
@@ -79,7 +79,7 @@ class Replays:
 
 @pytest.fixture
 def holdfast_replay() -> Replays:
-    """Holds a recorded run against the code as it is now, calling nothing outside."""
+    """Compares a recorded run with the present code, and calls nothing outside."""
     return Replays()
 
 

@@ -1,9 +1,9 @@
-"""A recorded run held against the code as it is now: ``replay_check``, and ``assert_replays`` for tests.
+"""Compares a recorded run with the present code: ``replay_check``, and ``assert_replays`` for tests.
 
-Theory of operation. The run is taken over into a store in memory, cut right after its first checkpoint, and the present
-code goes on from there under the same id. Every call through ``ctx`` is answered from the recording, people's answers
-included, so nothing outside is touched: a call that is not recorded stops the run instead of being done. What the code
-does otherwise than the recording is a ``Difference``: in its calls, in what ran when, in how it ended, in its values.
+Theory of operation. The run is copied into a store in memory, cut right after its first checkpoint, and the present code
+goes on from there under the same id. Every call through ``ctx`` is answered from the recording, people's answers included,
+so nothing outside is touched: a call that is not recorded stops the run instead of being made. Where the code differs from
+the recording there is a ``Difference``: in its calls, in which nodes ran when, in how the run ended, or in its values.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ async def assert_replays(skill: Skill, recorded: str | os.PathLike[str] | Store,
 
 
 async def _take(recorded: str | os.PathLike[str] | Store, run_id: str | None) -> Dossier:
-    """All there is of the recorded run."""
+    """Returns all that is stored of the recorded run."""
     if not isinstance(recorded, str | os.PathLike):
         return await dossier(recorded, await _only(recorded, run_id), opened=True)
     text = os.fspath(recorded)
@@ -174,7 +174,7 @@ async def _only(store: Store, run_id: str | None) -> str:
 
 
 class _Past:
-    """What a recorded run did, by the places where it did it."""
+    """What a recorded run did, by place: super-step, task and path."""
 
     def __init__(self, kept: Dossier) -> None:
         self.run: Run = kept.run
@@ -214,7 +214,7 @@ class _Past:
 
     @property
     def whole(self) -> bool:
-        """Whether the run came to a rest by itself, so that what it did not do it would not have done."""
+        """Whether the run came to rest by itself, so that a call that is not recorded would never have been made."""
         return self.run.status not in LIVE and not (self.run.status is Status.CANCELED and not self.run.settled)
 
 
@@ -232,7 +232,7 @@ def _plan(record: Record, planned: dict[int, list[str]], ended: dict[int, dict[s
 
 
 class _NotOnRecord(ControlFlow):
-    """Stops the run: a call would have touched the outside. Not an Exception: no handler of a node may go on from it."""
+    """Stops the run, because a call would have touched the outside. It is not an Exception, so that no handler in a node can go on from it."""
 
 
 class _Answers:
@@ -253,7 +253,7 @@ class _Answers:
         record = self._past.records.get(place)
         kind = call.kind
         if record is not None and not self._declared and record.name == call.name and call.name.startswith("tool:"):
-            kind = record.kind  # whether a tool only reads is for its declaration to say, and there is none here
+            kind = record.kind  # only the declaration of a tool says whether the tool only reads, and there is none here
         if record is not None and (record.kind, record.name) == (kind, call.name):
             if not _fits(call, record):
                 self._note(call, "arguments", f"{_name(record.kind, record.name)}, with what was given to it then", f"{_name(kind, call.name)}{_spell_given(call.args)}")
@@ -265,7 +265,7 @@ class _Answers:
             return None
         wait = self._past.asked.get(place)
         if kind == "wait" and wait == call.name:
-            return None  # it rested there
+            return None  # the recorded run rested in the same wait
         if wait is not None:
             self._stop(call, "other_call", _name("wait", wait))
         if not self._past.whole and call.task not in self._past.ended.get(call.step, {}):
@@ -285,7 +285,7 @@ class _Answers:
 
 
 def _fits(call: Asked, record: StepRecord) -> bool:
-    """Whether a call has the arguments on record, as far as these can be told apart."""
+    """Whether a call has the recorded arguments, as far as arguments can be compared."""
     if not record.digest:
         return True
     if record.kind == "effect":
@@ -295,7 +295,7 @@ def _fits(call: Asked, record: StepRecord) -> bool:
 
 
 class _Clock:
-    """The recording's own time, from its last moment on; who sleeps moves it."""
+    """A clock that begins at the last moment of the recording and moves when something sleeps."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -340,7 +340,7 @@ class _Replay:
             if now is not None:
                 for row in await store.rows(past.run.run_id):
                     _plan(open_row(row), self._planned, self._ended)
-        at = self._find_parting()  # what is called where other nodes run says nothing more
+        at = self._find_parting()  # once other nodes run, differences in calls say nothing more
         found = [*self._routes(at, stopped), *(d for step, d in self._answers.differences if at is None or step < at), *self._missing(at)]
         if now is not None and not stopped and past.whole:
             found += self._ends(now)
@@ -349,7 +349,7 @@ class _Replay:
         )
 
     async def _go(self, rt: Runtime, store: MemoryStore) -> bool:
-        """Lets the code go on from the first checkpoint to where it rests; True if a call stopped it."""
+        """Lets the code go on from the first checkpoint until the run rests. Returns True if a call stopped it."""
         rows, run = self._kept.rows[: self._past.cut], None
         for row in rows:
             for event in open_row(row).events:
@@ -366,7 +366,7 @@ class _Replay:
         return False
 
     async def _decide(self, rt: Runtime, run: Run) -> bool:
-        """Gives the answers that ended the recorded run, or lets the time pass that did; True if there was one."""
+        """Answers a wait as the recording did, or lets the time pass if the wait timed out there. Returns True if there was such a wait."""
         for wait in run.waits:
             place = (wait.step, wait.task, wait.path)
             if place in self._past.late and wait.deadline is not None:
@@ -383,7 +383,7 @@ class _Replay:
     # -- comparing ----------------------------------------------------------------------------------
 
     def _find_parting(self) -> int | None:
-        """The first super-step in which other nodes run."""
+        """Returns the first super-step in which other nodes run than in the recording."""
         both = sorted(self._past.planned.keys() & self._planned.keys())
         return next((step for step in both if sorted(self._past.planned[step]) != sorted(self._planned[step])), None)
 
@@ -402,7 +402,7 @@ class _Replay:
         ]
 
     def _missing(self, at: int | None) -> list[Difference]:
-        """Recorded calls that tasks which have ended did not make; those inside a call whose result was served do not count: a scope, an item of a map."""
+        """Returns recorded calls that ended tasks did not make. Calls inside a call whose result was served (a scope, an item of a map) do not count."""
         made = self._answers.made
         served = [p for p in made if p in self._past.records]
         out = []
@@ -417,7 +417,7 @@ class _Replay:
         return out
 
     def _ends(self, now: Any) -> list[Difference]:
-        """How the run rests, and with which values."""
+        """Compares how the run rests, and with which values."""
         past, run = self._past.run, now.record
         found = []
         was, here = _end(past), _end(run)

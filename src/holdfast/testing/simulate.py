@@ -2,9 +2,9 @@
 
 Theory of operation. One seed draws everything: which callback runs next, how long a write takes, which write dies before
 or after it is applied or loses its answer, who is killed or frozen and for how long, when the wall clock jumps, what is
-submitted, decided and cancelled, and how often the same thing is said twice. After a while the chaos ends: frozen
-processes thaw as zombies, a worker is there again, and every run must come to its end. Then all invariants are checked,
-and each completed run must have the values of an undisturbed one. The same seed tells the same story each time.
+submitted, decided and cancelled, and how often the same request is made twice. After a while the faults end: frozen
+processes thaw as zombies, a worker is there again, and every run must end. Then all invariants are checked, and each
+completed run must have the values of an undisturbed one. The same seed gives the same story each time.
 
 ``python -m holdfast.testing.simulate --seeds 1000``
 """
@@ -47,7 +47,7 @@ PLAYED = Cast(PLAYS)
 
 
 class Odds(msgspec.Struct, frozen=True):
-    """How often what goes wrong, by seed."""
+    """How often each kind of fault happens under a seed."""
 
     workers: int
     runs: int
@@ -61,7 +61,7 @@ class Odds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, draw: Any) -> Odds:
-        """Some seeds are calm in some respects, so that one fault at a time is seen too."""
+        """Draws the odds of a seed. Each kind of fault is left out under some seeds, so that faults are also seen one at a time."""
 
         def sometimes(rate: float) -> float:
             return rate if draw.random() < 0.6 else 0.0
@@ -80,7 +80,7 @@ class Odds(msgspec.Struct, frozen=True):
 
 
 class Story(msgspec.Struct, frozen=True):
-    """What a seed came to: what is broken, how often what happened, and who did what when to the runs that are broken."""
+    """The result of a seed: the violations, how often each thing happened, and who did what when to the broken runs."""
 
     seed: int
     violations: tuple[Violation, ...]
@@ -96,7 +96,7 @@ class Story(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """One seed's life. ``cast``: the programs of which its runs are drawn."""
+    """The simulation of one seed. ``cast``: the programs from which its runs are drawn."""
 
     def __init__(self, seed: int, store: Callable[[VirtualClock], Store] | None = None, cast: Cast = PLAYED) -> None:
         self.seed = seed
@@ -144,7 +144,7 @@ class Simulation:
     # -- those who work -----------------------------------------------------------------------------
 
     async def keep_working(self, slot: int) -> None:
-        """A supervisor: whatever ends its worker, there is another one after a while."""
+        """Supervises a worker: whatever ends it, another one is started after a while."""
         while True:
             try:
                 host = self.workers[slot] = await self.host()
@@ -155,7 +155,7 @@ class Simulation:
             await self.world.clock.sleep(self.draw.random() * 2)
 
     async def chaos(self) -> None:
-        """Kills, freezes and jumps, until it is enough."""
+        """Kills and freezes workers and lets the clock jump, for ``CHAOS`` seconds."""
         while self.world.clock.elapsed < CHAOS:
             await self.world.clock.sleep(self.draw.random() * 2)
             host = self.workers.get(self.draw.randrange(self.odds.workers))
@@ -199,7 +199,7 @@ class Simulation:
             await asyncio.gather(*asks)
 
     async def _submit(self, number: int, play: str, session: str, urgency: int) -> None:
-        """Asks until it is answered, under one request key."""
+        """Submits a run under one request key, again and again until it is answered."""
         name = f"run-{number}"
         while True:
             client = await self.client()
@@ -226,7 +226,7 @@ class Simulation:
                 continue
 
     async def look_after(self) -> None:
-        """People: they approve, look into unknown effects, cancel, and resume what failed; some say things twice."""
+        """Does what people do: approves, looks into unknown effects, cancels, and resumes failed runs; sometimes answers twice."""
         while True:
             await self.world.clock.sleep(0.2 + self.draw.random() * 1.5)
             client = await self.client()
@@ -234,7 +234,7 @@ class Simulation:
                 for run_id in await self._find_runs(client):
                     found = await client.rt.store.get(run_id)
                     if found is not None and (found[0].version > MOST_EVENTS or (found[0].terminal and found[0].status is not Status.FAILED)):
-                        continue  # nobody is needed any more, or nobody can help
+                        continue  # people have nothing more to do about the run, or cannot help
                     run = await client.rt.get(run_id)
                     if run.waits and (run.status not in TERMINAL or run.status is Status.FAILED):
                         answers = [self._answer(client, run)]
@@ -249,7 +249,7 @@ class Simulation:
                 client.kill()
 
     async def _find_runs(self, client: Host) -> list[str]:
-        """The runs that were submitted, and then their children."""
+        """Returns the runs that were submitted, and then their children."""
         found = await client.rt.store.runs(RunFilter(limit=MOST_RUNS))
         return [*self.submitted, *[run.run_id for run, _ in found if run.parent_run_id is not None]]
 
@@ -274,7 +274,7 @@ class Simulation:
         elif run.status is Status.FAILED:
             self.say("failed", f"{run.run_id} had failed: {run.stop_reason}")
             try:
-                # Whoever resumes drives on; people do not wait for that for ever.
+                # A resume also drives the run; people do not wait for that without a limit.
                 await asyncio.wait_for(client.do(self._resume(client, run)), 5)
             except (HoldfastError, SimulatedCrash, TimeoutError) as e:
                 self.happened[f"resume: {type(e).__name__}"] += 1
@@ -302,12 +302,12 @@ class Simulation:
                 self._note_own_fault(task)
 
     def _note_own_fault(self, task: asyncio.Future[Any]) -> None:
-        """A mistake of the simulator itself must not look like a calm end."""
+        """Raises an error of the simulator itself, which must not look like a calm end."""
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, SimulatedCrash):
             raise error
 
     async def _settle(self) -> None:
-        """Waits until every run has ended. Zombies thaw meanwhile, and act on what they believe."""
+        """Waits until every run has ended, then thaws the frozen processes, so that zombies act on what they believe."""
         until = self.world.clock.elapsed + PATIENCE
         while self.world.clock.elapsed < until:
             await self.world.clock.sleep(1)
@@ -349,8 +349,8 @@ def _differs(expected: Any, run: Run[Any]) -> str:
 
 
 def simulate(seed: int, *, tell: bool = False, store: Callable[[VirtualClock], Store] | None = None, cast: Cast = PLAYED) -> Story:
-    """Plays one seed and judges it. A broken one tells its story; ``tell``: a whole one too. ``store`` makes the store of its world, over the
-    world's clock; by default it is one in memory. ``cast``: the programs of which its runs are drawn."""
+    """Simulates one seed and judges it. The story of a broken seed is told, and with ``tell`` that of a sound one too. ``store`` makes the
+    world's store, over the world's clock; by default it is in memory. ``cast``: the programs from which its runs are drawn."""
     simulation = Simulation(seed, store, cast)
 
     async def whole() -> Story:
@@ -370,7 +370,7 @@ def simulate(seed: int, *, tell: bool = False, store: Callable[[VirtualClock], S
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plays seeds and says what came of them; 1 if one is broken."""
+    """Simulates seeds and prints the results. Returns 1 if a seed is broken."""
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.simulate", description=__doc__.split("\n\n")[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=1000, help="how many to play")
     parser.add_argument("--first", type=int, default=0, help="the first of them")

@@ -1,7 +1,7 @@
-"""A run told as text: what happened, under which fence, and what stands at the end.
+"""A run as text: what happened, under which fence, and its state at the end.
 
 Ids and times are replaced by what they mean (R1, +2.5s), so that the text is the same each time and a change of
-behaviour shows as a difference that can be read: golden transcripts, and the story of a failing seed.
+behaviour shows as a readable difference. Golden transcripts and the story of a failing seed use it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ async def transcript(store: Store, run_ids: Iterable[str] | None = None, *, sinc
 
 
 def shorten(text: str, run_ids: Iterable[str]) -> str:
-    """A text with short names in place of ids that are new each time."""
+    """Returns the text with short names in place of ids that are new each time."""
     for number, run_id in enumerate(dict.fromkeys(run_ids), 1):
         text = text.replace(run_id, f"R{number}")
     return text
 
 
 async def ending(store: Store, run_id: str) -> list[str]:
-    """How a run stands, its values, and what became of its effects."""
+    """Returns, as lines of text, a run's status, its values and the status of its effects."""
     found = await store.get(run_id)
     if found is None:
         return []
@@ -77,7 +77,7 @@ async def _log(store: Store, run_id: str, since: int | None) -> list[str]:
 
 
 def line(fact: ev.Fact | ev.Unknown) -> str:
-    """One event: its name and the fields that say something."""
+    """Returns an event as text: its name and the fields that say something."""
     if isinstance(fact, ev.Unknown):
         return f"unknown kind {fact.tag}"
     match fact:

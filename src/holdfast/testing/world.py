@@ -1,9 +1,9 @@
-"""A small world to kill: one store that outlives its users, virtual time, hosts that crash, and an outside that counts.
+"""A simulated world for crash tests: one store that outlives its users, virtual time, hosts that crash, and an outside that counts.
 
-Theory of operation. A ``Host`` is a runtime in a ``Process`` of its own, with its own way to the shared store. Its crash
-cuts that way first and then cancels its tasks, so that nothing it does on its way out is seen by anybody. A new host on
-the same store finds what a restarted process would find. ``Outside`` stands for the world effects reach: it counts, and
-it survives every crash.
+Theory of operation. A ``Host`` is a runtime in a ``Process`` of its own, with its own connection to the shared store. A
+crash cuts the connection first and then cancels the host's tasks, so that nobody sees what they do as they end. A new host
+on the same store finds what a restarted process would find. ``Outside`` stands for the systems that effects reach: it
+counts what was done there, and it survives every crash.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from holdfast.testing.transcript import ending, shorten
 T = TypeVar("T")
 Place = tuple[str, int, str, str]
 LEASE_SECONDS = 30.0
-MOST = 5  # broken promises that a story begins with
+MOST = 5  # the violations that a story begins with
 
 
 class TaskHeartbeat(Heartbeat):
@@ -75,7 +75,7 @@ class Host:
         self.rt = Runtime(connection.as_store(), skills=skills, clock=world.clock, lease=world.lease, **options)
         services = self.rt._services
         services.owner = name
-        closed_owners.discard(name)  # a namesake of an earlier world
+        closed_owners.discard(name)  # a host of an earlier world may have had the same name
         services.entropy = lambda: world.rng.getrandbits(128)
         beat = TaskHeartbeat(services.store, world.clock, name, self.rt._ttl_us)
         beat.process = self.process
@@ -89,10 +89,10 @@ class Host:
         return self.process.start(work)
 
     async def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits something done in this process.
+        """Does some work in this process, and awaits it.
 
         Raises:
-            SimulatedCrash: the process died in the middle of it.
+            SimulatedCrash: the process died meanwhile.
         """
         task = self.process.start(work)
         try:
@@ -104,7 +104,7 @@ class Host:
             raise
 
     def kill(self, *, proven: bool = True) -> None:
-        """Ends it without a word, as SIGKILL does. ``proven``: its liveness file can be locked by others (§2.9)."""
+        """Ends the process at once, as SIGKILL does. ``proven``: others can lock its liveness file, and so know that it is dead (§2.9)."""
         if self.dead:
             return
         self.world.diary.note("dies", who=self.name)
@@ -114,7 +114,7 @@ class Host:
             self.world.proven_dead(self.name)
 
     async def close(self) -> None:
-        """A clean end: leases go back (§10.4)."""
+        """Ends the process cleanly: its leases are handed back (§10.4)."""
         if not self.dead:
             await self.do(self.rt.close())
             self.connection.cut()
@@ -123,7 +123,7 @@ class Host:
 
 
 class Outside:
-    """What effects reach. It outlives every process; ``acts`` counts by key what was done there for good."""
+    """What effects reach. It outlives every process; ``acts`` counts how often each thing was done there for good."""
 
     def __init__(self, seen: Callable[[str, bool], None] = lambda what, again: None) -> None:
         self.acts: Counter[str] = Counter()
@@ -131,9 +131,9 @@ class Outside:
         self._seen = seen
 
     def act(self, what: str, key: str | None = None, result: Any = None) -> int:
-        """Something happens out there that cannot be taken back. Gives how often it has happened.
+        """Does something outside that cannot be taken back. Returns how often it was done.
 
-        ``key`` is the one the engine handed over: under it a person who looks finds ``result``.
+        ``key`` is the key that the engine handed over; a person who looks under it finds ``result``.
         """
         self.acts[what] += 1
         again = self.acts[what] > 1
@@ -217,7 +217,7 @@ class World:
                 self._apply(self._whole(args[0]))
 
     def _check_claim(self, owner: str, claim: Claim) -> None:
-        """A claim takes nothing from an owner that lives (§10.1)."""
+        """Checks that a claim takes nothing from a live owner (§10.1)."""
         before = claim.previous_owner
         said = f"claims {claim.run_id}, fence {counter(claim.fence)}" + (f", from {before}: {claim.cause}" if before else "")
         self.diary.note(said, who=owner, run=claim.run_id)
@@ -227,7 +227,7 @@ class World:
         self.fences[claim.run_id] = claim.fence
 
     def _whole(self, step: Step) -> Commit:
-        """The commit that a step of the fused line stands for."""
+        """Returns the commit that a step of the fused line stands for."""
         record = codec.open_row(codec.Row(step.seq, step.data, step.hash), step.after.hash)
         run = fold_all(self._runs[step.run_id], record.events)
         return Commit(run=run, events=record.events, after=step.after, fence=step.fence, at=record.at, delta=record.delta_bytes)
@@ -290,7 +290,7 @@ class World:
         async def whole() -> T:
             loop = asyncio.get_running_loop()
             assert isinstance(loop, VirtualLoop)
-            loop.set_exception_handler(lambda _loop, _context: None)  # a killed task's last words reach nobody
+            loop.set_exception_handler(lambda _loop, _context: None)  # errors of killed tasks are not logged
             try:
                 return await work
             finally:
@@ -304,9 +304,9 @@ MOST_EVENTS = 500
 
 
 async def approve_all(host: Host, run: Run[Any]) -> None:
-    """The default script: approves what can be approved; of an unknown effect it says what ``Outside`` knows (§6.5).
+    """The default script: approves what can be approved, and answers for an unknown effect what ``Outside`` knows (§6.5).
 
-    While the process that attempted it may still be alive, nobody can say that it will not happen, so it waits.
+    While the process that attempted the effect may still act, nobody can say that the effect will not happen, so the script waits.
     """
     known = host.world.outside.known
     if run.version > MOST_EVENTS:
@@ -321,11 +321,11 @@ async def approve_all(host: Host, run: Run[Any]) -> None:
 
 
 async def approve_known(host: Host, run: Run[Any]) -> None:
-    """The default script of the fixture ``holdfast_crashes``: it approves as ``approve_all`` does, and makes nothing up about an effect. A test's
-    function may reach anything, so that only the test can look whether it happened.
+    """The default script of the fixture ``holdfast_crashes``: it approves as ``approve_all`` does, but makes nothing up about an effect. A test's
+    function may reach anything, so only the test can look whether the effect happened.
 
     Raises:
-        AssertionError: a person is asked what came of an effect.
+        AssertionError: a person is asked whether an effect happened.
     """
     for wait in run.waits:
         if wait.kind == "effect":
@@ -337,12 +337,12 @@ async def approve_known(host: Host, run: Run[Any]) -> None:
 
 
 async def _over(host: Host, shown: Mapping[str, Any]) -> bool:
-    """Whether the attempt can no longer act, as only the world that made its process can know: that has ended, or is at nothing."""
+    """Whether the attempt can no longer act: it is closed, or its process has ended or executes nothing, which only the world can know."""
     return shown["closed"] or all(h.dead or not h.rt._services.acting for h in host.world.hosts if h.name == shown["owner"])
 
 
 async def to_the_end(host: Host, run_id: str, script: Script = approve_all, *, rounds: int = 40) -> Run[Any]:
-    """Recovers and drives a run until it has ended, answering what it asks; the longer nothing happens, the longer it lets time pass."""
+    """Recovers and drives a run until it has ended, and answers what it asks. The longer nothing happens, the longer it lets time pass."""
     seen, idle = -1, 0
     for _ in range(rounds):
         await host.rt.recover()
@@ -356,7 +356,7 @@ async def to_the_end(host: Host, run_id: str, script: Script = approve_all, *, r
 
 
 class Disturbed(NamedTuple):
-    """One crash of ``crash_everywhere``: where it was, and how the run ended all the same."""
+    """One crash of ``crash_everywhere``: where it happened, and how the run ended after it."""
 
     number: int
     verb: str
@@ -376,10 +376,10 @@ def crash_everywhere(
     proven: bool = True,
     runtime: Mapping[str, Any] | None = None,
 ) -> tuple[Run[Any], list[Disturbed]]:
-    """Runs a skill undisturbed, then once for each (store write, fault) with a crash there; gives all the ends.
+    """Runs a skill undisturbed, then once for each (store write, fault) with a crash there; returns all the ends.
 
-    The process that crashes is gone; another one on the same store goes on. ``fresh`` is called with
-    each new world before its run, to reset what the test counts. ``runtime``: what its processes give their Runtime besides.
+    The process that crashes is gone; another one on the same store goes on. ``fresh`` is called with each new world before
+    its run, to reset what the test counts. ``runtime``: further options for the Runtime of its processes.
 
     Raises:
         AssertionError: an invariant is broken; the message tells the story.
@@ -424,7 +424,7 @@ def crash_everywhere(
 
 
 async def _begin(host: Host, skill: Skill, inputs: Mapping[str, Any] | None, script: Script) -> str:
-    """The first process's whole life: it begins the run and takes it as far as it can."""
+    """Does the work of the first process: begins the run and takes it as far as it can."""
     run: Run[Any] = await host.do(host.rt.invoke(skill, inputs, key="the-run"))
     if run.status not in TERMINAL:
         await host.do(to_the_end(host, run.run_id, script))
@@ -433,7 +433,7 @@ async def _begin(host: Host, skill: Skill, inputs: Mapping[str, Any] | None, scr
 
 
 async def _begin_again(host: Host, skill: Skill, inputs: Mapping[str, Any] | None) -> str:
-    """Asks again under the same request key: the run already there, or a new one if the first was never durable (§3.5)."""
+    """Submits again under the same request key: returns the existing run, or a new one if the first was never durable (§3.5)."""
     run: Run[Any] = await host.do(host.rt.submit(skill, inputs, key="the-run"))
     return str(run.run_id)
 

@@ -1,9 +1,9 @@
-"""Whether the code of a graph still asks what it asked: LangGraph knows the questions of a node by their order alone.
+"""Checks whether the code of a graph still asks what it asked: LangGraph identifies the questions of a node by their order alone.
 
-Theory of operation. The code of the nodes, and of what they call in their own modules, is walked once: its digest tells whether it is the code that
-asked, and its texts are what questions are made of. Where the digest is another one, the graph is driven to its questions once more before
-an answer is given. A question counts as another one where a text of the code that stood in it is still in the code but stands in it no more:
-what a model wrote into a question, and other words for it, are no difference.
+Theory of operation. The code of the nodes, and of what they call in their own modules, is walked once. Its digest tells whether it is still the code
+that asked, and its texts are what questions are made of. If the digest differs, the graph is driven to its questions once more before an answer is
+given. A question counts as another one if a text of the code that was in the old question is still in the code, but is not in the new question. So
+what a model wrote into a question, and a new wording in the code, are no difference.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ class Code(NamedTuple):
 
     @classmethod
     def of(cls, nodes: Mapping[str, Any]) -> Code:
-        """The code of these nodes."""
+        """Returns the code of these nodes."""
         walk = _Walk(*(part for name in sorted(nodes) for part in (name, nodes[name])))
         return cls(hashlib.sha256("\n".join(walk.facts).encode("utf-8", "surrogatepass")).hexdigest(), frozenset(walk.texts))
 
     def others(self, before: Any, now: Any) -> bool:
-        """Whether another question stands where this one was asked. ``now`` is None where there is none."""
+        """Whether the code now asks another question in place of this one. ``now`` is None if it asks none."""
         return bool(self._marks(before) - self._marks(now))
 
     def _marks(self, question: Any) -> set[str]:
-        """The texts of the code that stand in a question: whole, or as a phrase within it."""
+        """Returns the texts of the code that are in a question: as a whole text of it, or as a phrase within one."""
         words = set(_words(question))
         return {t for t in self.texts if t in words or ((" " in t.strip() or t.endswith((" ", "?"))) and any(t in word for word in words))}
 
 
 class _Walk:
-    """One look through functions: the facts that make up a digest, and the texts among them."""
+    """One walk through functions: the facts that make up a digest, and the texts among them."""
 
     def __init__(self, *begin: Any) -> None:
         self.facts: list[str] = []
         self.texts: set[str] = set()
         seen: dict[int, Any] = {}
         left = list(begin[::-1])
-        while left:  # not by recursion: a module's functions may call one another in a long line
+        while left:  # not by recursion: a module's functions may call one another in a long chain
             value = left.pop()
             if isinstance(value, (str, *_PLAIN)):
                 self.facts.append(repr(value))
@@ -83,7 +83,7 @@ class _Walk:
 
 
 def _walk_held(function: FunctionType) -> Iterator[Any]:
-    """What a function finds outside of itself: what it closes over, and its own module's functions, texts and numbers."""
+    """Yields what a function uses from outside: what it closes over, and its own module's functions, texts and numbers."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents

@@ -1,21 +1,21 @@
 """The rows in which a saver keeps checkpoints: their keys, their bytes, and values that only grew.
 
-Theory of operation. Everything of a thread lies under keys that begin with the thread, so that one deletion ends it. Under it lie
-checkpoints (``c``), each with the writes of its tasks behind it, channel values apart from them (``v``), and maps of versions (``m``). A scan
-gives rows by key, ascending; the newest checkpoint is wanted first, so a checkpoint's place spells its id with each character mirrored. What
-a super-step puts is so few rows, and side by side: a store writes as many pages as the keys of a commit are places. Earlier releases kept the
-writes of tasks apart from their checkpoint (``w``).
+Theory of operation. All keys of a thread begin with the thread's prefix, so that one deletion removes the thread. Under the prefix are its
+checkpoints (``c``), each followed by the writes of its tasks, the channel values that are kept apart (``v``), and maps of versions (``m``). A scan
+returns rows in ascending order of keys, and the newest checkpoint is wanted first; so a checkpoint's key has its id with each character mirrored.
+A super-step thus puts few rows, and next to each other: a store writes one page for each place at which a commit has keys. Earlier releases kept
+the writes of tasks apart from their checkpoint (``w``).
 
-A value is kept once for each version: a small one (``NEAR_BYTES``) in the row of the checkpoint that it came with (``Checkpoint.inside``); the
-checkpoints after it say in which (``Checkpoint.elsewhere``). When that row is deleted the value is put apart. The versions that a checkpoint
-has seen are two maps that grow with the graph and of which a step changes two or three entries: where they have many, a row has those that are
-not as in the maps ``Checkpoint.maps`` (``Maps.rest``), and maps are put anew when these become many.
+A value is stored once for each version. A small value (``NEAR_BYTES``) is in the row of the checkpoint that it came with (``Checkpoint.inside``);
+later checkpoints name that checkpoint (``Checkpoint.elsewhere``). When that row is deleted, the value is put apart. The versions of a checkpoint
+are two maps, which grow with the graph while a step changes two or three entries. If they have many entries, a row has only those that differ
+from the stored maps ``Checkpoint.maps`` (``Maps.rest``); when these become many, the maps are stored anew.
 
-A larger value is kept apart. A list that only grew is kept as its tail behind an earlier version (``Value.base``); ``whole`` is
-the version where the chain of tails begins. Tail number i of a chain stands behind number i less its lowest bit (as in a Fenwick tree; 0 is
-the whole value): a read follows as many rows as i has bits, at most log2(i), and each item of a list is written log2(i) / 2 times in the
-mean. A tail grows to 4 MiB so, and not beyond: behind that, tails follow one another. Rows of earlier releases stand behind the version
-before; ``base`` says so itself, and they are read the same way.
+A larger value is kept apart. If a list only grew, it is stored as a tail that follows an earlier version (``Value.base``); ``whole`` is the version
+where the chain of tails begins. Tail number i of a chain follows number i minus its lowest set bit (as in a Fenwick tree; 0 is the whole value). So a
+read follows as many rows as i has set bits, at most log2(i), and each item of a list is written log2(i) / 2 times on average. In this way a tail
+becomes at most 4 MiB long; beyond that, each tail follows the last one. Rows of earlier releases always follow the version before; their ``base``
+says so, and they are read the same way.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ Slot = tuple[str, str, str]
 """A channel: the thread's prefix, the namespace, the name."""
 PART_BYTES = 96
 REMEMBERED = 4096
-"""So many parts of keys are not made anew."""
+"""How many parts of keys are cached."""
 THREAD_BYTES = 200
 LONGEST_TAIL = 4 * 1024 * 1024
 """A tail is not made longer than that to shorten a chain."""
 TAIL_BYTES = 512
-"""From this size on a value is compared with the version before."""
+"""A value that is larger than this is compared with the version before."""
 NEAR_BYTES = 1024
-"""A value of at most so many bytes lies in the row of the checkpoint that it came with."""
+"""A value of at most this many bytes is in the row of the checkpoint that it came with."""
 MANY = 64
-"""Maps of fewer entries are in the checkpoint's own row."""
+"""Maps with fewer entries are in the checkpoint's own row."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.~-]+")
-"""Text that quoting leaves as it is: most of what makes up a key."""
+"""Text that quoting does not change, which is most of the text in keys."""
 _MIRROR = {c: 0xA3 - c for c in range(0x25, 0x7F)}
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint without the values that lie apart: ``apart`` are the channels whose values do, ``inside`` are values that came with it, and
-    ``elsewhere`` names, of a channel, the checkpoint that its value came with. ``maps`` are the maps of versions of which ``body`` has what
-    differs. ``behind``: the writes of its tasks lie behind it; to those of earlier releases none do, or only some."""
+    """A checkpoint without the values that are kept apart. ``apart`` names the channels of those values, ``inside`` has values that came with this
+    checkpoint, and ``elsewhere`` names for a channel the checkpoint that its value came with. ``maps`` is the id of stored maps of versions; ``body``
+    has what differs from them. ``behind``: the writes of its tasks follow it; of a checkpoint of earlier releases none do, or only some."""
 
     ns: str
     id: str
@@ -73,7 +73,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True):
-    """A channel's value at a version, or its tail behind ``base``: ``before`` and ``after`` are the lengths of the heads of both."""
+    """A channel's value at a version, or its tail after ``base``. ``before`` and ``after`` are the lengths of the heads of ``base`` and of this version."""
 
     kind: str
     body: bytes
@@ -84,7 +84,7 @@ class Value(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Write(msgspec.Struct, frozen=True, array_like=True):
-    """One write of a task. Those that a task puts together are one row."""
+    """One write of a task. The writes that a task puts together are one row."""
 
     path: str
     task: str
@@ -108,17 +108,17 @@ encode = _ENCODER.encode
 
 
 def checkpoint_of(data: bytes) -> Checkpoint:
-    """Raises StoreCorrupt: these bytes are no checkpoint."""
+    """Decodes a checkpoint. Raises StoreCorrupt if the bytes are none."""
     return _decode(_CHECKPOINTS, data)
 
 
 def value_of(data: bytes) -> Value:
-    """Raises StoreCorrupt: these bytes are no value."""
+    """Decodes a value. Raises StoreCorrupt if the bytes are none."""
     return _decode(_VALUES, data)
 
 
 def writes_of(data: bytes) -> tuple[Write, ...]:
-    """The writes of a row: those of a task, or a single one.
+    """Returns the writes of a row: those of a task, or a single one.
 
     Raises:
         StoreCorrupt: these bytes are no writes.
@@ -146,7 +146,7 @@ def _quote(text: str) -> str:
 
 @functools.lru_cache(REMEMBERED)
 def _part(text: str) -> str:
-    """A part of a key; a long one by its digest. Namespaces, channels and tasks come again with each row."""
+    """Returns a part of a key; a long text is replaced by its digest. Cached, because namespaces, channels and tasks come again with each row."""
     found = _quote(text)
     if len(found) <= PART_BYTES:
         return found
@@ -155,13 +155,13 @@ def _part(text: str) -> str:
 
 @functools.lru_cache(REMEMBERED)
 def _mirror(text: str) -> str:
-    """A part of a key such that of two texts the later one comes first."""
+    """Returns a part of a key such that of two texts the later one comes first."""
     return _part(text).translate(_MIRROR)
 
 
 @functools.lru_cache(REMEMBERED)
 def _name(prefix: str) -> str:
-    """The thread whose keys begin so."""
+    """Returns the id of the thread whose keys begin with this prefix."""
     return unquote(prefix.rstrip("/").rstrip("%"))
 
 
@@ -172,7 +172,7 @@ class Thread(NamedTuple):
 
     @classmethod
     def of(cls, thread_id: object) -> Thread:
-        """The keys of a thread.
+        """Returns the keys of a thread.
 
         Raises:
             TooLarge: its id is too long for a key.
@@ -204,11 +204,11 @@ class Thread(NamedTuple):
         return f"{self.prefix}m/" if ns is None else f"{self.prefix}m/{_part(ns)}/{_part(id)}"
 
     def writes(self, ns: str, id: str) -> str:
-        """Where the writes of a checkpoint's tasks are. No mirrored id has a ``w``."""
+        """Returns the prefix of the writes of a checkpoint's tasks. No mirrored id has a ``w``."""
         return f"{self.checkpoint(ns, id)}w/"
 
     def writes_apart(self, ns: str, id: str) -> str:
-        """Where earlier releases have put them."""
+        """Returns the prefix under which earlier releases put the writes."""
         return f"{self.prefix}w/{_part(ns)}/{_part(id)}/"
 
     def task(self, ns: str, id: str, task: str) -> str:
@@ -218,27 +218,27 @@ class Thread(NamedTuple):
         return f"{self.task(ns, id, task)}{index}"
 
     def together(self, ns: str, id: str, task: str) -> str:
-        """Where the writes that a task puts first are; behind those that stand alone."""
+        """Returns the key of the row with the writes that a task puts first; it comes after the keys of single writes."""
         return f"{self.task(ns, id, task)}_"
 
 
 def of_checkpoint(key: str) -> bool:
-    """Whether the row at a key among the checkpoints is one; else it is of a task's writes."""
+    """Whether a key among the checkpoints is that of a checkpoint; if not, it is that of a task's writes."""
     return key.endswith("~")
 
 
 def behind_writes(key: str) -> str:
-    """Behind the writes of the checkpoint to which these belong."""
+    """Returns the key that comes after all writes of the checkpoint to which this key of a write belongs."""
     return f"{key[: key.index('~w/')]}~w0"
 
 
 def thread_of(key: str) -> Thread:
-    """The thread that a row belongs to."""
+    """Returns the thread that a row belongs to, by its key."""
     return Thread(f"{key.partition('/')[0]}/")
 
 
 def of_run(run: str) -> str:
-    """Where the checkpoints of a run are listed; no thread's key begins so."""
+    """Returns the prefix under which the checkpoints of a run are listed; no thread's key begins with it."""
     return f"!r/{_part(run)}/"
 
 
@@ -249,15 +249,15 @@ Seen = dict[str, dict[str, Any]]
 
 
 class Maps(NamedTuple):
-    """The versions of a checkpoint's channels and those that its nodes have seen, as they were put under ``id``."""
+    """The versions of a checkpoint's channels and those that its nodes have seen, as they were stored under ``id``."""
 
     id: str
     versions: dict[str, Any]
     seen: Seen
 
     def rest(self, versions: dict[str, Any], seen: Seen) -> tuple[dict[str, Any], Seen] | None:
-        """What of later maps is not as in these; None where they lack an entry of these, or so much differs that they are better put anew: what
-        the rows behind them repeat is then as much as they are."""
+        """Returns the entries of later maps that differ from these. Returns None if later maps lack an entry of these, or if so much differs that
+        it is better to store them anew, because the rows that follow would repeat as much as the maps themselves take."""
         if not (self.versions.keys() <= versions.keys() and self.seen.keys() <= seen.keys()):
             return None
         was, had = self.versions.get, self.seen.get
@@ -270,8 +270,8 @@ class Maps(NamedTuple):
 
 
 class End(NamedTuple):
-    """A version that later tails may stand behind: how long its head and the rest are, what the tails that it is read from take, and how
-    many versions its own tail spans."""
+    """A version that later tails may follow: the lengths of its head and of the rest, how many bytes the tails take from which it is read, and
+    how many versions its own tail spans."""
 
     version: str
     head: int
@@ -281,7 +281,7 @@ class End(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a saver remembers of the version it wrote last: ``ends`` are the versions that it is read from, itself the last."""
+    """What a saver remembers of the version it wrote last. ``ends`` are the versions from which it is read; the last of them is the version itself."""
 
     kind: str
     body: bytes
@@ -293,12 +293,12 @@ class Kept(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """What the tails take that this version is read from."""
+        """How many bytes the tails take from which this version is read."""
         return self.ends[-1].weight
 
 
 def head(body: bytes) -> int:
-    """How long the head of a MessagePack array or map is; 0 for anything else."""
+    """Returns the length of the head of a MessagePack array or map; 0 for anything else."""
     first = body[0] if body else 0
     if 0x80 <= first <= 0x9F:
         return 1
@@ -306,7 +306,7 @@ def head(body: bytes) -> int:
 
 
 def grow(before: Kept | None, version: str, kind: str, body: bytes) -> tuple[Value, Kept]:
-    """The row of a value, and what to remember: the tail behind an earlier version, where the value only grew at its end since the last."""
+    """Returns the row of a value, and what to remember. The row is a tail after an earlier version if the value only grew at its end since the last."""
     new = head(body)
     whole = Value(kind, body), Kept(kind, body, (End(version, new, len(body) - new, 0, 0),))
     if before is None or before.kind != kind or before.version >= version or len(body) <= TAIL_BYTES:
@@ -328,7 +328,7 @@ def grow(before: Kept | None, version: str, kind: str, body: bytes) -> tuple[Val
 
 
 def join(version: str, rows: Mapping[str, Value]) -> bytes | None:
-    """The value at a version, of the rows of its chain; None where one is not there."""
+    """Returns the value at a version, from the rows of its chain; None if one of them is missing."""
     tails: list[Value] = []
     at = rows.get(version)
     while at is not None and at.base is not None:
@@ -344,7 +344,7 @@ def join(version: str, rows: Mapping[str, Value]) -> bytes | None:
 
 
 def latest(rows: Sequence[Checkpoint]) -> dict[str, Checkpoint]:
-    """The newest checkpoint of each namespace."""
+    """Returns the newest checkpoint of each namespace."""
     found: dict[str, Checkpoint] = {}
     for row in rows:
         if row.ns not in found or found[row.ns].id < row.id:

@@ -38,17 +38,17 @@ from holdfast.shelf import Shelf
 T = TypeVar("T")
 SHELF = "langgraph"
 SMALL = 128
-"""A value of at most so many bytes lies in the checkpoint's own row."""
+"""A value of at most this many bytes is part of the checkpoint's own body."""
 PAGE = 500
 LISTED = 20
-"""So many checkpoints of a list are read before the first of them is given: each holds all values of its time."""
+"""How many checkpoints of a list are read before the first of them is returned: each holds all values of its time."""
 REMEMBERED = 1024
 READ_BYTES = 16_000_000
 MAPS = ("channel_versions", "versions_seen")
 MAPS_READ = "\0maps"
-"""Under this name the maps that were read last are remembered: no channel has it."""
+"""The name under which the maps that were read last are cached; no channel has this name."""
 MET = 10_000
-"""When so many threads were met, those of which nothing is remembered any more are left out."""
+"""When this many threads were met, those of which nothing is cached any more are left out."""
 
 
 class Durability(StrEnum):
@@ -66,12 +66,12 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     Args:
         source: an open Runtime, or the URL of a store.
-        durability: ``strict``: every put is on disk before it returns. ``joined``: the writes of single tasks ride with the next commit, at
-            most 2 ms later; what is read includes them. Checkpoints are always on disk before their put returns.
+        durability: ``strict``: every put is on disk before it returns. ``joined``: the writes of single tasks are part of the next
+            commit, at most 2 ms later; reads include them. Checkpoints are always on disk before their put returns.
         serde: how values become bytes; LangGraph's own serializer by default.
 
     Raises:
-        UsageError: the store keeps no rows of others.
+        UsageError: the store has no shelves.
     """
 
     def __init__(self, source: Runtime | str, *, durability: str = "strict", serde: SerializerProtocol | None = None) -> None:
@@ -89,7 +89,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     @classmethod
     def from_url(cls, url: str, *, durability: str = "strict", serde: SerializerProtocol | None = None) -> Self:
-        """A saver whose store is opened by ``with`` or ``async with``, and closed at its end."""
+        """Returns a saver whose store is opened by ``with`` or ``async with``, and closed at its end."""
         return cls(url, durability=durability, serde=serde)
 
     async def __aenter__(self) -> Self:
@@ -119,7 +119,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return await self.shelf.home.join(work)
 
     def get_next_version(self, current: str | None, channel: None = None) -> str:
-        """The version after this one: versions are texts whose order is that of their making."""
+        """Returns the version after this one. Versions are texts that sort in the order in which they were made."""
         number = 0 if current is None else current if isinstance(current, int) else int(str(current).partition(".")[0])
         return f"{number + 1:032}.{random.random():016}"
 
@@ -179,7 +179,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return _config(thread, ns, id)
 
     def _map_versions(self, thread: Thread, ns: str, checkpoint: Checkpoint, shown: dict[str, Any], made: dict[str, bytes]) -> str | None:
-        """Leaves in ``shown`` what of the maps of versions differs from those that were put last, which it names. Those are put anew where need be."""
+        """Leaves in ``shown`` only what differs from the maps of versions that were stored last, and returns their id. Stores the maps anew if need be."""
         versions, seen = checkpoint["channel_versions"], checkpoint["versions_seen"]
         if len(versions) + len(seen) < r.MANY:
             return None
@@ -205,7 +205,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         if id is None:
             raise InvalidInput("writes belong to a checkpoint, and the config names none", field="checkpoint_id", hint='config["configurable"]["checkpoint_id"]')
         if any(channel == ERROR for channel, _ in writes):
-            # A task that failed has no result: what its node wrote before its router raised would count as all of it.
+            # A task that failed has no result. What its node wrote before its router raised is left out, because it would count as the whole result.
             writes = [(channel, value) for channel, value in writes if channel in WRITES_IDX_MAP or channel.startswith(ERROR[:-2])]
         made: dict[str, bytes] = {}
         once: list[Write] = []
@@ -230,7 +230,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             await self._writer.write(made, first)
 
     async def _missing(self, thread: Thread, ns: str, id: str, task: str, writes: Sequence[Write]) -> dict[str, bytes]:
-        """Of writes that count once, the rows of those that are not there: what the task has, perhaps of another process, stands."""
+        """Returns the rows of those writes that are not stored yet. A write that the task has already, perhaps from another process, stays."""
         there = {w.index async for _, data in self._rows(thread.task(ns, id, task)) for w in r.writes_of(data)}
         return {thread.write(ns, id, task, w.index): r.encode(w) for w in writes if w.index not in there}
 
@@ -254,11 +254,11 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         while found := await self.shelf.scan(thread.checkpoints(ns), after=after, limit=1):
             if r.of_checkpoint(found[0][0]):
                 return thread, r.checkpoint_of(found[0][1])
-            after = r.behind_writes(found[0][0])  # of a checkpoint that was never put
+            after = r.behind_writes(found[0][0])  # these are writes of a checkpoint that was never put
         return None
 
     async def _near(self, thread: Thread, row: r.Checkpoint, channel: str, version: str) -> Any:
-        """The value that a checkpoint's channel has had since an earlier checkpoint; apart where that one was deleted."""
+        """Returns the value that a checkpoint's channel has had since an earlier checkpoint; if that one was deleted, the value is kept apart."""
         slot = (thread.prefix, row.ns, channel)
         if (read := self._read.get(slot)) is not None and read[0] == version:
             return self._value_of(read[1])
@@ -319,7 +319,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return CheckpointTuple(_config(thread, row.ns, row.id), body, self._meta(row), parent, await self._writes(thread, row))
 
     async def _body(self, thread: Thread, row: r.Checkpoint) -> Checkpoint:
-        """A checkpoint with its maps of versions, and with those of its values that are in its own body."""
+        """Returns a checkpoint with its maps of versions, and with those of its values that are in its own body."""
         body = self._value_of((row.kind, row.body))
         maps = {} if row.maps is None else await self._mapping(thread, row, row.maps)
         for each in (body, maps):
@@ -332,7 +332,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return cast(Checkpoint, body)
 
     async def _mapping(self, thread: Thread, row: r.Checkpoint, id: str) -> Any:
-        """Maps of versions as they were put."""
+        """Returns maps of versions as they were stored."""
         slot = (thread.prefix, row.ns, MAPS_READ)
         if (read := self._read.get(slot)) is not None and read[0] == id:
             return self._value_of(read[1])
@@ -347,7 +347,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     def _value_of(self, kept: tuple[str, bytes]) -> Any:
         try:
             return self.serde.loads_typed(kept)
-        except Exception as e:  # whatever a serializer raises over bytes that are not its own
+        except Exception as e:  # a serializer may raise anything over bytes that are not its own
             raise StoreCorrupt(f"a value of a LangGraph thread cannot be read: {e}", code="row_unreadable", hint="delete the thread, or restore a backup") from e
 
     def _meta(self, row: r.Checkpoint) -> CheckpointMetadata:
@@ -407,10 +407,10 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return [r.checkpoint_of(data) async for key, data in self._rows(thread.checkpoints()) if r.of_checkpoint(key)]
 
     async def _threads(self) -> list[str]:
-        """The ids of all threads, one look for each."""
+        """Returns the ids of all threads, with one scan for each."""
         await self._writer.settle()
         found: list[str] = []
-        after = "!~"  # behind the lists of runs
+        after = "!~"  # after the lists of runs
         while page := await self.shelf.scan(after=after, limit=1):
             thread = r.thread_of(page[0][0])
             found.append(thread.id)
@@ -418,7 +418,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return found
 
     async def _history(self, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, DeltaChannelHistory]:
-        """Walks the parents of a checkpoint, and decodes a value only where it is the one to begin with."""
+        """Walks the ancestors of a checkpoint, and loads a channel's value only from the first of them that has one."""
         await self._writer.settle()
         found = await self._row(config)
         writes: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
@@ -446,7 +446,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     # -- keeping -------------------------------------------------------------------------------------
 
     def _refresh(self, thread: Thread, row: r.Checkpoint, versions: ChannelVersions) -> None:
-        """Forgets the values and maps that are not those of the newest checkpoint: another process may have deleted or pruned them."""
+        """Drops cached values and maps that are not those of the newest checkpoint, because another process may have deleted or pruned them."""
         if thread.prefix not in self._met:
             return
         place = (thread.prefix, row.ns)
@@ -462,7 +462,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
                 del self._kept[slot]
 
     def _meet(self, thread: Thread) -> None:
-        """Something of this thread is to be remembered."""
+        """Notes that something of this thread will be cached."""
         if len(self._met) >= self._most_met:
             known = {r.thread_of(key).prefix for key in self._known}
             self._met.intersection_update(known.union(slot[0] for slots in (self._kept, self._read, self._inside, self._maps) for slot in slots))
@@ -471,7 +471,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     def _forget(self, thread: Thread) -> None:
         if thread.prefix not in self._met:
-            return  # a look through all that is remembered takes longer than the read that found no such thread
+            return  # to search all caches takes longer than the read that found no such thread
         self._met.discard(thread.prefix)
         remembers: tuple[OrderedDict[Any, Any], ...] = (self._kept, self._inside, self._maps)
         for remembered in remembers:
@@ -503,8 +503,8 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             await self.shelf.put_many(made)
 
     async def _drop(self, thread: Thread, gone: Sequence[r.Checkpoint]) -> None:
-        """Deletes checkpoints of a thread, and what nothing names any more then. Values that came with them, and that others still have, are
-        put apart first."""
+        """Deletes checkpoints of a thread, and what no other checkpoint names. Values that came with them and that other checkpoints still have
+        are put apart first."""
         if not gone:
             return
         going = {(row.ns, row.id): row for row in gone}
@@ -565,7 +565,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             await self._drop(thread, [row for row in every if (row.ns, row.id) not in kept])
 
     def _find_needed(self, row: r.Checkpoint, every: Sequence[r.Checkpoint]) -> list[tuple[str, str]]:
-        """The ancestors that a checkpoint's delta channels are rebuilt from: back to one that holds a value for each."""
+        """Returns the ancestors from which a checkpoint's delta channels are rebuilt: back to one that holds a value for each."""
         left = set(cast(dict[str, Any], self._meta(row)).get("counters_since_delta_snapshot") or ())
         by_place = {(each.ns, each.id): each for each in every}
         needed: list[tuple[str, str]] = []
@@ -588,13 +588,13 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         await self._join(self._put_writes(config, writes, task_id, task_path))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """A checkpoint, or the newest of its thread."""
+        """Returns a checkpoint, or the newest of its thread."""
         return await self._join(self._get(config))
 
     async def alist(
         self, config: RunnableConfig | None, *, filter: dict[str, Any] | None = None, before: RunnableConfig | None = None, limit: int | None = None
     ) -> AsyncIterator[CheckpointTuple]:
-        """Checkpoints, newest first. They are read a few at a time: whoever has found what they look for stops there."""
+        """Yields checkpoints, newest first. They are read a few at a time, so that a caller may stop early."""
         walk = self._list(config, filter, before, limit)
         try:
             while some := await self._join(_take(walk)):
@@ -630,14 +630,14 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         await self._join(self._prune(thread_ids, strategy, older_than))
 
     async def athreads(self) -> list[str]:
-        """The ids of all threads."""
+        """Returns the ids of all threads."""
         return await self._join(self._threads())
 
     async def aget_delta_channel_history(self, *, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, DeltaChannelHistory]:
-        """What channels received since the value they were last stored with."""
+        """Returns what channels received since the value with which they were last stored."""
         return await self._join(self._history(config, channels))
 
-    # -- the same for threads ------------------------------------------------------------------------
+    # -- the same, synchronous -----------------------------------------------------------------------
 
     def put(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
         """Like ``aput``."""
@@ -698,7 +698,7 @@ def _remember(cache: OrderedDict[K, Any], key: K, value: Any) -> None:
 
 
 async def _take(walk: AsyncIterator[CheckpointTuple]) -> list[CheckpointTuple]:
-    """The next ones of a list, a few; none at its end."""
+    """Returns the next few checkpoints of a list; none at its end."""
     some: list[CheckpointTuple] = []
     async for found in walk:
         some.append(found)
@@ -708,13 +708,13 @@ async def _take(walk: AsyncIterator[CheckpointTuple]) -> list[CheckpointTuple]:
 
 
 def _short(value: Any) -> bool:
-    """Whether a value takes at most ``SMALL`` bytes for certain; of others that shows when they are encoded."""
+    """Whether a value certainly takes at most ``SMALL`` bytes. Of other values this is known only when they are encoded."""
     kind = type(value)
     return value is None or kind is bool or kind is float or (kind is int and -(2**63) <= value < 2**63) or (kind is str and len(value) * 4 < SMALL)
 
 
 def _place(config: RunnableConfig) -> tuple[Thread, str, str | None]:
-    """The thread, the namespace and the checkpoint that a config names."""
+    """Returns the thread, the namespace and the checkpoint that a config names."""
     given = config["configurable"]
     return Thread.of(given["thread_id"]), given.get("checkpoint_ns") or "", get_checkpoint_id(config) or None
 

@@ -72,7 +72,7 @@ def as_skill(
 
 
 async def _stretch(graph: Any, code: Code, thread_id: str, call: str, given: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Drives the graph to its next rest. After a crash it goes on where the graph's own checkpoints stand, and begins nothing anew."""
+    """Drives the graph until it rests. After a crash it continues from the graph's own checkpoints, and begins nothing anew."""
     if gone := next((node for node in asked.get("next", ()) if node not in graph.nodes), None):
         raise StepFailure(f"the node {gone!r} waits for an answer, but the graph no longer has it", code="pending_node_missing")
     at: RunnableConfig = {"configurable": {"thread_id": thread_id}}
@@ -81,7 +81,7 @@ async def _stretch(graph: Any, code: Code, thread_id: str, call: str, given: Any
     if asked.get("code", code.digest) != code.digest and not _has_begun(state, call):
         state = await _ask_again(graph, code, step, asked["asks"])
     if _has_begun(state, call):
-        # Not by ``next``: a task whose writes are kept is not named there, though the step that they are of has not ended.
+        # ``next`` does not tell: it leaves out a task whose writes are stored, though the super-step of the task has not ended.
         if not state.tasks or state.interrupts:
             return _read_rested(state, code)
         given = None
@@ -95,10 +95,10 @@ def _has_begun(state: StateSnapshot, call: str) -> bool:
 
 
 async def _ask_again(graph: Any, code: Code, step: RunnableConfig, asks: list[Any]) -> StateSnapshot:
-    """Lets code that is not the code that asked come to its questions, before it is given the answers.
+    """Lets changed code reach its questions before it is given the answers.
 
     Raises:
-        StepFailure: it asks another question in the place of one; its answer is kept, and stays that question's.
+        StepFailure: the code asks another question in place of one. The recorded answer stays that of the old question.
     """
     await graph.ainvoke(None, step, durability="sync")
     state: StateSnapshot = await graph.aget_state({"configurable": step["configurable"]})
@@ -111,7 +111,7 @@ async def _ask_again(graph: Any, code: Code, step: RunnableConfig, asks: list[An
 
 
 async def _catch_up(newest: str) -> None:
-    """LangGraph takes the checkpoint with the greatest id for the newest, and ids begin with the time: a clock that is behind must catch up."""
+    """Waits for a clock that is behind: LangGraph takes the checkpoint with the greatest id for the newest, and ids begin with the time."""
     while str(uuid6()) <= newest:  # noqa: ASYNC110
         await asyncio.sleep(CATCH_UP_SECONDS)
 
@@ -125,7 +125,7 @@ def _asks(state: StateSnapshot) -> list[Any]:
 
 
 def _prompt(value: Any) -> str:
-    """A line for a person; all of the value is shown beside it."""
+    """Returns a line for a person; the whole value is shown beside it."""
     text = str(value) or "?"
     return text if len(text) <= PROMPT else f"{text[:PROMPT]}…"
 

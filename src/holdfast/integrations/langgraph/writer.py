@@ -1,4 +1,4 @@
-"""One commit for all who write rows of a shelf while the one before is made."""
+"""Group commits for a shelf: all rows that are put while one commit is made share the next one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from holdfast.machine import note_error
 from holdfast.shelf import Shelf
 
 WAIT_SECONDS = 0.002
-"""How long rows that ride along wait for a commit to ride with."""
+"""How long the rows of ``ride`` wait for the commit of another write, in seconds."""
 TURNS = 3
-"""So many turns of the loop pass between a commit that several waited for and the next: they put again, and share that one."""
+"""How many turns of the event loop pass after a commit for which several waited, so that they can put again and share the next one."""
 Otherwise = Callable[[], Awaitable[Mapping[str, bytes]]]
-"""What is to be put in the place of a row whose key is taken."""
+"""Returns what is to be put in place of a row whose key is taken."""
 NOTHING: Mapping[str, Otherwise] = {}
 
 
 class Writer:
-    """Puts rows of a shelf, one commit after the other. A saver and its clones, which LangGraph makes at ``compile``, have one together."""
+    """Puts rows of a shelf, one commit after the other. A saver and its clones, which LangGraph makes at ``compile``, share one writer."""
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
@@ -38,22 +38,22 @@ class Writer:
         return key in self._riding or key in self._awaited or key in self._written
 
     async def write(self, rows: Mapping[str, bytes], once: Mapping[str, Otherwise] = NOTHING) -> None:
-        """Puts rows, together with what else is to be put now; returns when they are on disk. Those in ``once`` are put where their key is
-        free; where it is taken, what their function gives is put.
+        """Puts rows, together with what else is to be put now; returns when they are on disk. A row in ``once`` is put only if its key is
+        free; if the key is taken, what its function returns is put instead.
 
         Raises:
-            TooLarge: one of them is too large; those of others who write now are put all the same.
+            TooLarge: one of the rows is too large; rows that others write now are put all the same.
         """
         self._awaited |= _check_sizes(rows)
         self._once |= once
-        # A future of its own for each: who is cancelled while it waits takes nothing from the others, and its rows are put all the same.
+        # Each caller has a future of its own: a caller that is cancelled takes nothing from the others, and its rows are put all the same.
         done = asyncio.get_running_loop().create_future()
         self._waiting.append(done)
         self._serve()
         await done
 
     def ride(self, rows: Mapping[str, bytes], once: Mapping[str, Otherwise] = NOTHING) -> None:
-        """Puts rows with the next commit; one is made if nobody else makes one soon."""
+        """Puts rows with the next commit; makes one if nobody else makes one soon."""
         self._riding |= _check_sizes(rows)
         self._once |= once
         if not self._waiting and self._timer is None:
@@ -67,7 +67,7 @@ class Writer:
     def _due(self) -> None:
         self._timer = None
         if self._riding:
-            # Nobody waits for this one. If it fails its rows ride with the next, whose writer hears of the error.
+            # Nobody waits for this commit. If it fails, its rows are put with the next commit, whose writer gets the error.
             unheard = asyncio.get_running_loop().create_future()
             unheard.add_done_callback(note_error)
             self._waiting.append(unheard)
@@ -79,8 +79,8 @@ class Writer:
             self._serving.add_done_callback(self._end)
 
     async def _commits(self) -> None:
-        """One commit after the other, while somebody waits for one. Each takes what is put when it begins: all that this turn of the loop has
-        put, and all that was put while the one before was made."""
+        """Makes one commit after the other, while somebody waits for one. Each takes all rows that were put until it begins: in this turn of the
+        loop, and while the commit before was made."""
         while self._waiting:
             if self._timer is not None:
                 self._timer.cancel()
@@ -92,8 +92,8 @@ class Writer:
             try:
                 await self._put(self._written, once)
             except BaseException as failed:
-                # Who waits hears of the error, and so does who has put something since: it may build on these rows. What rode along was
-                # promised to nobody yet: it is tried again with the next commit.
+                # Everyone who waits gets the error, also who has put something since, because that may build on these rows. The rows of
+                # ``ride`` were promised to nobody yet: they are tried again with the next commit.
                 self._once = {key: otherwise for key, otherwise in (once | self._once).items() if key in riding or key in self._riding}
                 self._riding, self._awaited = riding | self._riding, {}
                 self._tell(failed)
@@ -110,7 +110,7 @@ class Writer:
                 await asyncio.sleep(0)
 
     def _tell(self, failed: BaseException) -> None:
-        """Everybody who waits hears of an error."""
+        """Gives an error to everyone who waits."""
         told, self._told, self._waiting = self._told + self._waiting, [], []
         for done in told:
             if done.done():
@@ -121,7 +121,7 @@ class Writer:
                 done.set_exception(make_own(failed))
 
     def _end(self, serving: asyncio.Task[None]) -> None:
-        """Nobody is left waiting, also where the task was cancelled before it took anything."""
+        """Leaves nobody waiting, even if the task was cancelled before it took anything."""
         self._serving = None
         if serving.cancelled():
             self._awaited = {}
