@@ -17,6 +17,7 @@ from holdfast.cli.mending import mend
 from holdfast.core.errors import EffectFailed, HoldfastError, RecordDamaged
 from holdfast.engine.keep.transfer import copy
 from holdfast.stores import MemoryStore
+from holdfast.testing.conformance import TTL
 from tests.postgres.server import shared
 
 KINDS = ("sqlite", "postgres")
@@ -268,3 +269,18 @@ async def test_an_answer_about_an_effect_that_is_lost_lets_nothing_be_done_again
         assert (await rt.repair_run_state(run.run_id, True)).applied
         assert (await rt.resume(run.run_id)).status == "completed"
     assert acts == ["it"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_runs_of_an_owner_that_is_lost_are_taken_over_by_whoever_starts(kind: str, tmp_path: Path) -> None:
+    """A claim looks for the runs of owners that are gone by the rows of these owners. Without such a row no worker ever took the run, and nothing named it."""
+    place = Place(kind, tmp_path)
+    async with place.open() as rt:
+        run = await rt.submit(job, {})
+        await rt.store.register("w", TTL)
+        assert len(await rt.store.claim("w", (), None, limit=1)) == 1
+    place.lose("worker")
+    async with place.open() as rt:
+        await rt.worker(until_idle=True)
+        assert (await rt.get(run.run_id)).condition == "awaiting_gate_decision"
+        assert await told(rt) == set()

@@ -855,10 +855,13 @@ WHERE owner = %s ORDER BY bucket, id LIMIT 10000;
 -- Workers -------------------------------------------------------------------------------------------
 
 -- name: worker_insert
+-- Gives the owners of runs of whom there is no row: it was lost, or an older release let go of it too early.
 WITH w AS (
   INSERT INTO holdfast.worker (owner, started_at, expires_at, ttl, boot, host, pid) VALUES (%(owner)s, %(started)s, {now} + %(ttl)s::bigint, %(ttl)s::bigint, %(boot)s, %(host)s, %(pid)s) RETURNING owner
+), vouched AS (
+  INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'worker', owner, %(seal)b, '', NULL FROM w ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark
 )
-INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'worker', owner, %(seal)b, '', NULL FROM w ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
+SELECT DISTINCT r.owner FROM holdfast.run r WHERE r.owner IS NOT NULL AND NOT EXISTS (SELECT 1 FROM holdfast.worker w WHERE w.owner = r.owner) LIMIT 1000;
 -- name: worker_keep
 WITH w AS (
   INSERT INTO holdfast.worker (owner, started_at, expires_at, ttl, boot, host, pid) VALUES (%(owner)s, %(started)s, {now} + %(ttl)s::bigint, %(ttl)s::bigint, %(boot)s, %(host)s, %(pid)s) ON CONFLICT DO NOTHING RETURNING owner

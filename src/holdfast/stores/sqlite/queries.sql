@@ -345,6 +345,9 @@ DELETE FROM worker WHERE owner = ?1 AND NOT EXISTS (SELECT 1 FROM run WHERE owne
 SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker ORDER BY started_at LIMIT 10000;
 -- name: workers_holding
 SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker w WHERE EXISTS (SELECT 1 FROM run r WHERE r.owner = w.owner) ORDER BY started_at LIMIT 10000;
+-- name: owners_lost
+-- Owners of runs of whom there is no row: it was lost.
+SELECT DISTINCT owner FROM run r INDEXED BY run_owner WHERE owner IS NOT NULL AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.owner = r.owner) LIMIT 1000;
 -- name: worker
 SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker WHERE owner = ?;
 -- name: offer_put
