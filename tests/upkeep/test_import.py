@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core import codec, ids
-from holdfast.core.errors import HoldfastError, InvalidInput, LaneBlocked, NotFound, RecordDamaged, VersionConflict
+from holdfast.core.errors import AttemptMayLive, HoldfastError, InvalidInput, LaneBlocked, NotFound, RecordDamaged, VersionConflict
 from holdfast.stores.loglines import End, line, number_lines, unline
+from holdfast.transports import Function
 from tests.postgres.server import shared
 
 NASTY = ("/abs/evil", "../../evil", "..", ".", "", "a\x00b", "\u202eevil", "x" * 5000, "VICTIM", "VICTIM.x", "C:\\evil", "a\nb")
@@ -135,6 +136,32 @@ async def test_an_unfinished_run_is_held(tmp_path: Path) -> None:
         assert [p.code for p in await rt.check() if p.severity == "error"] == []
         done = await rt.approve(run_id, actor="ada")
         assert done.status == "completed"
+
+
+@pytest.mark.parametrize("text", ["waits", "done"])
+async def test_a_message_that_was_not_sent_is_not_sent_twice(text: str, tmp_path: Path) -> None:
+    """Its own store may send it still, also where the run has ended: here a person decides. A receiver that drops repeated keys is sent it again."""
+    run_id, out = await exported(tmp_path, text)
+    sent: list[str] = []
+
+    async def mail(payload: Any, key: str) -> None:
+        sent.append(key)
+
+    async with Runtime(f"sqlite:///{tmp_path}/target.db", skills=[graph()], transports={"mail": mail}) as rt:
+        await rt.import_runs(out)
+        await rt.dispatch(until_idle=True)
+        (intent,) = await rt.intents(run_id)
+        assert (sent, intent.state) == ([], "unknown") and "imported" in intent.detail
+        with pytest.raises(AttemptMayLive, match="the store that it comes from"):
+            await rt.redrive(intent.intent_id, actor="ada")
+        await rt.redrive(intent.intent_id, actor="ada", force=True)
+        await rt.dispatch(until_idle=True)
+        assert sent == [intent.key]
+        assert [p.code for p in await rt.check() if p.severity == "error"] == []
+    async with Runtime(f"sqlite:///{tmp_path}/third.db", skills=[graph()], transports={"mail": Function(mail, dedupes=True)}) as rt:
+        await rt.import_runs(out)
+        await rt.dispatch(until_idle=True)
+        assert sent == [intent.key] * 2
 
 
 async def test_an_unfinished_run_that_lives_here_is_not_touched(tmp_path: Path) -> None:
