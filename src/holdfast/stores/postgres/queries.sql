@@ -1401,6 +1401,12 @@ SELECT serial, data, gone IS NOT NULL FROM holdfast.chunk WHERE run_id = %s AND 
 -- name: chunks_newest
 SELECT data FROM holdfast.chunk WHERE serial IN (
   SELECT max(serial) FROM holdfast.chunk WHERE run_id = %s AND gone IS NULL GROUP BY turn) ORDER BY serial;
+-- name: triggers_there
+-- And rules: Holdfast makes none of either. A trigger of a partitioned table is told once.
+SELECT 'trigger', t.tgname, c.relname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+WHERE c.relnamespace = to_regnamespace('holdfast') AND NOT t.tgisinternal AND t.tgparentid = 0
+UNION ALL SELECT 'rule', r.rulename, c.relname FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
+WHERE c.relnamespace = to_regnamespace('holdfast') AND c.relkind IN ('r', 'p') ORDER BY 1 DESC, 2, 3;
 -- name: indexes_there
 -- Indexes of partitions are found by the index of which they are parts.
 SELECT c.relname, i.indisvalid AND i.indisready FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid

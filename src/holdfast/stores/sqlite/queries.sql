@@ -806,4 +806,6 @@ SELECT id, fence FROM run WHERE run_id = ?;
 -- name: prune_chunk
 DELETE FROM chunk WHERE run = ?;
 -- name: indexes_made
-SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL;
+SELECT name, sql FROM sqlite_schema WHERE type IN ('index', 'trigger') AND sql IS NOT NULL;
+-- name: triggers_made
+SELECT name, tbl_name FROM sqlite_schema WHERE type = 'trigger' ORDER BY name;
