@@ -267,8 +267,8 @@ class Diagnosis:
         return bool(self._entries)
 
     def tells_of_signals(self) -> bool:
-        """Whether the log mentions signals, which came through the inbox."""
-        return bool(self._signals)
+        """Whether the log mentions signals, which came through the inbox. Without its row the inbox of a run is not found."""
+        return bool(self._signals) and self.row is not None
 
     def miss_claim(self) -> None:
         """Notes that the claim of the run's request key is missing."""
@@ -285,8 +285,7 @@ class Diagnosis:
         for (topic, key), count in self._entries.items():
             if count > 0:
                 self._miss("ledger", f"the log tells of {count} more ledger row(s) of the topic {topic!r} with the key {key!r}")
-
-        for signal, seq in self._signals.items():
+        for signal, seq in self._signals.items() if self.tells_of_signals() else ():
             self._miss("inbox", f"the log tells of {signal} (event {seq})")
 
     def _miss(self, kind: str, told: str) -> None:
