@@ -344,11 +344,13 @@ class Keeping(Reading):
         """Replaces the store with a backup, under a new incarnation, so that old workers are refused (X-02).
 
         Raises:
-            UsageError: there is no such file.
+            UsageError: there is no such file, or it is the store itself.
             StoreCorrupt, UnsupportedFormat: it is not a store that this release can read; nothing was changed.
         """
         source = os.fspath(path)
         _there(source)
+        if os.path.exists(self.path) and os.path.samefile(source, self.path):
+            raise UsageError(f"{source} is the store itself", hint="give the path of a backup; --store names the store that it replaces")
         db = self._read()
         await asyncio.to_thread(self._pour, source)
         with map_errors(self.path):
