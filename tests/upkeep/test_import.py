@@ -8,14 +8,14 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import apsw
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from holdfast import Context, Graph, Runtime, State
+from holdfast import Context, Graph, Runtime, State, thread, window
 from holdfast.core import codec, ids
 from holdfast.core.errors import AttemptMayLive, HoldfastError, InvalidInput, LaneBlocked, NotFound, RecordDamaged, VersionConflict
 from holdfast.stores.loglines import End, line, number_lines, unline
@@ -23,6 +23,11 @@ from holdfast.transports import Function
 from tests.postgres.server import shared
 
 NASTY = ("/abs/evil", "../../evil", "..", ".", "", "a\x00b", "\u202eevil", "x" * 5000, "VICTIM", "VICTIM.x", "C:\\evil", "a\nb")
+
+
+class Talk(State):
+    say: str
+    heard: Annotated[list[str], window(50), thread] = []  # noqa: RUF012
 
 
 class Note(State):
@@ -258,6 +263,29 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store of each kind."""
     made = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/target.db", "workspace": f"workspace:{tmp_path}/target"}
     return made[request.param] if request.param in made else shared().fresh()
+
+
+async def test_an_older_run_of_a_thread_does_not_come_after_the_newer_ones(target: str, tmp_path: Path) -> None:
+    """§4.15: the thread carried on from the run that was imported last, and forgot what had been said since."""
+    talk: Graph[Talk] = Graph("talk", Talk)
+
+    @talk.node(start=True)
+    def hear(state: Talk) -> dict[str, Any]:
+        return {"heard": [state.say]}
+
+    async with Runtime(f"sqlite:///{tmp_path}/source.db", skills=[talk]) as rt:
+        for word in ("a", "b", "c"):
+            run = await rt.invoke(talk, {"say": word}, thread_id="t")
+            await rt.export(run.run_id, tmp_path / word)
+    async with Runtime(target, skills=[talk]) as rt:
+        await rt.import_runs(tmp_path / "c")
+        await rt.import_runs(tmp_path / "b")
+        run = await rt.invoke(talk, {"say": "d"}, thread_id="t")
+        assert (await rt.state(run.run_id)).heard == ["a", "b", "c", "d"]  # type: ignore[attr-defined]
+        await rt.import_runs(tmp_path / "a")
+        run = await rt.invoke(talk, {"say": "e"}, thread_id="t")
+        assert (await rt.state(run.run_id)).heard == ["a", "b", "c", "d", "e"]  # type: ignore[attr-defined]
+        assert [p.code for p in await rt.check() if p.severity == "error"] == []
 
 
 async def test_a_run_that_waits_holds_its_lane_where_it_is_taken_in(target: str, tmp_path: Path) -> None:

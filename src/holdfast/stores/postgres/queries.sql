@@ -1298,6 +1298,8 @@ INSERT INTO holdfast.doc (bucket, run, data) VALUES (%s, %s, %b) {part_doc_anew}
 SELECT nextval('holdfast.number');
 -- name: run_delete
 DELETE FROM holdfast.run WHERE bucket = %s AND run_id = %s;
+-- name: thread_next
+SELECT min(turn) FROM holdfast.run WHERE thread_id = %s AND thread_id <> run_id AND tenant_id = %s AND run_id > %s;
 -- name: lane_holder
 SELECT run_id FROM holdfast.run WHERE tenant_id = %s AND session_key = %s AND lane = %s AND holds AND run_id <> %s LIMIT 1;
 -- name: inbox_unread

@@ -87,6 +87,8 @@ FROM run r LEFT JOIN log l ON l.id = r.tip AND l.run = r.id WHERE r.run_id = ?;
 -- The newest ended run of a thread, by its turn.
 SELECT run_id, version, fence FROM run INDEXED BY run_thread_turn
 WHERE thread_id = ? AND tenant_id = ? AND status IN ('completed', 'failed', 'canceled') ORDER BY turn DESC LIMIT 1;
+-- name: thread_next
+SELECT min(turn) FROM run INDEXED BY run_thread_turn WHERE thread_id = ? AND tenant_id = ? AND run_id > ?;
 -- name: run_insert
 INSERT INTO run (seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, priority, fingerprint, doc,
                  run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root, ended, seal)
