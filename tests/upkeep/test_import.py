@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from holdfast import Context, Graph, Runtime, State, thread, window
+from holdfast import Context, Graph, Runtime, State, flow, thread, window
 from holdfast.core import codec, ids
 from holdfast.core.errors import AttemptMayLive, HoldfastError, InvalidInput, LaneBlocked, NotFound, RecordDamaged, VersionConflict
 from holdfast.stores.loglines import End, line, number_lines, unline
@@ -200,6 +200,38 @@ async def test_a_folder_without_a_run_is_said_so(tmp_path: Path) -> None:
             with pytest.raises(NotFound, match="there is no run in the folder"):
                 await rt.import_runs(tmp_path / name)
     assert [p.name for p in (tmp_path / "other").iterdir()] == ["letter.txt"], "nothing is written there"
+
+
+paid: list[int] = []
+
+
+async def _charge(cents: int) -> int:
+    paid.append(cents)
+    return cents
+
+
+@flow("charges")
+async def charges(ctx: Context) -> int:
+    await ctx.approve("go on?")
+    return await ctx.effect(_charge, 5)
+
+
+async def test_a_replay_without_its_source_does_nothing_again(tmp_path: Path) -> None:
+    """§6.6: what its source did is on record where the source is. Elsewhere the replay did it again."""
+    paid.clear()
+    async with Runtime(f"sqlite:///{tmp_path}/source.db", skills=[charges]) as rt:
+        run = await rt.approve((await rt.invoke(charges)).run_id, actor="ada")
+        replay = await rt.replay(run.run_id, actor="ada")
+        assert (run.status, replay.status) == ("completed", "waiting_for_human")
+        await rt.export(run.run_id, tmp_path / "first")
+        await rt.export(replay.run_id, tmp_path / "second")
+    async with Runtime(f"sqlite:///{tmp_path}/target.db", skills=[charges]) as rt:
+        await rt.import_runs(tmp_path / "second")
+        failed = await rt.approve(replay.run_id, actor="ada")
+        assert (failed.status, failed.error and failed.error.code, paid) == ("failed", "source_missing", [5])
+        await rt.import_runs(tmp_path / "first")
+        done = await rt.resume(replay.run_id, actor="ada", acknowledge=failed.stop_reason)
+        assert (done.status, done.result, paid) == ("completed", 5, [5])
 
 
 class Way(State):
