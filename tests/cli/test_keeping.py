@@ -129,6 +129,8 @@ def test_backup_and_restore(holdfast: Any, run_id: str) -> None:
     assert holdfast("backup", "copy.db").code == 2
     later = holdfast("run", "work.py", "--input", '{"name": "quick"}', "--json").json["run_id"]
     assert holdfast("restore", "nowhere.db").code == 2
+    itself = holdfast("restore", ".holdfast/runs.db")
+    assert itself.code == 2 and "is the store itself" in itself.err, "nobody at work is refused for a slip"
     assert holdfast("restore", "copy.db").code == 0
     assert holdfast("show", later).code == 3
     assert holdfast("show", run_id).code == 0

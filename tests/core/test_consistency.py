@@ -13,7 +13,19 @@ from holdfast.core import events as ev
 from holdfast.core.blobs import blob_of
 from holdfast.core.checkpoint import Carry, Delta, StepRecord
 from holdfast.core.codec import Row
-from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, asleep, diagnose, drift, name_restore, ok, problem, record_problem
+from holdfast.core.consistency import (
+    PER_CODE,
+    SEVERITIES,
+    Diagnosis,
+    asleep,
+    diagnose,
+    drift,
+    name_restore,
+    ok,
+    problem,
+    record_problem,
+    unknown_trigger,
+)
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.envelopes import Envelope, Header
 from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError, RecordDamaged, UnknownStatus
@@ -95,7 +107,7 @@ def test_a_healthy_run_has_no_problem() -> None:
 def test_every_code_has_a_severity_and_ports_share_the_value() -> None:
     """§12.1 and §12.2: two for each kind of record beside the log, one for what can only be lost, and the rest by name."""
     assert {"carry_record_missing", "blob_use_record_missing"} < SEVERITIES.keys()
-    assert len(SEVERITIES) == 31 + 2 + 2 * len(KINDS)
+    assert len(SEVERITIES) == 32 + 2 + 2 * len(KINDS)
     assert Problem("snapshot_field_drift", "error", "m") == problem("snapshot_field_drift", "m")
     assert ok([problem("active_handoff_without_decision", "m"), problem("lease_expired_running", "m")])
     assert not ok([problem("unknown_status", "m")])
@@ -573,3 +585,9 @@ def test_a_backup_is_restored_in_the_way_of_its_store() -> None:
     assert told.repair_hint == "restore a backup (holdfast restore FILE)" and name_restore(told, "holdfast restore FILE") == told
     other = problem("blob_orphaned", "left", "it can be deleted")
     assert name_restore(other, "holdfast restore FILE") == other
+
+
+def test_a_trigger_of_somebodys_is_named_with_what_removes_it() -> None:
+    told = unknown_trigger("the trigger theirs", "effect", "DROP TRIGGER theirs")
+    assert (told.code, told.severity) == ("trigger_unknown", "warning")
+    assert "the trigger theirs on the table effect" in told.message and "DROP TRIGGER theirs" in told.repair_hint

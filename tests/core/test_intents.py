@@ -99,6 +99,22 @@ def test_a_lost_sender(how: Sending, move: type) -> None:
         assert intents.next_move(intents.note_absent(again), how) == Send()
 
 
+@pytest.mark.parametrize(("how", "move"), [(PLAIN, Ask), (DEDUPES, Send), (VERIFIES, LookUp)])
+@pytest.mark.parametrize("there", [FRESH, claim(FRESH)], ids=["queued", "being sent"])
+def test_what_comes_from_another_store_may_be_sent_there(there: Intent, how: Sending, move: type) -> None:
+    here = intents.take_in(there, 5)
+    assert (here.state, here.owner, here.lease_until) == ("queued", None, None)
+    assert intents.may_live(here, {"d": Alive.NO}) is not None
+    assert isinstance(intents.next_move(claim(here, 9), how), move)
+    again = intents.redrive(here, actor="ada", reason="", forced=True, now=9)
+    assert intents.next_move(claim(again, 9), how) == Send()
+
+
+def test_what_is_settled_in_another_store_is_so_here() -> None:
+    for there in (intents.after(claim(FRESH), Sent(), PLAIN, 5), intents.after(claim(FRESH), Refused(ERROR), PLAIN, 5), intents.ask(claim(FRESH), "why", 5)):
+        assert intents.take_in(there, 9) == there
+
+
 def test_a_doubt_outlives_an_attempt_that_was_never_begun() -> None:
     again = claim(claim(FRESH), lost=True)
     put_off = intents.after(again, Late("draining"), PLAIN, 0)

@@ -14,11 +14,12 @@ from typing import Any
 import apsw
 import pytest
 from tests.faults.faulty import Faulty
+from tests.postgres.server import shared
 
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core.errors import ChainBroken, IncarnationChanged, StoreError, StoreMoved
 from holdfast.engine.keep.check import Checker
-from holdfast.stores import SqliteStore, WorkspaceStore
+from holdfast.stores import PostgresStore, SqliteStore, WorkspaceStore
 from holdfast.stores.sqlite import anchor, connection
 from holdfast.testing.conformance import TTL, Script, refused, signal
 
@@ -119,12 +120,37 @@ async def test_an_index_that_is_gone_is_named_and_made_anew(tmp_path: Path) -> N
     await three(path)
     with contextlib.closing(apsw.Connection(str(path))) as db:
         names = [str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")]
-    by_hand(path, *[f"DROP INDEX {name}" for name in names], f"CREATE INDEX {names[0]} ON log (seq)")
+        triggers = [str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'")]
+    assert triggers
+    by_hand(path, *[f"DROP INDEX {name}" for name in names], *[f"DROP TRIGGER {name}" for name in triggers], f"CREATE INDEX {names[0]} ON log (seq)")
     async with opened(path) as store:
         found = await Checker(store).all()
-        assert {p.code for p in found} == {"index_damaged"} and all(any(f" {name} " in p.message for p in found) for name in names)
+        assert {p.code for p in found} == {"index_damaged"} and all(any(f" {name} " in p.message for p in found) for name in (*names, *triggers))
         await store.reindex()
         assert await Checker(store).all() == []
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_trigger_of_somebodys_is_named_before_it_does_anything(kind: str, tmp_path: Path) -> None:
+    """It may delete a row together with its digest. It was told of only after that, if at all."""
+    store: SqliteStore | PostgresStore = SqliteStore(tmp_path / "s.db") if kind == "sqlite" else PostgresStore(shared().fresh("triggered"))
+    await store.open()
+    assert await store.verify() == []
+    if kind == "sqlite":
+        by_hand(tmp_path / "s.db", "CREATE TRIGGER theirs AFTER INSERT ON shelf BEGIN DELETE FROM vouch; END")
+        assert [(p.code, p.severity, "DROP TRIGGER \"theirs\"" in p.repair_hint) for p in await store.verify()] == [("trigger_unknown", "warning", True)]
+    else:
+        with shared().admin("triggered") as db:
+            db.execute("CREATE OR REPLACE FUNCTION theirs() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+            db.execute("CREATE TRIGGER theirs BEFORE INSERT ON holdfast.shelf FOR EACH ROW EXECUTE FUNCTION theirs()")
+            db.execute("CREATE RULE theirs AS ON DELETE TO holdfast.effect DO INSTEAD NOTHING")
+        found = [(p.code, p.severity, p.message.partition(" is not ")[0], p.repair_hint) for p in await store.verify()]
+        assert [told[:3] for told in found] == [("trigger_unknown", "warning", "the trigger theirs on the table shelf"), ("trigger_unknown", "warning", "the rule theirs on the table effect")]
+        with shared().admin("triggered") as db:
+            for *_, way_out in found:
+                db.execute(way_out.partition(": ")[2].partition(";")[0].encode())
+        assert await store.verify() == []
+    await store.close()
 
 
 @pytest.mark.parametrize(("change", "code"), [("DROP TABLE effect", "unsupported_format"), ("PRAGMA user_version = 5", "store_corrupt"), ("PRAGMA user_version = 0", "store_corrupt")])

@@ -12,7 +12,7 @@ from tests.postgres.proxy import Proxy
 from tests.postgres.server import Server, shared
 
 from holdfast import Graph, Runtime, State
-from holdfast.core.errors import LeaseLost, StoreUnavailable
+from holdfast.core.errors import LeaseLost, StoreRefused, StoreUnavailable
 from holdfast.core.lease import COUNTER_BITS
 from holdfast.engine.keep.check import Checker
 from holdfast.ports import RunFilter
@@ -164,6 +164,51 @@ async def test_a_server_that_is_away_is_said_so(server: Server) -> None:
     with pytest.raises(StoreUnavailable):
         await store.renew("w", TTL)
     server.start()
+    assert await store.renew("w", TTL) == store.now() + TTL
+    await script.steps(1)
+    await store.close()
+
+
+SHUT = {
+    "is missing": (["ALTER DATABASE holdfast RENAME TO aside"], ["ALTER DATABASE aside RENAME TO holdfast"]),
+    "is empty": (
+        ["ALTER DATABASE holdfast RENAME TO aside", "CREATE DATABASE holdfast OWNER holdfast"],
+        ["DROP DATABASE holdfast WITH (FORCE)", "ALTER DATABASE aside RENAME TO holdfast"],
+    ),
+    "is closed": (["REVOKE CONNECT ON DATABASE holdfast FROM PUBLIC, holdfast"], ["GRANT CONNECT ON DATABASE holdfast TO PUBLIC, holdfast"]),
+    "lets no role in": (["ALTER ROLE holdfast NOLOGIN"], ["ALTER ROLE holdfast LOGIN"]),
+}
+
+
+@pytest.mark.parametrize("state", SHUT)
+async def test_a_database_that_somebody_puts_back_is_away_for_a_while(server: Server, state: str) -> None:
+    """A dump is put back, or everybody is kept out meanwhile: whoever was let in before is told that it passes, so that a worker waits. Who comes anew is refused."""
+    url = server.fresh()
+    store = PostgresStore(url, now=Clock(), patience=0.2)
+    await store.open()
+    await store.register("w", TTL)
+    script = await Script(store, "r1").begin("w")
+    closing, opening = SHUT[state]
+    with server.admin() as db:
+        db.execute("ALTER DATABASE holdfast ALLOW_CONNECTIONS false")
+        while db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'holdfast'").fetchall():
+            pass  # a database in which somebody works is not renamed
+        try:
+            for statement in closing:
+                db.execute(statement.encode())
+            db.execute("UPDATE pg_database SET datallowconn = true WHERE datname IN ('holdfast', 'aside')")
+            with pytest.raises(StoreUnavailable) as told:
+                await store.get("r1")
+            assert told.value.passing
+            with pytest.raises(StoreUnavailable) as told:
+                await store.renew("w", TTL)
+            assert told.value.passing
+            if state != "is empty":
+                with pytest.raises(StoreRefused):
+                    await PostgresStore(url).open()
+        finally:
+            for statement in opening:
+                db.execute(statement.encode())
     assert await store.renew("w", TTL) == store.now() + TTL
     await script.steps(1)
     await store.close()

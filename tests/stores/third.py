@@ -462,7 +462,9 @@ class ThirdStore(Small):
             books.inbox.put(*d.inbox)
             books.claims.put(*(c for c in d.claims if books.claims.get(c.kind, c.scope, c.key) is None))
             self._keep(books, run_id, d.effects, d.intents, d.ledger, d.blobs)
-            books.runs.put(Kept(d.run, Tip(a.seq, a.hash, books.next(), a.since, a.whole), a.fence, books.next(), None, a.due, a.holds))
+            later = [k.turn for k in books.runs.where("thread_id = ? AND tenant_id = ? AND run_id > ?", d.run.thread_id, d.run.tenant_id, run_id)]
+            turn = apply.place_adopted(d.run, min(later, default=None), books.next())
+            books.runs.put(Kept(d.run, Tip(a.seq, a.hash, books.next(), a.since, a.whole), a.fence, turn, None, a.due, a.holds))
             return True
 
     async def list_carries(self) -> list[tuple[str, str]]:

@@ -77,6 +77,7 @@ ELSEWHERE = {
     "blob_orphaned": "test_workspace.py",
     "carry_record_missing": "tests/stores/test_vouched.py",
     "index_damaged": "tests/stores/test_damage.py",
+    "trigger_unknown": "tests/stores/test_damage.py",
     "payload_sealed": "tests/engine/test_encryption.py",
     "record_unreadable": "tests/stores/test_damage.py",
     **{f"{kind}_record_{what}": "tests/stores/test_vouched.py" for kind in KINDS for what in ("missing", "altered")},

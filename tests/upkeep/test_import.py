@@ -8,20 +8,26 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import apsw
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from holdfast import Context, Graph, Runtime, State
+from holdfast import Context, Graph, Runtime, State, flow, thread, window
 from holdfast.core import codec, ids
-from holdfast.core.errors import HoldfastError, InvalidInput, LaneBlocked, NotFound, RecordDamaged, VersionConflict
+from holdfast.core.errors import AttemptMayLive, HoldfastError, InvalidInput, LaneBlocked, NotFound, RecordDamaged, VersionConflict
 from holdfast.stores.loglines import End, line, number_lines, unline
+from holdfast.transports import Function
 from tests.postgres.server import shared
 
 NASTY = ("/abs/evil", "../../evil", "..", ".", "", "a\x00b", "\u202eevil", "x" * 5000, "VICTIM", "VICTIM.x", "C:\\evil", "a\nb")
+
+
+class Talk(State):
+    say: str
+    heard: Annotated[list[str], window(50), thread] = []  # noqa: RUF012
 
 
 class Note(State):
@@ -137,6 +143,32 @@ async def test_an_unfinished_run_is_held(tmp_path: Path) -> None:
         assert done.status == "completed"
 
 
+@pytest.mark.parametrize("text", ["waits", "done"])
+async def test_a_message_that_was_not_sent_is_not_sent_twice(text: str, tmp_path: Path) -> None:
+    """Its own store may send it still, also where the run has ended: here a person decides. A receiver that drops repeated keys is sent it again."""
+    run_id, out = await exported(tmp_path, text)
+    sent: list[str] = []
+
+    async def mail(payload: Any, key: str) -> None:
+        sent.append(key)
+
+    async with Runtime(f"sqlite:///{tmp_path}/target.db", skills=[graph()], transports={"mail": mail}) as rt:
+        await rt.import_runs(out)
+        await rt.dispatch(until_idle=True)
+        (intent,) = await rt.intents(run_id)
+        assert (sent, intent.state) == ([], "unknown") and "imported" in intent.detail
+        with pytest.raises(AttemptMayLive, match="the store that it comes from"):
+            await rt.redrive(intent.intent_id, actor="ada")
+        await rt.redrive(intent.intent_id, actor="ada", force=True)
+        await rt.dispatch(until_idle=True)
+        assert sent == [intent.key]
+        assert [p.code for p in await rt.check() if p.severity == "error"] == []
+    async with Runtime(f"sqlite:///{tmp_path}/third.db", skills=[graph()], transports={"mail": Function(mail, dedupes=True)}) as rt:
+        await rt.import_runs(out)
+        await rt.dispatch(until_idle=True)
+        assert sent == [intent.key] * 2
+
+
 async def test_an_unfinished_run_that_lives_here_is_not_touched(tmp_path: Path) -> None:
     """Harden 7: the same run in two stores: what is here goes on, and the import says that it is here."""
     run_id, out = await exported(tmp_path, "waits")
@@ -168,6 +200,38 @@ async def test_a_folder_without_a_run_is_said_so(tmp_path: Path) -> None:
             with pytest.raises(NotFound, match="there is no run in the folder"):
                 await rt.import_runs(tmp_path / name)
     assert [p.name for p in (tmp_path / "other").iterdir()] == ["letter.txt"], "nothing is written there"
+
+
+paid: list[int] = []
+
+
+async def _charge(cents: int) -> int:
+    paid.append(cents)
+    return cents
+
+
+@flow("charges")
+async def charges(ctx: Context) -> int:
+    await ctx.approve("go on?")
+    return await ctx.effect(_charge, 5)
+
+
+async def test_a_replay_without_its_source_does_nothing_again(tmp_path: Path) -> None:
+    """§6.6: what its source did is on record where the source is. Elsewhere the replay did it again."""
+    paid.clear()
+    async with Runtime(f"sqlite:///{tmp_path}/source.db", skills=[charges]) as rt:
+        run = await rt.approve((await rt.invoke(charges)).run_id, actor="ada")
+        replay = await rt.replay(run.run_id, actor="ada")
+        assert (run.status, replay.status) == ("completed", "waiting_for_human")
+        await rt.export(run.run_id, tmp_path / "first")
+        await rt.export(replay.run_id, tmp_path / "second")
+    async with Runtime(f"sqlite:///{tmp_path}/target.db", skills=[charges]) as rt:
+        await rt.import_runs(tmp_path / "second")
+        failed = await rt.approve(replay.run_id, actor="ada")
+        assert (failed.status, failed.error and failed.error.code, paid) == ("failed", "source_missing", [5])
+        await rt.import_runs(tmp_path / "first")
+        done = await rt.resume(replay.run_id, actor="ada", acknowledge=failed.stop_reason)
+        assert (done.status, done.result, paid) == ("completed", 5, [5])
 
 
 class Way(State):
@@ -231,6 +295,29 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store of each kind."""
     made = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/target.db", "workspace": f"workspace:{tmp_path}/target"}
     return made[request.param] if request.param in made else shared().fresh()
+
+
+async def test_an_older_run_of_a_thread_does_not_come_after_the_newer_ones(target: str, tmp_path: Path) -> None:
+    """§4.15: the thread carried on from the run that was imported last, and forgot what had been said since."""
+    talk: Graph[Talk] = Graph("talk", Talk)
+
+    @talk.node(start=True)
+    def hear(state: Talk) -> dict[str, Any]:
+        return {"heard": [state.say]}
+
+    async with Runtime(f"sqlite:///{tmp_path}/source.db", skills=[talk]) as rt:
+        for word in ("a", "b", "c"):
+            run = await rt.invoke(talk, {"say": word}, thread_id="t")
+            await rt.export(run.run_id, tmp_path / word)
+    async with Runtime(target, skills=[talk]) as rt:
+        await rt.import_runs(tmp_path / "c")
+        await rt.import_runs(tmp_path / "b")
+        run = await rt.invoke(talk, {"say": "d"}, thread_id="t")
+        assert (await rt.state(run.run_id)).heard == ["a", "b", "c", "d"]  # type: ignore[attr-defined]
+        await rt.import_runs(tmp_path / "a")
+        run = await rt.invoke(talk, {"say": "e"}, thread_id="t")
+        assert (await rt.state(run.run_id)).heard == ["a", "b", "c", "d", "e"]  # type: ignore[attr-defined]
+        assert [p.code for p in await rt.check() if p.severity == "error"] == []
 
 
 async def test_a_run_that_waits_holds_its_lane_where_it_is_taken_in(target: str, tmp_path: Path) -> None:

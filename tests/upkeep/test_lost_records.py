@@ -13,10 +13,12 @@ import apsw
 import pytest
 
 from holdfast import Context, Graph, Runtime, State
-from holdfast.cli.mending import mend
+from holdfast.cli.mending import mend, to_do
+from holdfast.core import describe
 from holdfast.core.errors import EffectFailed, HoldfastError, RecordDamaged
 from holdfast.engine.keep.transfer import copy
 from holdfast.stores import MemoryStore
+from holdfast.testing.conformance import TTL
 from tests.postgres.server import shared
 
 KINDS = ("sqlite", "postgres")
@@ -268,3 +270,39 @@ async def test_an_answer_about_an_effect_that_is_lost_lets_nothing_be_done_again
         assert (await rt.repair_run_state(run.run_id, True)).applied
         assert (await rt.resume(run.run_id)).status == "completed"
     assert acts == ["it"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_rows_are_rebuilt_before_a_loss_is_accepted(kind: str, tmp_path: Path) -> None:
+    """A record beside the log looks missing as long as its run has no row. It is there again with the row, and is not given up."""
+    place = Place(kind, tmp_path)
+    async with place.open() as rt:
+        run = await rt.invoke(job, {})
+        await rt.signal(run.run_id, "later", {"n": 1}, key="k")
+        await rt.issue_token((await rt.waits(run.run_id))[0].wait_id, "ann")
+    place.run("DELETE FROM run")
+    async with place.open() as rt:
+        problems = [describe.plain(describe.problem(p)) for p in await rt.check()]
+        assert {"run_row_missing", "token_record_missing"} <= {p["code"] for p in problems}
+        assert (await rt.repair_run_state(run.run_id)).reason == "dry run: --apply does this"
+        assert to_do(problems, 0, "")[0].startswith("run_row_missing")
+        done, left, _ = await mend(rt, acknowledge=True, rebuild=True)
+        assert left.ok and [a.code for r in done for a in r.actions] == ["run_row_missing"]
+        acted = list(acts)
+        assert (await rt.approve(run.run_id, actor="ann")).condition == "done" and acts == acted
+        assert await told(rt) == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_runs_of_an_owner_that_is_lost_are_taken_over_by_whoever_starts(kind: str, tmp_path: Path) -> None:
+    """A claim looks for the runs of owners that are gone by the rows of these owners. Without such a row no worker ever took the run, and nothing named it."""
+    place = Place(kind, tmp_path)
+    async with place.open() as rt:
+        run = await rt.submit(job, {})
+        await rt.store.register("w", TTL)
+        assert len(await rt.store.claim("w", (), None, limit=1)) == 1
+    place.lose("worker")
+    async with place.open() as rt:
+        await rt.worker(until_idle=True)
+        assert (await rt.get(run.run_id)).condition == "awaiting_gate_decision"
+        assert await told(rt) == set()

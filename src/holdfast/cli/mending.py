@@ -88,6 +88,7 @@ def _tell(call: Call, report: Repair) -> None:
         click.echo(f"  the row as it was: {o.inline(report.backup)}")
 
 
+_ROWLESS, _OF_RECORDS = "run_row_missing", "_record_"
 _OF_INDEXES = ("index_damaged", StoreCorrupt.code)
 
 
@@ -102,7 +103,10 @@ async def mend(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = False,
             with contextlib.suppress(StoreCorrupt):  # the pages of a table are damaged: the check below reports it
                 await rt.store.reindex()
             found = await rt.check()
-        if acknowledge and any("_record_" in p.code for p in found) and offers_vouching(rt.store):
+        if rowless := [p.run_id for p in found if p.code == _ROWLESS and p.run_id is not None]:  # what seems to be lost of these is there again with their rows
+            done += [await rt.repair_run_state(run_id, True, actor=actor, rebuild=True, accept=acknowledge) for run_id in rowless]
+            found = await rt.check()
+        if acknowledge and any(_OF_RECORDS in p.code for p in found) and offers_vouching(rt.store):
             await rt.store.vouch_anew()
             found = await rt.check()
         for run_id in dict.fromkeys(p.run_id for p in found if p.run_id is not None):
@@ -171,9 +175,9 @@ MOST_FAILED = 500
 
 
 def to_do(problems: Sequence[Mapping[str, Any]], idle: int, start: str) -> list[str]:
-    """Returns what to do about the problems, the most urgent first: errors of the whole store, errors of single runs, warnings. Last come the
-    due runs, which the command ``start`` drives."""
-    order = sorted(problems, key=lambda p: (p["severity"] != "error", p["run_id"] is not None))
+    """Returns what to do about the problems, the most urgent first: missing rows of runs, because their other records then seem to be missing too; errors of the
+    whole store, errors of single runs, warnings. Last come the due runs, which the command ``start`` drives."""
+    order = sorted(problems, key=lambda p: (p["severity"] != "error", p["code"] != _ROWLESS, p["run_id"] is not None))
     steps: dict[tuple[str, str], list[str]] = {}
     for p in order:
         steps.setdefault((p["code"], p["repair_hint"] or p["message"]), []).append(p["run_id"] or "")

@@ -78,6 +78,7 @@ SEVERITIES: dict[str, Severity] = {
     "blob_unreadable": Severity.ERROR,
     "blob_orphaned": Severity.WARNING,
     "index_damaged": Severity.ERROR,
+    "trigger_unknown": Severity.WARNING,
     "record_unreadable": Severity.ERROR,
     "payload_sealed": Severity.WARNING,
     "carry_record_missing": Severity.ERROR,
@@ -100,6 +101,12 @@ class Problem(msgspec.Struct, frozen=True):
 def problem(code: str, message: str, repair_hint: str = "", run_id: str | None = None) -> Problem:
     """Makes a problem with the severity of its code. The word RUN in the hint is replaced by the run's id."""
     return Problem(code, SEVERITIES[code].value, message, repair_hint if run_id is None else re.sub(r"\bRUN\b", lambda _: run_id, repair_hint), run_id)
+
+
+def unknown_trigger(name: str, table: str, drop: str) -> Problem:
+    """A trigger, or a rule, that somebody has put on a table of the store. Nothing that is read tells what it did, or will do."""
+    way_out = f"make sure that it only reads, or remove it: {drop}; then look for what it did: holdfast check"
+    return problem("trigger_unknown", f"{name} on the table {table} is not Holdfast's; it may change or delete records of the store", way_out)
 
 
 def record_problem(error: RecordDamaged) -> Problem:
@@ -260,8 +267,8 @@ class Diagnosis:
         return bool(self._entries)
 
     def tells_of_signals(self) -> bool:
-        """Whether the log mentions signals, which came through the inbox."""
-        return bool(self._signals)
+        """Whether the log mentions signals, which came through the inbox. Without its row the inbox of a run is not found."""
+        return bool(self._signals) and self.row is not None
 
     def miss_claim(self) -> None:
         """Notes that the claim of the run's request key is missing."""
@@ -278,8 +285,7 @@ class Diagnosis:
         for (topic, key), count in self._entries.items():
             if count > 0:
                 self._miss("ledger", f"the log tells of {count} more ledger row(s) of the topic {topic!r} with the key {key!r}")
-
-        for signal, seq in self._signals.items():
+        for signal, seq in self._signals.items() if self.tells_of_signals() else ():
             self._miss("inbox", f"the log tells of {signal} (event {seq})")
 
     def _miss(self, kind: str, told: str) -> None:

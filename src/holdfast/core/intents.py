@@ -22,6 +22,8 @@ from holdfast.core.retry import SECOND, backoff
 
 SENDER_LOST = "sender_lost"
 MAY_LIVE = "attempt_may_live"
+ELSEWHERE = "another store"
+IMPORTED = "it was imported, and the store that it comes from may have sent it"
 KEPT_ANSWER = 16 * 1024
 RETENTION_US = 24 * 3600 * SECOND
 WAIT_LINK = "{wait_link}"
@@ -272,6 +274,17 @@ def find_lost(intent: Intent, now: int, alive: Alive) -> Intent:
     return replace(intent, state=IntentState.UNKNOWN, owner=None, lease_until=None, tries=tries, detail=SENDER_LOST)
 
 
+def take_in(intent: Intent, now: int) -> Intent:
+    """An intent that comes with its run from another store. There it may be sent still, so it is in doubt here, as after a sender that was lost."""
+    if intent.state not in (IntentState.QUEUED, IntentState.SENDING):
+        return intent
+    number = intent.attempts + 1
+    elsewhere = Delivery(number, ELSEWHERE, now, now, Ended.LOST)
+    return replace(
+        intent, state=IntentState.QUEUED, owner=None, lease_until=None, due=at_once(now), attempts=number, tries=(*_note_lost(intent, now, dead=False), elsewhere)
+    )
+
+
 def _note_lost(intent: Intent, now: int, dead: bool) -> tuple[Delivery, ...]:
     """Returns its attempts with the last one marked as lost. ``dead``: its sender is proven dead."""
     if not intent.tries and intent.attempts:  # begun under the first release, which recorded no attempts
@@ -311,7 +324,7 @@ def next_move(intent: Intent, how: Sending) -> Send | LookUp | Ask:
         return Send()
     if how.verifies:
         return LookUp(all(t.closed for t in doubts))
-    return Ask(SENDER_LOST)
+    return Ask(IMPORTED if any(t.owner == ELSEWHERE for t in doubts) else SENDER_LOST)
 
 
 def after(intent: Intent, outcome: Outcome, how: Sending, now: int) -> Intent:
@@ -429,6 +442,8 @@ def stands(there: Intent, before: Intent) -> bool:
 
 __all__ = [
     "ABANDON",
+    "ELSEWHERE",
+    "IMPORTED",
     "MARK_SENT",
     "MAY_LIVE",
     "OPEN",
@@ -467,5 +482,6 @@ __all__ = [
     "same",
     "stands",
     "start_sending",
+    "take_in",
     "target",
 ]

@@ -18,7 +18,7 @@ from holdfast.core.blobs import Blob, blob_of
 from holdfast.core.commands import Signal
 from holdfast.core.commit import InboxItem, Settlement
 from holdfast.core.errors import AttemptMayLive, IntentInFlight, IntentNotFound, IntentSettled, InvalidInput
-from holdfast.core.intents import ABANDON, MARK_SENT, REDRIVE, Intent, IntentState, find_lost, may_live, redrive, rule
+from holdfast.core.intents import ABANDON, ELSEWHERE, MARK_SENT, REDRIVE, Intent, IntentState, find_lost, may_live, redrive, rule
 from holdfast.core.lease import Alive
 from holdfast.core.run import Run
 from holdfast.core.toolcalls import Answer, Word
@@ -61,6 +61,9 @@ class Rulings:
         known = self._look_at(before, alive)
         after = redrive(known, actor=actor, reason=reason, forced=force, now=self._store.now())
         if not force and (attempt := may_live(known, alive)) is not None:
+            if attempt.owner == ELSEWHERE:
+                way_out = "make sure that it is not sent there (holdfast settle, in that store), then send it here with --force"
+                raise AttemptMayLive(f"{intent_id} was imported, and the store that it comes from may send it too", hint=way_out)
             raise AttemptMayLive(
                 f"attempt {attempt.number} of {intent_id} was begun by {attempt.owner}, which may still be alive; sent again now, it could arrive twice",
                 hint="wait until that process is proven dead; --force accepts that it may happen twice",

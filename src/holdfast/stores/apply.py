@@ -641,6 +641,12 @@ def adopt(d: Dossier, incarnation: int, now: int, *, taken: bool) -> Adopted:
     )
 
 
+def place_adopted(run: Run, next_turn: int | None, number: int) -> int:
+    """The place of a run from elsewhere in the order of its thread. ``next_turn``: that of the first run of its thread here that was created after it. One that has ended
+    lies before that: what the thread carries on from is still its newest run."""
+    return number if next_turn is None or not run.terminal else next_turn - 1
+
+
 def newest_fence(row: codec.Row) -> int:
     """Returns the counter of the fence under which a log row was written; 0 if that cannot be read."""
     try:

@@ -1068,13 +1068,14 @@ class MemoryStore(Small):
         for blob in d.blobs:
             self._keep(run_id, blob)
         number = self._next()
+        later = [r.turn for r in self._runs.values() if r.run.thread_id == run.thread_id and r.run.tenant_id == run.tenant_id and r.run.run_id > run_id]
         tip = Tip(stands.seq, stands.hash, self._next(), stands.since, stands.whole)
         self._set(
             self._runs,
             run_id,
             _Row(
                 number=number, doc=codec.encode_run(run), run=run, status=run.status.value, version=run.version, step=run.current_step_id,
-                head=run.checkpoint_head, tip=tip, fence=stands.fence, turn=number, owner=owner,
+                head=run.checkpoint_head, tip=tip, fence=stands.fence, turn=apply.place_adopted(run, min(later, default=None), number), owner=owner,
                 due=at_once(now) if owner is not None else stands.due, holds=owner is not None or stands.holds,
             ),
         )

@@ -44,7 +44,7 @@ class Echo(msgspec.Struct):
     """What a replay or a fork reads of its source and of its other ancestors (§7.6). Places are (step, task, path).
 
     ``scope``: the scope of the run's own effect keys. ``records``: the records that answer its calls.
-    ``forebears``: the ids of its ancestors, nearest first; ``effects`` and ``intents``: what they did and sent.
+    ``forebears``: the ids of its ancestors, nearest first; ``lost``: the next ancestor, if it is not in this store; ``effects`` and ``intents``: what they did and sent.
     ``consents``: what people approved there, with the questions, if that is inherited (§5.8).
     ``exact``: the run is a fork in the middle of a step: a record there answers a call only if the arguments are the same; ``results``: the tasks
     that had finished there.
@@ -58,6 +58,7 @@ class Echo(msgspec.Struct):
     scope: str
     records: dict[tuple[int, str, str], StepRecord] = {}
     forebears: list[str] = []
+    lost: str | None = None
     effects: list[Effect] = []
     intents: dict[str, Intent] = {}
     consents: dict[tuple[int, str, str], tuple[Wait, Decision]] = {}

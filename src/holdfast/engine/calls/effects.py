@@ -859,7 +859,7 @@ class Performance:
         return await after
 
     def _stands(self) -> None:
-        """A replay tells what was done, also what was taken back afterwards; it does not go on from that (§6.11).
+        """A replay tells what was done, also what was taken back afterwards; it does not go on from that (§6.11), nor from what nobody here knows.
 
         Raises:
             StepFailure: it would.
@@ -867,6 +867,11 @@ class Performance:
         run, echo = self.journal.run, self.journal.echo
         if echo is None or run.origin != "replay" or self.policy is ReplayPolicy.REEXECUTE:
             return
+        if echo.lost is not None:
+            raise StepFailure(
+                f"the run {echo.lost}, whose results this replay goes by, is not in this store, so it is not known whether {self.name} was done; import that run, then resume this one",
+                code="source_missing",
+            )
         gone = [e.capability for r in echo.forebears for e in compensation.missing(echo.effects, r)]
         if gone:
             raise StepFailure(

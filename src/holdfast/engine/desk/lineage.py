@@ -54,7 +54,8 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
     while source is not None:
         loaded = await store.get(source)
         if loaded is None:
-            break  # pruned: the rest of the lineage still answers
+            found.lost = source  # it was not imported with this run, or its row is lost; the rest of the lineage still answers
+            break
         forebear = loaded[0]
         found.forebears.append(source)
         found.intents |= {_place(i): i for i in await store.intents(source, limit=MANY)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.core import blobs, envelopes, ids, payloads
+from holdfast.core import blobs, envelopes, ids, intents, payloads
 from holdfast.core import events as ev
 from holdfast.core.codec import Row, encode_whole, open_row
 from holdfast.core.commit import Commit
@@ -95,7 +95,7 @@ async def take_in(source: Store, target: Store, run_id: str) -> bool:
     """Imports a run from outside. Returns False if the same run is here already.
 
     Nothing here is overwritten. An unfinished run is held: it may continue where it comes from, and no effect may happen in two
-    places, so it stays interrupted until a named actor resumes it (§10.6).
+    places, so it stays interrupted until a named actor resumes it (§10.6). A message that was not sent yet may still be sent there, so it is in doubt here (§9.4).
 
     Raises:
         InvalidInput: an id in it is not valid, or belongs to another run.
@@ -107,6 +107,7 @@ async def take_in(source: Store, target: Store, run_id: str) -> bool:
     if (why := foreign(found)) is not None:
         raise InvalidInput(f"{run_id} cannot be imported: {why}", hint="export it again, from the store where it ran")
     await _check_unused(target, found)
+    found = replace(found, intents=tuple([intents.take_in(i, target.now()) for i in found.intents]))
     if not await keeper(target).adopt(found):
         return False
     if not found.run.terminal and found.run.interrupted_at is None:

@@ -155,6 +155,7 @@ _REFUSED = re.compile(
     r"|pg_hba\.conf|permission denied for database|unrecognized configuration parameter|invalid value for parameter|SSL was required|certificate verify failed"
     r"|does not match host name|certificate file .* does not exist|invalid \w+ value|invalid (?:port number|integer value)"
 )
+_SHUT = re.compile(r'database "[^"]*" does not exist|no such database|permission denied for database|not permitted to log in|pg_hba\.conf')
 _UNPOOLED = re.compile(r"statement pooling mode|unsupported startup parameter")  # a pooler reports this under the state of a lost connection
 _REFUSED_STATES = ("28", "3D000")
 POOLER_HINT = "add pooler=transaction to the URL of the store, or pooler=session where the pooler keeps a session for each client"
@@ -183,6 +184,11 @@ def refuses(error: BaseException) -> bool:
         return error.sqlstate.startswith(_REFUSED_STATES)
     each = str(error).split("\n- host: ")
     return all(_REFUSED.search(said) for said in each[1:] or each)
+
+
+def shut_for_now(error: psycopg.Error) -> psycopg.Error:
+    """What an error means to a process that the server has let in before: a database that is missing, or takes nobody in, is being put back by somebody."""
+    return sql.CannotConnectNow(_text(error)) if refuses(error) and _SHUT.search(str(error)) else error
 
 
 def too_many(error: BaseException | None) -> bool:
@@ -220,6 +226,8 @@ def translate(error: BaseException, url: str) -> HoldfastError:
         return StoreUnavailable(f"{url}: {text}", hint="a worker retries automatically; otherwise check the database")
     if isinstance(error, sql.DiskFull):
         return StoreFull(f"{url}: the disk is full; nothing of this commit was written", hint="free some space; a running worker then continues automatically, otherwise resume the run: everything committed before is intact")
+    if isinstance(error, sql.UndefinedTable) and "holdfast.meta" in text:
+        return StoreUnavailable(f"{url} has lost the tables of the store: {error.diag.message_primary or text}", hint="put them back from a backup; a worker retries automatically")
     if isinstance(error, sql.UndefinedTable | sql.UndefinedColumn | sql.UndefinedFunction):
         way_out = "a newer release has changed the schema: end this process and start that release; if none has, restore a backup"
         return UnsupportedFormat(f"{url} has another schema than this process opened: {text}", hint=way_out)
@@ -416,7 +424,7 @@ class Connections:
         self._prepared = True
         self._asked_before = Asked(OFTEN)
         self._generation = 0
-        self._closed = False
+        self._closed = self._was_let_in = False
         self._alone = asyncio.Lock()
         self._asked: set[asyncio.Future[Any]] = set()
         self._questions: set[_Question] = set()
@@ -584,6 +592,8 @@ class Connections:
             db = await connect(self._place, prepared=self._prepared, clock=self._clock, asked=self._asked_before)
         except psycopg.Error as e:
             self.crowded = self.crowded or too_many(e)
+            if self._was_let_in:
+                raise shut_for_now(e) from e
             raise
         try:
             await self._check(db)
@@ -592,6 +602,7 @@ class Connections:
             if isinstance(e, UNPREPARED):
                 await self.find_pooler()
             raise
+        self._was_let_in = True
         return generation, db
 
     async def find_pooler(self) -> None:
@@ -706,5 +717,5 @@ async def one_of(db: Connection, text: str, values: Any = None) -> tuple[Any, ..
 
 __all__ = [
     "LAST_ANSWER", "PATIENCE", "POOLER_HINT", "UNPREPARED", "Connection", "Connections", "Place", "connect", "first_of", "is_leaving", "many", "one_of", "outlasting", "passing",
-    "place", "refuses", "rows_of", "schema_of", "too_many", "translate", "unreachable",
+    "place", "refuses", "rows_of", "schema_of", "shut_for_now", "too_many", "translate", "unreachable",
 ]

@@ -11,7 +11,7 @@ from holdfast.core import canon, codec, ids, vouch
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim
-from holdfast.core.consistency import Problem, problem, record_problem
+from holdfast.core.consistency import Problem, problem, record_problem, unknown_trigger
 from holdfast.core.errors import Conflict, HoldfastError, LogRolledBack, RecordDamaged
 from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run
@@ -38,8 +38,9 @@ class Keeping(Reading):
     async def verify(self) -> list[Problem]:
         """Checks every hash chain of the log, in pages, and reports what was lost with a server's tail."""
         unknown = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
-        (there,) = await self._ask((Q.indexes_there, None))
+        there, made = await self._ask((Q.indexes_there, None), (Q.triggers_there, None))
         problems = [*unknown, *self._list_lost_tails(), *indexes.find_lost([name for name, _ in there], [name for name, sound in there if not sound])]
+        problems += [unknown_trigger(f"the {what} {name}", table, f"DROP {what.upper()} \"{name}\" ON holdfast.{table}") for what, name, table in made]
         kept = await self._ask(*besides.ask_kept_by_store(self._clock()))
         beside = await besides.apart(kept, lambda: besides.damage_of_store(kept))
         return [*problems, *map(record_problem, beside + await self._find_damaged_claims()), *await self._chains()]

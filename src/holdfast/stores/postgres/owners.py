@@ -18,7 +18,7 @@ from holdfast.core.offers import Offer
 from holdfast.machine import ticks
 from holdfast.ports import News, Worker
 from holdfast.stores.postgres import limits as bounds
-from holdfast.stores.postgres.connection import Connection, Connections, first_of, many, one_of, translate
+from holdfast.stores.postgres.connection import Connection, Connections, first_of, many, one_of, rows_of, shut_for_now, translate
 from holdfast.stores.postgres.queries import Q
 from holdfast.stores.postgres.server import Seen, Server
 
@@ -36,8 +36,10 @@ class Owners(Server):
 
         async def work(db: Connection, sent: int) -> None:
             there = await first_of(db, Q.worker_known, (owner,)) if sent else None
-            if there != (values["boot"], values["pid"]):
-                await db.execute(Q.worker_insert, values)
+            if there == (values["boot"], values["pid"]):
+                return
+            for (lost,) in await rows_of(db, Q.worker_insert, values):  # as long as nobody knows them, nobody takes their runs over: their leases have run out
+                await db.execute(Q.worker_keep, _worker_values((lost, values["started"], 0, "", "", 0), 0, self._clock()))
 
         try:
             await self._do(work, whole=True)
@@ -113,7 +115,7 @@ class Owners(Server):
                 if self._renewing is not None:
                     self._renewing.close()
                     self._renewing = None
-                raise translate(e, self.url) from e
+                raise translate(shut_for_now(e) if isinstance(e, psycopg.Error) else e, self.url) from e
         return found
 
     def _write_renewal(self, db: psycopg.Connection[tuple[Any, ...]], owner: str, ttl_us: int) -> tuple[tuple[Any, ...] | None, float, int]:

@@ -855,10 +855,13 @@ WHERE owner = %s ORDER BY bucket, id LIMIT 10000;
 -- Workers -------------------------------------------------------------------------------------------
 
 -- name: worker_insert
+-- Gives the owners of runs of whom there is no row: it was lost, or an older release let go of it too early.
 WITH w AS (
   INSERT INTO holdfast.worker (owner, started_at, expires_at, ttl, boot, host, pid) VALUES (%(owner)s, %(started)s, {now} + %(ttl)s::bigint, %(ttl)s::bigint, %(boot)s, %(host)s, %(pid)s) RETURNING owner
+), vouched AS (
+  INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'worker', owner, %(seal)b, '', NULL FROM w ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark
 )
-INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'worker', owner, %(seal)b, '', NULL FROM w ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
+SELECT DISTINCT r.owner FROM holdfast.run r WHERE r.owner IS NOT NULL AND NOT EXISTS (SELECT 1 FROM holdfast.worker w WHERE w.owner = r.owner) LIMIT 1000;
 -- name: worker_keep
 WITH w AS (
   INSERT INTO holdfast.worker (owner, started_at, expires_at, ttl, boot, host, pid) VALUES (%(owner)s, %(started)s, {now} + %(ttl)s::bigint, %(ttl)s::bigint, %(boot)s, %(host)s, %(pid)s) ON CONFLICT DO NOTHING RETURNING owner
@@ -1295,6 +1298,8 @@ INSERT INTO holdfast.doc (bucket, run, data) VALUES (%s, %s, %b) {part_doc_anew}
 SELECT nextval('holdfast.number');
 -- name: run_delete
 DELETE FROM holdfast.run WHERE bucket = %s AND run_id = %s;
+-- name: thread_next
+SELECT min(turn) FROM holdfast.run WHERE thread_id = %s AND thread_id <> run_id AND tenant_id = %s AND run_id > %s;
 -- name: lane_holder
 SELECT run_id FROM holdfast.run WHERE tenant_id = %s AND session_key = %s AND lane = %s AND holds AND run_id <> %s LIMIT 1;
 -- name: inbox_unread
@@ -1398,6 +1403,12 @@ SELECT serial, data, gone IS NOT NULL FROM holdfast.chunk WHERE run_id = %s AND 
 -- name: chunks_newest
 SELECT data FROM holdfast.chunk WHERE serial IN (
   SELECT max(serial) FROM holdfast.chunk WHERE run_id = %s AND gone IS NULL GROUP BY turn) ORDER BY serial;
+-- name: triggers_there
+-- And rules: Holdfast makes none of either. A trigger of a partitioned table is told once.
+SELECT 'trigger', t.tgname, c.relname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+WHERE c.relnamespace = to_regnamespace('holdfast') AND NOT t.tgisinternal AND t.tgparentid = 0
+UNION ALL SELECT 'rule', r.rulename, c.relname FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
+WHERE c.relnamespace = to_regnamespace('holdfast') AND c.relkind IN ('r', 'p') ORDER BY 1 DESC, 2, 3;
 -- name: indexes_there
 -- Indexes of partitions are found by the index of which they are parts.
 SELECT c.relname, i.indisvalid AND i.indisready FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid

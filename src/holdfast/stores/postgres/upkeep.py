@@ -174,9 +174,10 @@ async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
     if (left := besides.read_pruned(*await many(db, besides.ask_pruned([run.run_id])))) is not None:
         raise missing(run.run_id, left)
     lane = (run.tenant_id, run.session_key, run.lane, run.run_id)
-    ((id,),), drawn, holder = await many(db, [(Q.next_number, None), (Q.see_numbers, {"count": len(d.ledger)}), (Q.lane_holder, lane)])
+    after = (Q.thread_next, (run.thread_id, run.tenant_id, run.run_id))
+    ((id,),), drawn, holder, ((next_turn,),) = await many(db, [(Q.next_number, None), (Q.see_numbers, {"count": len(d.ledger)}), (Q.lane_holder, lane), after])
     bucket, stands = ids.bucket_number(run.run_id), apply.adopt(d, incarnation, now, taken=bool(holder))
-    writes = _row(run, id, fence=stands.fence, owner=None, due=stands.due, holds=stands.holds, turn=id)
+    writes = _row(run, id, fence=stands.fence, owner=None, due=stands.due, holds=stands.holds, turn=apply.place_adopted(run, next_turn, id))
     vouchers: list[Voucher] = []
     since = 0
     for n, log in enumerate(d.rows, 1):

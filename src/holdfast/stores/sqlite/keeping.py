@@ -16,7 +16,7 @@ from holdfast.core import canon, codec
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim
-from holdfast.core.consistency import problem, record_problem
+from holdfast.core.consistency import problem, record_problem, unknown_trigger
 from holdfast.core.errors import HoldfastError, StoreBusy, StoreCorrupt, UsageError
 from holdfast.core.pruned import Tombstone
 from holdfast.ports import Dossier, Evidence, Problem, Pruned
@@ -32,7 +32,9 @@ from holdfast.stores.sqlite.connection import (
     Waits,
     connect,
     indexes,
+    kind_of,
     list_lost_indexes,
+    list_unknown_triggers,
     map_errors,
     readable,
     reading,
@@ -74,7 +76,8 @@ class Keeping(Reading):
             with map_errors(self.path), contextlib.closing(connect(self.path, waits=Waits(self.patience))) as db:
                 words = [str(r[0]) for r in db.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})")]
                 found = [_integrity(self.path, w) for w in words if w != "ok"]
-                found += [problem("index_damaged", f"{self.path}: the index {name} is missing, or is another one", REINDEX) for name in list_lost_indexes(db)]
+                found += [problem("index_damaged", f"{self.path}: the {kind_of(name)} {name} is missing, or is another one", REINDEX) for name in list_lost_indexes(db)]
+                found += [unknown_trigger(f"the trigger {name}", table, f'DROP TRIGGER "{name}"') for name, table in list_unknown_triggers(db)]
                 found += _chains(db)
                 with reading(db):
                     found += [record_problem(e) for e in besides.damage_of_store(db)]
@@ -276,7 +279,7 @@ class Keeping(Reading):
                 return
 
     async def reindex(self) -> None:
-        """Creates all indexes anew from their tables, also missing ones, so that rows which an index does not find are found again.
+        """Creates all indexes anew from their tables, also missing ones, and missing triggers, so that rows which an index does not find are found again.
 
         Raises:
             StoreError: a table has duplicates for which there is a unique index.
@@ -285,7 +288,7 @@ class Keeping(Reading):
         def work(committer: Committer) -> None:
             with committer.writing():
                 for name in list_lost_indexes(committer.db):
-                    committer.db.execute(f'DROP INDEX IF EXISTS "{name}"')
+                    committer.db.execute(f'DROP {kind_of(name).upper()} IF EXISTS "{name}"')
                     committer.db.execute(indexes()[name])
                 committer.db.execute("REINDEX")
 
@@ -341,11 +344,13 @@ class Keeping(Reading):
         """Replaces the store with a backup, under a new incarnation, so that old workers are refused (X-02).
 
         Raises:
-            UsageError: there is no such file.
+            UsageError: there is no such file, or it is the store itself.
             StoreCorrupt, UnsupportedFormat: it is not a store that this release can read; nothing was changed.
         """
         source = os.fspath(path)
         _there(source)
+        if os.path.exists(self.path) and os.path.samefile(source, self.path):
+            raise UsageError(f"{source} is the store itself", hint="give the path of a backup; --store names the store that it replaces")
         db = self._read()
         await asyncio.to_thread(self._pour, source)
         with map_errors(self.path):

@@ -59,9 +59,14 @@ class Owners:
         """Inside a transaction: registers an owner."""
         now = self._now()
         row = WorkerRow(owner, now, now + ttl_us, self._boot, self._ticks() + ttl_us, platform.node(), os.getpid())
+        self._insert(db, row)
+        self._mine[owner] = row
+        for (lost,) in rows(db, Q.owners_lost):  # as long as nobody knows them, nobody takes their runs over: their leases have run out
+            self._insert(db, WorkerRow(lost, now, now, "", self._ticks(), "", 0))
+
+    def _insert(self, db: apsw.Connection, row: WorkerRow) -> None:
         db.execute(Q.worker_insert, row)
         db.execute(Q.vouch_put, vouch.of_worker(*row))
-        self._mine[owner] = row
 
     def renew(self, db: apsw.Connection, owner: str, ttl_us: int) -> int:
         """Inside a transaction: renews a lease, and returns the new expiry, 0 if the owner is not known. For its own owners this process

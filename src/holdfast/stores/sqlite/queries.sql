@@ -87,6 +87,8 @@ FROM run r LEFT JOIN log l ON l.id = r.tip AND l.run = r.id WHERE r.run_id = ?;
 -- The newest ended run of a thread, by its turn.
 SELECT run_id, version, fence FROM run INDEXED BY run_thread_turn
 WHERE thread_id = ? AND tenant_id = ? AND status IN ('completed', 'failed', 'canceled') ORDER BY turn DESC LIMIT 1;
+-- name: thread_next
+SELECT min(turn) FROM run INDEXED BY run_thread_turn WHERE thread_id = ? AND tenant_id = ? AND run_id > ?;
 -- name: run_insert
 INSERT INTO run (seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, priority, fingerprint, doc,
                  run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root, ended, seal)
@@ -345,6 +347,9 @@ DELETE FROM worker WHERE owner = ?1 AND NOT EXISTS (SELECT 1 FROM run WHERE owne
 SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker ORDER BY started_at LIMIT 10000;
 -- name: workers_holding
 SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker w WHERE EXISTS (SELECT 1 FROM run r WHERE r.owner = w.owner) ORDER BY started_at LIMIT 10000;
+-- name: owners_lost
+-- Owners of runs of whom there is no row: it was lost.
+SELECT DISTINCT owner FROM run r INDEXED BY run_owner WHERE owner IS NOT NULL AND NOT EXISTS (SELECT 1 FROM worker w WHERE w.owner = r.owner) LIMIT 1000;
 -- name: worker
 SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker WHERE owner = ?;
 -- name: offer_put
@@ -803,4 +808,6 @@ SELECT id, fence FROM run WHERE run_id = ?;
 -- name: prune_chunk
 DELETE FROM chunk WHERE run = ?;
 -- name: indexes_made
-SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL;
+SELECT name, sql FROM sqlite_schema WHERE type IN ('index', 'trigger') AND sql IS NOT NULL;
+-- name: triggers_made
+SELECT name, tbl_name FROM sqlite_schema WHERE type = 'trigger' ORDER BY name;

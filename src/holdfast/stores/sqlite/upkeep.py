@@ -179,8 +179,9 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
     run = d.run
     taken = row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, 0)) is not None  # no run has the key 0
     stands = apply.adopt(d, incarnation, now, taken=taken)
+    turn = apply.place_adopted(run, row(db, Q.thread_next, (run.thread_id, run.tenant_id, run.run_id))[0], row(db, Q.last_log)[0] + 1)
     key = _insert(
-        db, run, None, seq=stands.seq, tip=0, since=0, fence=stands.fence, owner=None, due=None, holds=int(stands.holds), turn=row(db, Q.last_log)[0] + 1,
+        db, run, None, seq=stands.seq, tip=0, since=0, fence=stands.fence, owner=None, due=None, holds=int(stands.holds), turn=turn,
         whole=0,
     )
     number, digest = 0, b""
