@@ -234,6 +234,28 @@ async def test_a_replay_without_its_source_does_nothing_again(tmp_path: Path) ->
         assert (done.status, done.result, paid) == ("completed", 5, [5])
 
 
+@flow("tells")
+async def tells(ctx: Context) -> None:
+    await ctx.approve("go on?")
+    ctx.send("mail", {"to": "ada"})
+
+
+async def test_a_replay_without_its_source_sends_nothing_again(tmp_path: Path) -> None:
+    """§7.8: the source has sent the message; elsewhere the replay enqueued it once more."""
+    async with Runtime(f"sqlite:///{tmp_path}/source.db", skills=[tells]) as rt:
+        run = await rt.approve((await rt.invoke(tells)).run_id, actor="ada")
+        replay = await rt.replay(run.run_id, actor="ada")
+        await rt.export(run.run_id, tmp_path / "first")
+        await rt.export(replay.run_id, tmp_path / "second")
+    async with Runtime(f"sqlite:///{tmp_path}/target.db", skills=[tells]) as rt:
+        await rt.import_runs(tmp_path / "second")
+        failed = await rt.approve(replay.run_id, actor="ada")
+        assert (failed.status, failed.error and failed.error.code, await rt.intents(replay.run_id)) == ("failed", "source_missing", [])
+        await rt.import_runs(tmp_path / "first")
+        done = await rt.resume(replay.run_id, actor="ada", acknowledge=failed.stop_reason)
+        assert (done.status, await rt.intents(replay.run_id)) == ("completed", [])
+
+
 class Way(State):
     way: str = "begin"
 

@@ -10,6 +10,7 @@ from holdfast.core import outdated
 from holdfast.core.called import Call
 from holdfast.core.checkpoint import Ended, StepRecord, TaskResult
 from holdfast.core.effects import Effect
+from holdfast.core.errors import StepFailure
 from holdfast.core.intents import Intent
 from holdfast.core.waits import Decision, Wait
 
@@ -81,6 +82,18 @@ class Echo(msgspec.Struct):
         if not self.exact:
             return True
         return record.digest == call.digest and call.telling and not (call.opens and record.kind == "step" and place in self.scopes)
+
+    def expect_source(self, what: str) -> None:
+        """Checks that the run whose results a replay uses is in this store.
+
+        Raises:
+            StepFailure: it is not, so nobody here knows whether it has done ``what``.
+        """
+        if self.lost is not None:
+            raise StepFailure(
+                f"the run {self.lost}, whose results this replay uses, is not in this store, so it is not known whether {what} was done",
+                code="source_missing", hint=f"import the run {self.lost}, then resume this one",
+            )
 
     @property
     def last(self) -> int:

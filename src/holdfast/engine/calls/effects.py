@@ -867,11 +867,7 @@ class Performance:
         run, echo = self.journal.run, self.journal.echo
         if echo is None or run.origin != "replay" or self.policy is ReplayPolicy.REEXECUTE:
             return
-        if echo.lost is not None:
-            raise StepFailure(
-                f"the run {echo.lost}, whose results this replay goes by, is not in this store, so it is not known whether {self.name} was done; import that run, then resume this one",
-                code="source_missing",
-            )
+        echo.expect_source(self.name)
         gone = [e.capability for r in echo.forebears for e in compensation.missing(echo.effects, r)]
         if gone:
             raise StepFailure(
