@@ -213,7 +213,7 @@ class World:
                 self.diary.note(f"asks {args[0].run_id}: {type(args[0].command).__name__}", run=args[0].run_id)
             case "commit":
                 self._apply(args[0])
-            case "step":
+            case "step" | "join" | "step_at_once":
                 self._apply(self._whole(args[0]))
 
     def _check_claim(self, owner: str, claim: Claim) -> None:
