@@ -572,8 +572,9 @@ class Performance:
         if self.act and effect.effect_id != self.act and echo is not None:
             effect = next((e for e in echo.effects if e.effect_id == self.act), effect)  # every run of the lineage shows the act itself
         changed = self._is_changed(effect)
+        name = effect.capability if changed else self.name  # a record that was made again from the log has no name of its own
         shown = {
-            "effect": effect.capability,
+            "effect": name,
             "key": effect.key,
             "arguments": effect.request_hash,
             "attempted_at": views.iso(effect.attempted_at),
@@ -589,8 +590,8 @@ class Performance:
             self.attempt,
             Ask(
                 kind=kind,
-                prompt=QUESTIONS[ask.reason].format(name=effect.capability, now=self.name),
-                name=effect.capability,
+                prompt=QUESTIONS[ask.reason].format(name=name, now=self.name),
+                name=name,
                 show=shown,
                 actions=actions,
                 effect_id=self.act or effect.effect_id,
