@@ -1,4 +1,4 @@
-"""What a thread carries from one run to the next (§4.15), by reference (decision 35).
+"""What a thread carries from one run to the next (§4.15), by reference (decision 16).
 
 Theory of operation. The first checkpoint of a run that continues a thread does not contain the carried channels. It names the run that they
 come from and where that run's log ended, by event number and chain hash (``core.checkpoint.Carry``). Loading reads that log, and
