@@ -1,11 +1,10 @@
-"""Side effects under a key: attempt on record, act, result on record (§6.2).
+"""Side effects under a key: record the attempt, act, record the result (§6.2).
 
-Theory of operation. A call is answered from the record at its place, or judged by the records under its key
-(``core.effects.judge``): reused, done, waited for, verified or asked about. Doing it is three moves that a crash may
-fall between: the attempt is durable before the act, the gate is asked in the thread that acts, the result is
-durable before anybody hears of it. What was attempted without a result is unknown, and nothing repeats it blindly: the receiver
-dedupes by the key, or the author's ``verify`` settles it, or the run rests in a wait of kind ``effect``.
-An owner that comes too late closes its own attempt by a compare-and-set, or leaves its result as evidence.
+Theory of operation. A call is answered from the record at its place. Otherwise it is judged by the records under its key (``core.effects.judge``): reused, carried
+out, waited for, verified, or asked about. To carry it out takes three moves, and a crash may fall between any two: the attempt is durable before the act; the gate is
+asked in the thread that acts; the result is durable before it is used. An attempt without a result is unknown, and is never simply repeated: the receiver deduplicates
+by the key, or the user's ``verify`` finds out, or the run rests in a wait of kind ``effect``. An owner that is too late closes its own attempt by a compare-and-set, or
+leaves its result as evidence.
 """
 
 from __future__ import annotations
@@ -97,14 +96,14 @@ GIVEN_UP = "its call was canceled before it began"
 
 LEFT, NOW = "left behind for a call with other arguments, as", "now"
 
-# Owners of this process that were closed: they act no more, which no other proof would say (§2.9).
+# Owners of this process that were closed. They act no more, and nothing else proves that (§2.9).
 closed_owners: set[str] = set()
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What the author said about one effect; ``undoes`` is the one that this takes back (§6.11); ``show`` is what a wait about it shows,
-    else its arguments; ``elsewhere``: whom is asked to do it in the place of this process (§11.3); ``told``: makes of a person's word what
-    the call gives, where that is not what they said as it is, and refuses what says nothing."""
+    """The user's options of one effect. ``undoes``: the effect that this one undoes (§6.11); ``show``: what a question about it shows, by default its arguments;
+    ``elsewhere``: the runners that carry it out instead of this process (§11.3); ``told``: turns a person's answer into the call's value, and refuses an answer
+    that is no value; without it the answer itself is the value."""
 
     key: str | None = None
     side_effects: str = "external_action"
@@ -125,7 +124,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class NotBegun(Exception):
-    """The gate was shut when the act was to begin (§6.5). ``late``: only because the lease could not be confirmed in time."""
+    """The gate was closed when the act was to begin (§6.5). ``late``: only because the lease could not be confirmed in time."""
 
     def __init__(self, why: str, *, late: bool = False) -> None:
         super().__init__(why)
@@ -133,12 +132,12 @@ class NotBegun(Exception):
 
 
 async def perform(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
-    """One effect at one place: served from its record, or attempted, done and recorded.
+    """Runs one effect at its place: returns its recorded result, or records the attempt, carries it out and records the result.
 
     Raises:
-        EffectConflict: the key is on record with another request (§6.3).
-        EffectInProgress: somebody else is doing it, and for longer than its timeout (§6.8).
-        Suspend: a person has to say what happened (§6.5).
+        EffectConflict: the key is recorded with another request (§6.3).
+        EffectInProgress: another caller has been carrying it out for longer than its timeout (§6.8).
+        Suspend: a person must say what happened (§6.5).
     """
     name = options.name or name_of(fn)
     if EffectClass(options.side_effects) not in LEDGERED:
@@ -156,16 +155,16 @@ async def perform(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...
 
 
 async def perform_at(attempt: Attempt, path: str, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
-    """An effect at a given path: a node that declares itself one."""
+    """Runs an effect at a given path, for a node that declares itself an effect."""
     return await perform_once(attempt, fn, args, options, options.name, path)
 
 
 async def perform_once(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str) -> Any:
-    """An effect at a place that is open."""
+    """Runs an effect at a place that is open."""
     if options.undo is not None:
         _keep_undo(attempt, path, options.undo)
     digest = _request(attempt, name, args, options) if (attempt.key, path) in attempt.journal.progress.outdated else ""
-    record = attempt.places.lookup(Call(path, name, "effect", digest, args))  # other arguments than on record are no matter, where nothing before it is outdated: the act is done
+    record = attempt.places.lookup(Call(path, name, "effect", digest, args))  # different arguments do not matter if nothing before it is outdated: the act is done
     return await _answer(attempt, fn, args, options, name, path, record, attempt.places.scope().item)
 
 
@@ -174,21 +173,21 @@ def _keep_undo(attempt: Attempt, path: str, undo: Callable[..., Any]) -> None:
 
 
 def _request(attempt: Attempt, name: str, args: tuple[Any, ...], options: Options) -> str:
-    """The digest of what an effect is asked for (§6.3)."""
+    """Returns the digest of an effect's request (§6.3)."""
     return canon.fingerprint([name, list(args)], "" if options.key is not None else attempt.journal.run.run_id)
 
 
 async def _answer(
     attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str, record: StepRecord | None, item: str
 ) -> Any:
-    """What is on record here; only where that is nothing are keys made and records looked up. A failure that is to be tried again is on record no more (§10.9)."""
+    """Returns the recorded result at this place. Only if there is none, keys are derived and records looked up. A failure that is to be retried does not count (§10.9)."""
     if record is not None:
         return await attempt.give(record)
     return await Performance(attempt, fn, args, options, name, path, item).run()
 
 
 class Performance:
-    """One call of ``ctx.effect`` at its place; ``item``: of which item of a map it is part, in short."""
+    """One call of ``ctx.effect`` at its place. ``item``: a short form of the map item that it belongs to."""
 
     def __init__(self, attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str, item: str = "") -> None:
         self.attempt = attempt
@@ -207,7 +206,7 @@ class Performance:
         scope = run.lineage_root if echo is None else echo.scope
         self._own = options.key or f"{attempt.step}.{attempt.key}.{path}"
         self.key = effect_key(run.tenant_id, "effect", name if self.shared else scope, self._own)
-        # What a replay does again, it does under a key of its own: the source's record stays what later replays find.
+        # A replay that acts again uses a key of its own, so that later replays still find the source's record.
         self.apart = self.key if self.shared or echo is None else self._key(run.run_id)
         if self.policy is ReplayPolicy.REEXECUTE:
             self.key = self.apart
@@ -217,9 +216,9 @@ class Performance:
         self.records: list[Effect] = []
         self.act = self.about = self.found = ""
         self.called = Called(name if name != LAMBDA else describe_function(fn, name), item)
-        self.seen: list[Effect] = []  # all attempts here that were found, of this run or of its forebears
-        self.doubted: Effect | None = None  # this run's own record of a forebear's act that is asked about
-        self.given_up = False  # its node, or the branch that it is in, was cancelled
+        self.seen: list[Effect] = []  # all attempts that were found here, of this run or of its ancestors
+        self.doubted: Effect | None = None  # this run's own record of an ancestor's act about which a person is asked
+        self.given_up = False  # its node or its branch was canceled
 
     def _key(self, scope: str) -> str:
         return effect_key(self.journal.run.tenant_id, "effect", scope, self._own)
@@ -227,7 +226,7 @@ class Performance:
     # -- deciding -----------------------------------------------------------------------------------
 
     async def run(self) -> Any:
-        """What the effect gives: that of a record under its key, or done now."""
+        """Returns the effect's result, from a record under its key or by carrying it out now."""
         if self.journal.echo is not None and self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._find_echo()) is not None:
             return await self._replay(echoed)
         until: int | None = None
@@ -277,7 +276,7 @@ class Performance:
                         return value
 
     def _find_echo(self) -> StepRecord | None:
-        """What the source of a replay has on record here, if it is this very call."""
+        """Returns what the source of a replay recorded here, if it is the very same call."""
         echoed = self.journal.find_echo(self.attempt.key, self.path)
         if echoed is None:
             return None
@@ -288,20 +287,20 @@ class Performance:
         return echoed if echoed.digest in ("", self.request) else None
 
     def _of_source(self) -> Effect | None:
-        """The source's effect at this place."""
+        """Returns the source's effect at this place."""
         here = (self.attempt.step, self.attempt.key, self.path)
         echo = self.journal.echo
         return None if echo is None else next((e for e in reversed(echo.effects) if (e.step, e.task, e.path) == here), None)
 
     async def _hold_open(self, found: list[Effect]) -> list[Effect]:
-        """The records, with all that they hold. Those of other runs may be encrypted under a key that this process lacks, which is found out here,
-        before anything is recorded that rests on them (§14.5)."""
+        """Returns the records with all that they hold. Records of other runs may be encrypted under a key that this process lacks; that is found out here, before anything
+        that depends on them is recorded (§14.5)."""
         for effect in found:
             hold_open(effect)
         return found
 
     async def _on_record(self, key: str) -> tuple[str, list[Effect]]:
-        """The records under a key; under the one that stands in its place, where its effect was taken back."""
+        """Returns the records under a key, or under the key that replaced it if its effect was undone."""
         records = await self.journal.asking(self.store.effects(key=key))
         self.seen += records
         while (later := fx.successor(key, records)) is not None:
@@ -310,7 +309,7 @@ class Performance:
         return key, records and await self.journal.asking(self._hold_open(records))
 
     def _stand_apart(self) -> None:
-        """Goes by a key that no other request has at this place."""
+        """Switches to a key that no other request has at this place."""
         self.key = self.apart = f"{self.key}~{self.request[:16]}"
 
     async def _find_beside(self) -> list[Effect]:
@@ -338,7 +337,7 @@ class Performance:
             if aside:
                 self.key, self.records = await self._on_record(self.apart)
             elif self.policy is not ReplayPolicy.REEXECUTE and all(e.status is EffectStatus.REUSED for e in self.records):
-                # A fork has keys of its own; what its forebears did here with the same arguments is not done again, however often it is asked for.
+                # A fork has keys of its own; an act of its ancestors here with the same arguments is not repeated, however often it is called.
                 here = (self.attempt.step, self.attempt.key, self.path)
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
                 self.seen += self.records
@@ -361,24 +360,24 @@ class Performance:
             verifiable=self.options.verify is not None,
             policy=self.policy,
             name=self.name,
-            lineage_root=run.lineage_root if self.options.undoes is None else "",  # an undo that was given up is due again with the next end that takes back
+            lineage_root=run.lineage_root if self.options.undoes is None else "",  # an abandoned undo is due again with the next end that undoes effects
             placed=not self.shared,
         )
         return fx.judge(self.records, asked, alive)
 
     async def _miss(self) -> NoReturn:
-        """What a store says of a record that it knows to be lost."""
+        """Returns the store's error for a record that is known to be lost."""
         raise RecordDamaged("effect", self.journal.run.run_id, self.key, missing=True)
 
     async def _lacks_what_was_asked_about(self) -> bool:
-        """Whether somebody was asked what became of an attempt here that has no record any more."""
+        """Whether a person was asked about an attempt here whose record is gone."""
         here, mine = f"{self.path}?", f"{self.journal.run.run_id}."
         asked = [w.effect_id for (task, path), w in self.journal.progress.questions.items() if task == self.attempt.key and path.startswith(here)]
         acts = {act for act in asked if act is not None and act.startswith(mine)}
         return bool(acts) and not acts.issubset([e.effect_id for e in await self.store.effects(self.journal.run.run_id)])
 
     async def _judge_undo(self) -> fx.Verdict | None:
-        """What to do where the effect on record is being taken back, or may have been; None where it stands, or there is none."""
+        """Returns what to do if the recorded effect is being undone, or may have been; None if it stands, or there is none."""
         last = next((e for e in reversed(self.records) if e.status is EffectStatus.RECORDED), None)
         if last is None or last.undone or not last.undo or last.request_hash != self.request:
             return None
@@ -389,20 +388,20 @@ class Performance:
         return fx.judge_undo(last, undo, alive)
 
     async def _verify(self) -> object:
-        """The hook's answer; one that raises, hangs or says anything else does not know (X-05)."""
+        """Returns the answer of ``verify``. If it raises, hangs or returns anything else, the outcome stays unknown (X-05)."""
         hook = self.options.verify
         assert hook is not None
         try:
             return fx.read_answer(await call(hook, (self.key, *self.args), VERIFY_TIMEOUT_US, f"verify of {self.name}"), f"verify of {self.name}")
-        except Exception as e:  # the hook is the author's code and may raise anything
+        except Exception as e:  # ``verify`` is user code and may raise anything
             return fx.Unknown(f"verify raised {type(e).__name__}: {e}")
 
     # -- asking -------------------------------------------------------------------------------------
 
     async def _ask(self, ask: fx.Ask) -> tuple[bool, Any]:
-        """What a person said about it; (False, None) when it is to be judged or done again.
+        """Returns what a person said about the effect; (False, None) if the call is to be judged again or carried out.
 
-        An act asks once: the runs of a lineage ask about it under one question, and what one of them found out holds for all.
+        A person is asked once about an act: the runs of a lineage share one question, and what one of them finds out holds for all.
         """
         effect, changed = ask.effect, self._is_changed(ask.effect)
         place = f"{self.path}?{effect.effect_id.rpartition('#')[2]}"
@@ -414,7 +413,7 @@ class Performance:
             if found is not None:
                 return await self._as_settled(effect, found)
             if again := fx.count_repeats(kin, self.act, self.journal.run.run_id):
-                # The answer that let it be done again was about the attempt before; this one is a question of its own (§6.5).
+                # The answer that allowed a repetition was about the earlier attempt; this question is a new one (§6.5).
                 self.act, place = "", f"{place}~{again}"
         place = self._beside_other_questions(place, ask)
         while True:
@@ -424,7 +423,7 @@ class Performance:
             decision = await self._decision(place, ask)
             if decision.action != REEXECUTE or ask.closed or decision.forced:
                 break
-            # Acting again while the first attempt may still act could do it twice: asked again, saying so (X-04).
+            # To act again while the first attempt may still act could do it twice: the question is asked again and says so (X-04).
             place, ask = f"{place}!", replace(ask, reason=fx.MAY_LIVE)
         if decision.action == APPROVE:
             return True, await self._reuse(effect)
@@ -477,7 +476,7 @@ class Performance:
         return words.settle(effect, decision, data, now)
 
     async def _ask_whether_undone(self, effect: Effect, undo: Effect) -> tuple[bool, Any]:
-        """A person says whether the effect stands. (False, None): it does not, and is to be judged or done again."""
+        """Asks a person whether the effect stands. (False, None): it does not, so the call is judged again or carried out."""
         mine = effect.run_id == self.journal.run.run_id
         if self.shared and not mine:
             raise EffectInProgress(f"{self.name} may have been undone by the run {undo.run_id}; the outcome is unknown", hint="resume that run first: it asks what happened")
@@ -501,7 +500,7 @@ class Performance:
         return (False, None) if mine else await self._act(effect, same=False)
 
     async def _take_word(self, effect: Effect, data: bytes) -> tuple[bool, Any]:
-        """What a person said that it gave, as the call gives it, or what the call fails with by that."""
+        """Takes the result that a person stated: returns it in the form of the call's value, or fails the call with it."""
         value = canon.decode(data)
         if self.options.told is None:
             return True, await self._settle(effect, value, data)
@@ -509,13 +508,13 @@ class Performance:
             found = await self.options.told(value)()
         except StepFailure as e:
             if effect.run_id != self.journal.run.run_id:
-                raise  # it is another run's act, which that run judges
+                raise  # it is the act of another run, and that run judges it
             return await self._fail(effect, e)
         return True, await self._settle(effect, *canon.pack(found, f"the result of {self.name}"))
 
     def _unfit(self, effect: Effect, place: str, decision: Decision) -> str | None:
-        """Why what a person said is asked for again; None where it may be used: what they said that it gave says nothing, or to have it done covered
-        other arguments than these (§5.8)."""
+        """Returns why an answer must be asked for again; None if it can be used. The stated result may be no value of the call, or a ``reexecute`` may have covered other
+        arguments than these (§5.8)."""
         if decision.action == REEXECUTE:
             return self._explain_cover(place, decision)
         if decision.action != RECORD_RESULT:
@@ -548,15 +547,15 @@ class Performance:
         return place
 
     def _is_superseded(self, place: str) -> bool:
-        """Whether the question was asked anew there: an answer covers what was shown, and no later state of things (§5.8)."""
+        """Whether the question was asked anew at that place: an answer covers what was shown, and no later state (§5.8)."""
         here = (self.attempt.step, self.attempt.key, place)
         return self.journal.record(self.attempt.key, place) is not None or any((w.step, w.task, w.path) == here for w in self.journal.run.waits)
 
     async def _decision(self, place: str, ask: fx.Ask) -> Decision:
-        """The decision on record at a wait's place, else the wait itself."""
+        """Returns the recorded decision at a wait's place, or opens the wait."""
         effect, (kind, actions) = ask.effect, _ANSWERS[ask.reason]
         if effect.run_id != self.journal.run.run_id and self.act and self.doubted is None:
-            # What is asked about stands in this run's own ledger too.
+            # The effect in question is recorded in this run's own ledger too.
             self.key = self.apart = self._key(self.journal.run.run_id)
             self.doubted = own = replace(
                 self._attempt(None), status=EffectStatus.UNKNOWN, owner=effect.owner, fence=effect.fence, attempted_at=effect.attempted_at,
@@ -570,9 +569,9 @@ class Performance:
             self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, effect, ask.reason)], effects=[unknown]))
         echo = self.journal.echo
         if self.act and effect.effect_id != self.act and echo is not None:
-            effect = next((e for e in echo.effects if e.effect_id == self.act), effect)  # every run of the lineage shows the act itself
+            effect = next((e for e in echo.effects if e.effect_id == self.act), effect)  # every run of the lineage shows the original act
         changed = self._is_changed(effect)
-        name = effect.capability if changed else self.name  # a record that was made again from the log has no name of its own
+        name = effect.capability if changed else self.name  # a record that was rebuilt from the log lacks its name
         shown = {
             "effect": name,
             "key": effect.key,
@@ -602,11 +601,11 @@ class Performance:
         )
 
     def _show(self) -> Any:
-        """What the act is about, for whoever decides about it: at most 4 KiB of its arguments."""
+        """Returns what a person is shown about the act: ``show``, or at most 4 KiB of its arguments."""
         return self.options.show if self.options.show is not None else self._cut(canon.encode(canon.admit(list(self.args))))
 
     def _show_attempted(self, effect: Effect) -> Any:
-        """Returns the arguments of an attempt with another request, if they are on record; those of this call would mislead whoever decides."""
+        """Returns the arguments of an attempt with another request, if they are recorded; the arguments of this call would mislead the person who decides."""
         return None if effect.args is None else self._cut(effect.args)
 
     def _cut(self, args: bytes) -> Any:
@@ -615,11 +614,11 @@ class Performance:
         return told if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
     def _question(self, place: str) -> str:
-        """The id under which every run of the lineage asks about this act: that of the run that attempted it."""
+        """Returns the wait id under which every run of the lineage asks about this act: the id in the run that attempted it."""
         return ids.wait_id(self.act.partition(".")[0], self.attempt.step, self.attempt.key, place)
 
     async def _as_settled(self, effect: Effect, found: Effect) -> tuple[bool, Any]:
-        """What another run of the lineage found out, or was told, about the same act. (False, None): it is on record, and the call is judged again."""
+        """Takes what another run of the lineage found out, or was told, about the same act. (False, None): it is recorded, and the call is judged again."""
         path = f"{self.path}?"
         where, self.act = f"{fx.ELSEWHERE}{found.run_id}", ""
         mine = [w for w in self.journal.run.waits if w.task == self.attempt.key and w.path.startswith(path)]
@@ -640,9 +639,9 @@ class Performance:
         return True, await self._settle(effect, canon.decode(data), data)
 
     async def _tell(self, draft: Draft, action: str, data: bytes | None = None) -> None:
-        """Answers the same question in the runs that came of this one and ask it too, in the commit that settles the act here.
+        """Answers the same question in the runs that came from this one, in the commit that settles the act here.
 
-        Its source is left as it is (T-46): that one finds the answer when somebody goes on with it.
+        The source run is not changed (T-46): it finds the answer when it continues.
         """
         if not self.act:
             return
@@ -657,7 +656,7 @@ class Performance:
                     draft.puts.append(InboxItem(run_id=other, key=command.key, command=command, put_at=command.at))
 
     async def _may_retry(self) -> None:
-        """After a failure here: by itself only where idempotency is defined, and when its time has come (§10.9)."""
+        """Handles an earlier failure at this place: only an idempotent effect is retried without asking, and only when its time has come (§10.9)."""
         tries = self._tries()
         if not tries or self.options.retry.max_attempts <= tries:
             return
@@ -668,12 +667,12 @@ class Performance:
             await self._again(tries)
 
     def _tries(self) -> int:
-        """Failures on record at this place."""
+        """Returns the number of recorded failures at this place."""
         here = (self.journal.run.run_id, self.attempt.step, self.attempt.key, self.path)
         return sum(1 for e in self.records if e.status is EffectStatus.FAILED and (e.run_id, e.step, e.task, e.path) == here)
 
     async def _again(self, number: int) -> None:
-        """Whether a failed effect may be tried again: by itself only where idempotency is defined, else a person says (§10.9)."""
+        """Whether a failed effect may be attempted again: without asking only if it is idempotent, otherwise if a person allows it (§10.9)."""
         if not self.options.idempotent and not await retries.is_allowed(self.attempt, self.path):
             prompt = f"{self.name} failed and is not declared idempotent. Try it again?"
             await request(self.attempt, Ask(kind=WaitKind.RETRY, prompt=prompt, name=self.name, path=f"{self.path}?r{number}"))
@@ -681,10 +680,10 @@ class Performance:
     # -- acting -------------------------------------------------------------------------------------
 
     async def _act(self, over: Effect | None, same: bool) -> tuple[bool, Any]:
-        """Attempt, gate, act, result. (False, None): somebody came first, or it is to be tried again."""
+        """Records the attempt, passes the gate, acts, and records the result. (False, None): another caller was first, or the call is to be attempted again."""
         if over is not None and over.run_id != self.journal.run.run_id and not self.shared:
-            self.key, self.records, over, same = self.apart, [], None, False  # a forebear's row is not ours to write
-        if self.options.undoes is not None:  # who is over its budget, or is to stop soon, must clean up all the same
+            self.key, self.records, over, same = self.apart, [], None, False  # the record of an ancestor must not be written here
+        if self.options.undoes is not None:  # an undo runs even over budget, or if the run is to stop soon
             return await self._begin_attempt(over, same)
         if self.journal.run.budgets:
             await steps.afford(self.attempt, self.path)
@@ -711,8 +710,8 @@ class Performance:
             draft.facts.insert(0, self._fact(ev.SideEffectAbandoned, over, "done again"))
         if self.options.elsewhere is not None:
             return await self._request(self.options.elsewhere, effect, draft)
-        # From before the attempt is seen until its outcome is: whoever looks meanwhile waits.
-        # Under the fence too: a driver of this process that was overtaken by another one here must not end that one's turn.
+        # Set from before the attempt is visible until its outcome is: other callers wait meanwhile.
+        # Named by the fence too: a driver that was overtaken by another one in this process must not end that one's turn.
         turn = (effect.effect_id, f"call {effect.fence}")
         self.services.acting.add(turn)
         try:
@@ -721,7 +720,7 @@ class Performance:
             cancelled = await self._wait_to_end(doing)
             ends = self.journal.cut or self.journal.run.cancel_requested_at is not None
             if doing.cancelled() and ends and not cancelled and self.journal.dead is None:
-                await asyncio.Event().wait()  # the scope of this node is being closed: its own cancel is on the way
+                await asyncio.Event().wait()  # the node is being canceled: its own cancel is about to arrive
             try:
                 return doing.result()
             finally:
@@ -734,7 +733,7 @@ class Performance:
             self.services.acting.discard(turn)
 
     async def _put_on_record(self, effect: Effect, draft: Draft) -> None:
-        """Makes the attempt durable. If its call is given up meanwhile, it is closed at once: nothing was begun.
+        """Makes the attempt durable. If the call is canceled meanwhile, the attempt is closed at once, because nothing has begun.
 
         Raises:
             EffectInProgress: another attempt under the key is open; nothing was written.
@@ -744,16 +743,16 @@ class Performance:
         except asyncio.CancelledError:
             self.given_up = True
             with suppress(HoldfastError):
-                await self.journal.command(lambda run: None, ev.SYSTEM)  # its turn comes after that commit
+                await self.journal.command(lambda run: None, ev.SYSTEM)  # continues after that commit
             if effect.effect_id in self.journal.acting:
-                with suppress(LeaseLost):  # whoever has the run now finds it closed
+                with suppress(LeaseLost):  # the run's present owner finds it closed
                     await self._abandon(effect, NotBegun(GIVEN_UP))
             raise
 
     async def _wait_to_end(self, act: asyncio.Task[Any]) -> bool:
-        """Waits for an act, also when its node is cancelled meanwhile: what it did must be written down (§10.12). What it has not begun yet it does not begin.
+        """Waits for an act, even if its node is canceled meanwhile, because its outcome must be recorded (§10.12). An act that has not begun does not begin then.
 
-        A second cancellation is force: the act is cancelled and its outcome stays unknown. True if the node was cancelled.
+        After a second cancel the act is canceled too, and its outcome stays unknown. Returns whether the node was canceled.
         """
         while not act.done():
             try:
@@ -766,7 +765,7 @@ class Performance:
         return self.given_up
 
     async def _request(self, elsewhere: Elsewhere, effect: Effect, draft: Draft) -> tuple[bool, Any]:
-        """Asks whoever does it elsewhere, in the commit of the attempt, and rests. (False, None): somebody came first."""
+        """Requests the act from a runner in another process, in the commit of the attempt, and rests. (False, None): another caller was first."""
         if self.journal.run.cancel_requested_at is not None:
             raise asyncio.CancelledError("the run is being canceled")
         try:
@@ -776,7 +775,7 @@ class Performance:
         return False, None
 
     async def _take_answer(self, elsewhere: Elsewhere) -> tuple[bool, Any]:
-        """What came of the request that is on record here; (False, None) where there is none, or it is to be judged what follows."""
+        """Takes the answer to the request that is recorded here; (False, None) if there is none, or if the call must be judged further."""
         here = (self.journal.run.run_id, self.attempt.step, self.attempt.key, self.path)
         for key in dict.fromkeys((self.key, self.apart)):
             key, records = await self._on_record(key)
@@ -817,7 +816,7 @@ class Performance:
         return any(undo.fence >= effect.fence for undo in gone)
 
     async def _settle_aside(self, effect: Effect, act: asyncio.Future[Any]) -> None:
-        """Records the outcome of a request with other arguments, which answers no call any more, on its own record. The call is judged again afterwards."""
+        """Records the outcome of a request with other arguments, which answers no call any more, in its own record. The call is judged again afterwards."""
         now, failure = self.services.clock.now(), act.exception()
         if failure is not None:
             error = record(failure, where=self.path)
@@ -830,7 +829,7 @@ class Performance:
         await self.journal.save(Draft(facts=[fact], effects=[row]))
 
     async def _close_in_vain(self, effect: Effect, why: str) -> tuple[bool, Any]:
-        """Closes an attempt that came to nothing: it is to be judged what follows."""
+        """Closes an attempt that did not begin; the call is judged again."""
         if effect.detail == fx.AGAIN:
             await self._lose_track(effect, why, closed=True)
             return False, None
@@ -839,7 +838,7 @@ class Performance:
         return False, None
 
     async def _perform(self, effect: Effect) -> tuple[bool, Any]:
-        """The act, and what came of it written down. A cancel reaches an act that can be ended; a thread cannot."""
+        """Runs the act and records its outcome. A cancel can end a coroutine; it cannot end a thread."""
         tries = self._tries() + 1
         fn = hand_key(self.fn, self.key)
         patience, ends = Patience(self.options.timeout_us, own=self.options.timed), asynchronous(fn)
@@ -853,14 +852,15 @@ class Performance:
                 await asyncio.wait({act})
         finally:
             if not act.done():
-                failures.cancel(act)  # by force, for we were cancelled ourselves
+                failures.cancel(act)  # this task itself was canceled, so the act is canceled too
             del acts[effect.effect_id]
         after = self._after(effect, act)
         del act  # it keeps what it ended with, whose traceback will have this frame
         return await after
 
     def _stands(self) -> None:
-        """A replay tells what was done, also what was taken back afterwards; it does not go on from that (§6.11), nor from what nobody here knows.
+        """Checks a replay that is about to act: it repeats what its source did, also what was undone afterwards, but must not continue from an undone state (§6.11), nor
+        without its source.
 
         Raises:
             StepFailure: it would.
@@ -877,7 +877,7 @@ class Performance:
             )
 
     async def _after(self, effect: Effect, act: asyncio.Task[Any]) -> tuple[bool, Any]:
-        """Writes down what came of an act that has ended."""
+        """Records the outcome of an act that has ended."""
         if act.cancelled():
             return await self._cut_short(effect)
         if (failure := act.exception()) is not None:
@@ -894,12 +894,12 @@ class Performance:
         return True, await self._record(effect, value, data)
 
     async def _after_failure(self, effect: Effect, failure: BaseException) -> tuple[bool, Any]:
-        """Writes down that an act has failed, timed out, or left its node."""
+        """Records that an act has failed, timed out, or left its node."""
         try:
             if isinstance(failure, NotBegun):
                 return await self._abandon(effect, failure)
             if isinstance(failure, StepTimeout) and not self.options.idempotent:
-                # It may have happened: that is for the hook or a person to say.
+                # It may have happened: ``verify`` or a person must say.
                 await self._lose_track(effect, "timed out", closed=self._cooperative())
                 if self.options.verify is None or not self._cooperative():
                     return False, None
@@ -909,7 +909,7 @@ class Performance:
                 if not isinstance(answer, fx.Absent):
                     return False, None
             if isinstance(failure, Suspend | Restart | Redo):
-                # It rests before it has acted to the end; entered again it is attempted anew.
+                # It rests before it has finished; when it runs again it is attempted anew.
                 if effect.detail == fx.AGAIN:
                     await self._lose_track(effect, "its node is waiting", closed=True)
                     raise failure
@@ -923,7 +923,7 @@ class Performance:
             del failure  # its traceback will have this frame
 
     async def _cut_short(self, effect: Effect) -> tuple[bool, Any]:
-        """A cancel ended the act in the middle: what became of it is for the hook to say, else it stays unknown (§10.12)."""
+        """Handles an act that a cancel has ended in the middle: ``verify`` finds out what happened, otherwise the outcome stays unknown (§10.12)."""
         why = "canceled while it was being carried out"
         await self._lose_track(effect, why, closed=True)
         if self.options.verify is not None:
@@ -935,11 +935,11 @@ class Performance:
         raise asyncio.CancelledError(why)
 
     def _cooperative(self) -> bool:
-        """Whether a timeout has ended the act: a thread goes on."""
+        """Whether a timeout has ended the act: a thread continues."""
         return self.options.cooperative and asynchronous(self.fn)
 
     async def _fail(self, effect: Effect, failure: Exception) -> tuple[bool, Any]:
-        """A failure is a result too; the retry policy says what follows (§6.9)."""
+        """Records a failure, which is a result too; the retry policy decides what follows (§6.9)."""
         error = record(failure, where=self.path)
         now = self.services.clock.now()
         failed = replace(effect, status=EffectStatus.FAILED, error=error, settled_at=now)
@@ -964,7 +964,7 @@ class Performance:
     def _attempt(self, same: Effect | None) -> Effect:
         attempt, run = self.attempt, self.journal.run
         if same is None:
-            last = max([0, *[int(e.effect_id.rpartition("#")[2]) for e in self.seen]])  # a number that none of them has
+            last = max([0, *[int(e.effect_id.rpartition("#")[2]) for e in self.seen]])  # a number that no attempt here has
             effect_id = f"{ids.step_id(run.run_id, attempt.step, attempt.key, self.path)}#{last + 1}"
         else:
             effect_id = same.effect_id
@@ -995,7 +995,7 @@ class Performance:
         )
 
     def _gate(self, effect: Effect, fn: Callable[..., Any], awaited: bool) -> Callable[..., Any]:
-        """The act behind its gate, which is asked in the thread that acts, immediately before it does (§6.5). ``awaited``: it is a coroutine function."""
+        """Runs the act behind its gate. The gate is asked in the thread that acts, immediately before the act (§6.5). ``awaited``: the act is a coroutine function."""
         acting, thread = self.services.acting, (effect.effect_id, f"thread {effect.fence}")
 
         def gate() -> None:
@@ -1018,7 +1018,7 @@ class Performance:
             return act
 
         def act_in_thread(*args: Any) -> Any:
-            acting.add(thread)  # a thread may go on after its timeout
+            acting.add(thread)  # a thread may continue after its timeout
             try:
                 gate()
                 if not self.services.confirm():
@@ -1048,7 +1048,7 @@ class Performance:
         return value
 
     async def _settle(self, effect: Effect, value: Any, data: bytes) -> Any:
-        """An unknown attempt whose result is known now, by its hook or by a person."""
+        """Records the result of an unknown attempt that ``verify`` or a person has stated."""
         if effect.run_id != self.journal.run.run_id and not self.shared:
             self.key, self.records = self.apart, []
             return await self._record(replace(self._attempt(None), closed=True, source_effect_id=fx.origin(effect)), value, data)
@@ -1060,10 +1060,10 @@ class Performance:
         return await self._record(replace(effect, closed=True), value, data)
 
     async def _settle_theirs(self, settled: Effect, seen: EffectStatus) -> None:
-        """Writes what is known now on the row of another run, whose effect it is under a shared key. Its owner finds it there.
+        """Records the stated result in another run's record, whose effect it is under a shared key. Its owner finds it there.
 
         Raises:
-            EffectConflict: somebody else has settled it meanwhile, so that what was said here is about a state of things that is gone.
+            EffectConflict: another caller has settled it meanwhile, so the statement is about an earlier state.
         """
         if await self.journal.asking(self.store.settle_effect(settled, seen)):
             return
@@ -1071,10 +1071,10 @@ class Performance:
         raise EffectConflict(f"{self.name} was settled in the meantime as {there}, possibly by the run {settled.run_id}", hint=f"see what was recorded: holdfast effects {settled.run_id}")
 
     async def by_hand(self, decision: Decision) -> Any:
-        """What a person did in place of a function that this process has not.
+        """Records what a person did in place of a function that this process does not have.
 
         Raises:
-            EffectFailed: nothing, and it shall not be done.
+            EffectFailed: the person did nothing, and it shall not be done.
         """
         self.key, self.records = await self._on_record(self.key)
         effect = self._attempt(None)
@@ -1084,7 +1084,7 @@ class Performance:
         return await self._record(replace(effect, closed=True), canon.decode(data), data)
 
     async def block(self, why: str) -> EffectFailed:
-        """Puts on record that it may not be done; gives the failure that says so."""
+        """Records that the effect may not be carried out; returns the failure that says so."""
         self.key, self.records = await self._on_record(self.key)
         failure = EffectFailed(f"{self.name} was not allowed: {why}", code="effect_blocked")
         error = record(failure, where=self.path)
@@ -1114,7 +1114,7 @@ class Performance:
         raise failure
 
     async def _reuse(self, effect: Effect, *told: ev.EffectFact) -> Any:
-        """A result on record under the key, given again; a row says so and names it."""
+        """Returns a recorded result under the key, and records here whose result it is."""
         run = self.journal.run
         done = StepRecord(self.attempt.key, self.path, self.name, value=effect.result, kind="effect", attempt=self.attempt.number, digest=self.request)
         draft = Draft(facts=[*told, self._fact(ev.SideEffectReused, effect)], results=[done])
@@ -1126,7 +1126,7 @@ class Performance:
         return await self.attempt.give(done)
 
     async def _replay(self, echoed: StepRecord) -> Any:
-        """The source's record, given in a replay: a result or a failure, and nothing is done."""
+        """Returns the source's recorded result or failure in a replay; nothing is carried out."""
         of = self._of_source()
         draft = Draft(results=[replace(echoed, attempt=self.attempt.number)])
         if of is not None:
@@ -1143,8 +1143,8 @@ class Performance:
         await self._save(effect, Draft(facts=[self._fact(ev.SideEffectUnknown, effect, why)], effects=[unknown]), why)
 
     async def _abandon(self, effect: Effect, shut: NotBegun) -> tuple[bool, Any]:
-        """Too late to act: the attempt closes itself on its own row, whoever has the lease now (§6.5). One that was late for a moment
-        is attempted anew. An attempt before it on the same row is as unknown as it was."""
+        """Closes an attempt that came too late to act, in its own record, whichever process has the lease now (§6.5). If it was late for a moment only, it is attempted
+        anew. An earlier attempt in the same record stays as unknown as it was."""
         why = str(shut)
         kind: type[ev.EffectFact] = ev.SideEffectAbandoned
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
@@ -1161,12 +1161,12 @@ class Performance:
         self._too_late(f"{self.name} was not begun: {why}")
 
     def _too_late(self, why: str = f"{LOST}: no effect is begun") -> NoReturn:
-        """Nothing that comes of this driving is an outcome any more."""
+        """Makes the journal refuse everything that this execution still produces."""
         self.journal.stop(LeaseLost(why))
         raise LeaseLost(why)
 
     async def _save(self, effect: Effect, draft: Draft, summary: str) -> None:
-        """Makes an outcome durable. An owner that has lost its lease leaves it as evidence, and closes its attempt (§10.2)."""
+        """Makes an outcome durable. An owner that has lost its lease leaves the outcome as evidence and closes its attempt (§10.2)."""
         try:
             await self.journal.save(draft)
         except Conflict:
@@ -1186,8 +1186,8 @@ class Performance:
 
 
 async def alive_now(services: Services, effect: Effect) -> Alive:
-    """Whether the process that attempted an effect may still be doing it: NO only by proof (§2.9)."""
-    if place_of(effect.owner) is not None:  # a request: until its run has ended somebody may answer it
+    """Returns whether the process that attempted an effect may still be carrying it out; NO only if its death is proven (§2.9)."""
+    if place_of(effect.owner) is not None:  # a request to a runner: it may be answered until its run has ended
         asking = await services.store.get(effect.run_id)
         return Alive.UNKNOWN if asking is None or asking[0].terminal else Alive.YES
     if effect.owner == services.owner:
@@ -1197,9 +1197,8 @@ async def alive_now(services: Services, effect: Effect) -> Alive:
 
 
 async def surface_open(services: Services, run_id: str, previous_owner: str, cause: str) -> Draft:
-    """The attempts that are open when a run changes hands, as unknown, whoever's they are (§6.5, X-16): the owner before may have
-    died before it could say so. ``closed`` where a death is proven, also of one that was surfaced before.
-    """
+    """Returns the draft that marks the open attempts of a run that changes hands as unknown, whichever owner made them (§6.5, X-16): the earlier owner may have died before it
+    could do so. ``closed`` is set if a death is proven, also on attempts that were marked before."""
     draft = Draft()
     for effect in await services.store.effects(run_id):
         if not effect.open or effect.closed or place_of(effect.owner) is not None:
@@ -1215,7 +1214,7 @@ async def surface_open(services: Services, run_id: str, previous_owner: str, cau
 
 
 async def retire(services: Services) -> None:
-    """An owner ends: it lets go of what it holds, and of its proof of life, unless a thread of it still acts outside."""
+    """Ends an owner: releases its runs and its proof of life, unless one of its threads still carries out an effect."""
     await _close_attempts(services)
     if services.acting:
         await services.store.outlive(services.owner)
@@ -1225,7 +1224,7 @@ async def retire(services: Services) -> None:
 
 
 async def _close_attempts(services: Services) -> None:
-    """An owner that ends closes its own attempts, by a compare-and-set: all but those that a thread of it still acts for (§6.5)."""
+    """Closes the attempts of an owner that ends, by a compare-and-set, except those that one of its threads still carries out (§6.5)."""
     under_way = {effect_id for effect_id, _ in services.acting}
     for effect in await services.store.open_effects(services.owner):
         if not effect.closed and effect.effect_id not in under_way:
@@ -1233,10 +1232,10 @@ async def _close_attempts(services: Services) -> None:
 
 
 async def refuse_to_repeat(services: Services, effect_id: str) -> None:
-    """Refuses to do an effect again while its first attempt may still be under way (§6.5).
+    """Refuses to carry out an effect again while its first attempt may still act (§6.5).
 
     Raises:
-        AttemptMayLive: saying what may happen, and the way out.
+        AttemptMayLive: says what may happen, and what to do instead.
     """
     for effect in await services.store.effects(effect_id.partition(".")[0]):
         if effect.effect_id == effect_id and effect.open and not effect.closed and await alive_now(services, effect) is not Alive.NO:
@@ -1247,7 +1246,7 @@ async def refuse_to_repeat(services: Services, effect_id: str) -> None:
 
 
 def hand_key(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
-    """Hands the key to a function that asks for it by a parameter named ``idempotency_key`` (§6.3)."""
+    """Passes the key to a function that has a parameter named ``idempotency_key`` (§6.3)."""
     return functools.partial(fn, idempotency_key=key) if accepts_key(fn) else fn
 
 
