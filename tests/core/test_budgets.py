@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.core import events as ev
 from holdfast.core.bounds import BUDGETS, limits
-from holdfast.core.budgets import Exceeded, find_exceeded, show
+from holdfast.core.budgets import Exceeded, find_exceeded, is_extended, place, show
 from holdfast.core.errors import InvalidInput, UnknownOption
 from holdfast.core.run import Run, fold_all
 from holdfast.core.waits import WaitKind
@@ -96,6 +96,20 @@ def test_a_budget_is_extended_once_and_the_next_time_asks_again() -> None:
     late = fold_all(extended, numbered([ev.WaitDecided(decided("approve"))], 6))
     assert late.budgets == {"cost": 5.0}, "the wait is closed: the same answer again extends nothing"
     assert find_exceeded(replace(late, spent={"cost": 5.1}), 1, 0) == Exceeded("cost", 5.1, 5.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "extended"),
+    [
+        (wait(WaitKind.BUDGET, name="cost", path=place("0", "cost", 2.5)), False),
+        (wait(WaitKind.BUDGET, name="cost", path=place("0", "cost", 1)), True),
+        (wait(WaitKind.BUDGET, name="tokens", path=place("0", "tokens", 1)), False),
+        (wait(WaitKind.APPROVAL, name="cost", path="0"), False),
+    ],
+)
+def test_a_step_may_look_again_once_its_budget_has_been_extended(asked: Any, extended: bool) -> None:
+    """§8.5: whichever of several steps was answered. What is no budget of the run is never extended."""
+    assert is_extended(run(cost=2.5), asked) is extended
 
 
 def test_what_a_person_sees() -> None:

@@ -167,6 +167,14 @@ def test_a_denial_may_be_given_to_the_node() -> None:
     assert [type(f) for f in facts] == [ev.WaitDecided]
 
 
+@pytest.mark.parametrize(("action", "closed"), [("approve", ["second"]), ("deny", [])])
+def test_an_approval_closes_what_others_asked_about_the_same_budget(action: str, closed: list[str]) -> None:
+    """§8.5: it is extended once. A denial ends the run, and closes everything with it."""
+    asked = [wait(WaitKind.BUDGET, w, name=name) for w, name in [(W, "cost"), ("second", "cost"), ("third", "tokens")]]
+    facts = decisions.decide(resting(*asked, wait(wait_id="fourth")), say(action), NOW)
+    assert [f.wait_id for f in facts if isinstance(f, ev.WaitClosed) and f.reason == "the budget was extended by another answer"] == closed
+
+
 def test_a_failed_run_only_records_the_decision() -> None:
     """§5.4: there the resume of §7.3 uses it, even a denial."""
     facts = decisions.decide(failed(wait(wait_id=W)), say("deny"), NOW)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Context, Graph, State, flow
+from holdfast import Context, Graph, Send, State, append, flow
 from holdfast.core.environments import Environment
-from holdfast.core.errors import InvalidAnswer, InvalidInput
+from holdfast.core.errors import InvalidAnswer, InvalidInput, WaitNotFound
 from tests.engine.outside import House
+from tests.engine.support import World
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -230,3 +231,83 @@ async def test_one_extension_answers_all_calls_that_asked(house: House, answered
     assert [w.show["limit"] for w in run.waits].count(4.0) == 1, "asked anew, before the step is entered again"
     run = await rt.approve(run.run_id, wait_id=run.waits[answered].wait_id, payload={"extend": 100})
     assert [(w.kind, w.name) for w in run.waits] == [("signal", "later")]
+
+
+class Done(State):
+    done: Annotated[list[int], append]
+
+
+def fan(spends: float) -> Graph[Done]:
+    """Four tasks of one super-step, each of which spends and then calls; and one after them."""
+    graph = Graph("fan", Done)
+
+    @graph.node(start=True)
+    async def deal(state: Done) -> list[Send]:
+        return [Send("work", n) for n in range(4)]
+
+    @graph.node
+    async def work(state: Done, ctx: Context) -> dict[str, Any]:
+        ctx.spend(cost=spends)
+        await ctx.effect(thinks)
+        return {"done": [ctx.payload]}
+
+    @graph.node(after="work")
+    async def join(state: Done) -> dict[str, Any]:
+        return {"done": [len(state.done)]}
+
+    return graph
+
+
+@pytest.mark.parametrize("answered", [0, -1])
+async def test_one_extension_lets_all_tasks_of_a_super_step_go_on(house: House, answered: int) -> None:
+    """§8.5: an approval extends a budget once, whichever of the steps asked; what the others asked is closed, so nobody extends it twice."""
+    graph = fan(10)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {}, budgets={"cost": 3})
+    assert [w.kind for w in run.waits] == ["budget"] * 4
+    wait, other = run.waits[answered], run.waits[answered + 1]
+    await rt.decide(run.run_id, "approve", wait_id=wait.wait_id, payload={"extend": 100})
+    with pytest.raises(WaitNotFound):
+        await rt.decide(run.run_id, "approve", wait_id=other.wait_id)
+    run = await rt.resume(run.run_id)
+    assert (run.status, run.state.done, run.spent) == ("completed", [0, 1, 2, 3, 4], {"cost": 40.0})
+    assert list(await rt.check(run.run_id)) == []
+
+
+async def test_an_extension_that_does_not_do_is_asked_about_again_by_all(house: House) -> None:
+    graph = fan(10)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {}, budgets={"cost": 3})
+    run = await rt.approve(run.run_id, wait_id=run.waits[1].wait_id, payload={"extend": 1})
+    assert [(w.kind, w.show["limit"]) for w in run.waits] == [("budget", 4.0)] * 4
+    run = await rt.approve(run.run_id, wait_id=run.waits[0].wait_id, payload={"extend": 100})
+    assert (run.status, run.state.done) == ("completed", [0, 1, 2, 3, 4])
+
+
+async def test_an_extension_while_another_task_works_lets_those_that_asked_go_on() -> None:
+    world, graph, ids = World(), Graph("beside", Done), list[str]()
+
+    @graph.node(start=True)
+    async def works(state: Done, ctx: Context) -> dict[str, Any]:
+        await turns()  # the others come to their questions meanwhile
+        ids.extend(w.wait_id for w in (await rt.get(ctx.run_id)).waits)
+        await rt.decide(ctx.run_id, "approve", wait_id=ids[0], payload={"extend": 100})
+        await turns()
+        return {"done": [2]}
+
+    async def spend(state: Done, ctx: Context) -> dict[str, Any]:
+        ctx.spend(cost=10)
+        await ctx.step(thinks)
+        return {"done": [1]}
+
+    async def turns() -> None:
+        for _ in range(200):
+            await asyncio.sleep(0)
+
+    for name in ("one", "two"):
+        graph.node(name, start=True)(spend)
+    async with world.runtime(graph) as rt:
+        run = await rt.invoke(graph, {}, budgets={"cost": 3})
+        assert (len(ids), run.status, run.state.done) == (2, "completed", [2, 1, 1])
+        events = [e.type for e in await rt.events(run.run_id)]
+        assert (events.count("wait.requested"), events.count("run.waiting_for_human")) == (2, 0)

@@ -14,6 +14,7 @@ from holdfast.core import events as ev
 from holdfast.core.run import AT_HAND
 from holdfast.handle import Run
 from holdfast.runtime import Runtime
+from holdfast.testing import violations
 from tests.engine.outside import House
 from tests.engine.support import World, says
 
@@ -259,6 +260,7 @@ async def test_a_run_that_failed_by_a_scope_has_each_signal_once_when_it_is_resu
         await rt.worker(until_idle=True)
     run = await rt.get(run.run_id)
     assert run.status == "completed" and run.result.count("GO") == 1 and ("fine" in run.result) is not caught
+    assert await violations(rt.store) == []
 
 
 async def test_a_signal_that_a_branch_has_made_use_of_is_used_up(house: House) -> None:

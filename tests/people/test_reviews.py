@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, cast
 
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, append, flow
 from holdfast.core import events as ev
-from holdfast.core.errors import ActionUnavailable, InvalidInput, SettledTerminal, UndecidedWait
+from holdfast.core.commit import Commit, Tip
+from holdfast.core.errors import ActionUnavailable, InvalidInput, SettledTerminal, UndecidedWait, WaitNotFound
 from holdfast.core.policy import Policy
 from tests.engine.support import World, says
 
@@ -293,3 +295,131 @@ def test_a_crash_at_every_write_of_a_rejected_delivery(holdfast_crashes: Any) ->
     run, ends = holdfast_crashes(graph, {})
     assert (run.stop_reason, run.settled) == ("delivery_rejected", True) and len(ends) > 4
     assert all((e.run.status, e.run.stop_reason) == ("canceled", "delivery_rejected") for e in ends)
+
+
+def delivering(did: list[str]) -> Graph[Plan]:
+    """A plan whose delivery is rejected the first time, beside a step that asks a person."""
+    graph = Graph("delivers", Plan, kind="planning")
+
+    @graph.node(start=True)
+    async def plan(state: Plan, ctx: Context) -> dict[str, Any]:
+        return {"facts": [ctx.feedback or "a"]}
+
+    @graph.node(after="plan", delivers=True)
+    async def publish(state: Plan, ctx: Context) -> dict[str, Any]:
+        did.append("published")
+        ctx.report("rejected" if len(did) == 1 else "delivered")
+        return {"published": state.facts}
+
+    @graph.node(after="plan")
+    async def tell(state: Plan, ctx: Context) -> dict[str, Any]:
+        return {"published": [(await ctx.approve("Tell them?")).action]}
+
+    return graph
+
+
+async def test_a_rejected_delivery_is_not_repeated_when_a_step_beside_it_is_answered() -> None:
+    """§5.16: it is for the reviewer, who is asked once, whoever answers what else."""
+    did: list[str] = []
+    graph = delivering(did)
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        review, other = sorted(run.waits, key=lambda w: w.kind, reverse=True)
+        run = await rt.approve(run.run_id, wait_id=other.wait_id)
+        assert (run.condition, [w.wait_id for w in run.waits], did) == ("awaiting_human_review", [review.wait_id], ["published"])
+        run = await rt.approve(run.run_id)
+        assert (run.status, did) == ("completed", ["published"])
+        await sound(rt, run.run_id)
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["open", "answered"])
+async def test_feedback_on_a_rejected_delivery_asks_anew_what_a_step_beside_it_asked(answered: bool) -> None:
+    """§5.16: one more round of both; the question of the round before answers nothing any more."""
+    did: list[str] = []
+    graph = delivering(did)
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        review, other = sorted(run.waits, key=lambda w: w.kind, reverse=True)
+        if answered:
+            await rt.approve(run.run_id, wait_id=other.wait_id)
+        await rt.decide(run.run_id, "retry_feedback", wait_id=review.wait_id, feedback="better")
+        run = await rt.resume(run.run_id)
+        assert [(w.kind, w.step) for w in run.waits] == [("approval", 3)]
+        run = await rt.approve(run.run_id)
+        assert ([(w.kind, w.step) for w in run.waits], did, run.state.facts) == ([("approval", 4)], ["published"] * 2, ["a", "better"])
+        run = await rt.approve(run.run_id)
+        assert [w.kind for w in run.waits] == ["review"] and run.state.published == ["approve", "a", "better", "approve"]
+        run = await rt.approve(run.run_id)
+        assert run.status == "completed"
+        await sound(rt, run.run_id)
+
+
+class Watched(State):
+    plan: str = ""
+    price: int = 0
+    heard: Annotated[list[int], append]
+
+
+def watching() -> Graph[Watched]:
+    """A plan that is reviewed, and a node that listens to prices."""
+    graph = Graph("watches", Watched, kind="planning")
+
+    @graph.node(start=True)
+    async def plan(state: Watched) -> dict[str, Any]:
+        return {"plan": "buy"}
+
+    @graph.node(on=["price"])
+    async def listen(state: Watched, ctx: Context) -> dict[str, Any]:
+        return {"heard": [state.price]}
+
+    return graph
+
+
+async def test_a_signal_during_a_review_runs_its_nodes_and_the_review_is_asked_anew() -> None:
+    """§5.8, §5.11, §5.16: a review is about all that was done; a signal that starts more work closes it, and none is lost."""
+    graph = watching()
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        asked = []
+        for price in (7, 9):
+            asked += [w.wait_id for w in run.waits]
+            await rt.signal(run.run_id, "price", price)
+            await rt.worker(until_idle=True)
+            run = await rt.get(run.run_id)
+            assert (run.condition, len(run.waits), run.state.price) == ("awaiting_human_review", 1, price)
+        assert len({*asked, run.waits[0].wait_id}) == 3 and run.state.heard == [7, 9]
+        with pytest.raises(WaitNotFound):
+            await rt.approve(run.run_id, wait_id=asked[0])
+        run = await rt.approve(run.run_id)
+        assert (run.status, run.state.heard) == ("completed", [7, 9])
+        await sound(rt, run.run_id)
+        again = await rt.approve((await rt.replay(run.run_id)).run_id)
+        assert (again.status, again.result) == ("completed", run.result)
+
+
+async def test_a_signal_at_the_moment_in_which_a_review_is_asked_runs_its_nodes() -> None:
+    """§5.11: nobody has to send another one first."""
+    world, graph = World(), watching()
+    store = Interrupted(world.store)
+    async with Runtime(store, skills=[graph], clock=world.clock) as rt, world.runtime(graph) as other:  # type: ignore[arg-type]
+        store.then = lambda run_id: other.signal(run_id, "price", 7)
+        run = await rt.invoke(graph)
+        assert (run.condition, len(run.waits), run.state.heard) == ("awaiting_human_review", 1, [7])
+        assert (await rt.approve(run.run_id)).status == "completed"
+
+
+class Interrupted:
+    """A process's way to a store: once, before a review is asked, somebody else comes."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.then: Callable[[str], Awaitable[Any]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, commit: Commit) -> Tip:
+        if self.then is not None and any(isinstance(e.fact, ev.WaitRequested) for e in commit.events):
+            then, self.then = self.then, None
+            await then(commit.run.run_id)
+        return cast("Tip", await self._store.commit(commit))

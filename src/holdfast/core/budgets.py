@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.run import Run
+from holdfast.core.waits import Wait, WaitKind
 
 EXTENSION = {"type": ["object", "null"], "properties": {"extend": {"type": "number", "exclusiveMinimum": 0}}, "additionalProperties": False}
 """The schema of an approval's value: the amount by which to extend. Any other value is refused and the question stays open (§5.2)."""
@@ -42,9 +43,19 @@ def _measure(run: Run, name: str, step: int, now: int) -> float:
     return run.spent.get(name, 0.0)
 
 
+def place(path: str, name: str, limit: float) -> str:
+    """Where a step asks about a budget of this size, before its call at ``path``."""
+    return f"{path}?{name}={limit:g}"
+
+
+def is_extended(run: Run, wait: Wait) -> bool:
+    """Whether the budget that a wait asks about was extended by the answer to another one: the step that asked may look again."""
+    return wait.kind is WaitKind.BUDGET and wait.name in run.budgets and not wait.path.endswith(place("", wait.name, run.budgets[wait.name]))
+
+
 def show(over: Exceeded) -> dict[str, object]:
     """Returns what a person sees before extending the budget."""
     return {"budget": over.name, "used": over.used, "limit": over.limit, "extend": over.extend}
 
 
-__all__ = ["EXTENSION", "Exceeded", "find_exceeded", "show"]
+__all__ = ["EXTENSION", "Exceeded", "find_exceeded", "is_extended", "place", "show"]

@@ -156,6 +156,9 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
             facts = retry_feedback_handoff(run, decision)
         case _:
             facts = (ev.WaitDecided(decision),)
+    if wait.kind is ws.WaitKind.BUDGET and c.action == ws.APPROVE:  # one answer extends it once, whichever steps asked
+        also = [w for w in run.waits if w.kind is wait.kind and w.name == wait.name and w.wait_id != wait.wait_id]
+        facts += tuple([ev.WaitClosed(w.wait_id, "the budget was extended by another answer") for w in also])
     halt = ws.find_halt(wait, decision)
     if halt is not None and run.status is not Status.FAILED:  # a failed run applies the decision when it is resumed
         facts += mark_run_halted(run, halt)

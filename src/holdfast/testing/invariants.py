@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import msgspec
 
+from holdfast.core import decisions
 from holdfast.core import events as ev
 from holdfast.core.codec import Record, Row, open_row
 from holdfast.core.commands import Decide
@@ -162,6 +163,10 @@ def _lifecycle(events: Iterable[ev.Event], tell: Callable[[str, str], None]) -> 
             if fact.decision.wait_id in resolved:
                 tell("wait_resolved_twice", f"{fact.decision.wait_id} again at event {event.seq}")
             resolved.add(fact.decision.wait_id)
+        elif isinstance(fact, ev.WaitClosed) and fact.returned is not None:
+            _, step, _ = fact.wait_id.split(".", 2)
+            task, path = decisions.place(fact.wait_id)
+            completed = {c for c in completed if c[:2] != (int(step), task) or not path.startswith(f"{c[2]}/")}  # what was made of the signal is made anew
         elif isinstance(fact, ev.StepEnded):
             place = (fact.step, fact.task, fact.path)
             if place in completed:

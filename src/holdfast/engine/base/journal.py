@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast import logs, machine
-from holdfast.core import blobs, codec, decisions
+from holdfast.core import blobs, budgets, codec, decisions
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core import run as records
@@ -52,7 +52,7 @@ from holdfast.core.progress import HEARD, Progress
 from holdfast.core.recorded import Recorded
 from holdfast.core.run import Buffered, Run
 from holdfast.core.status import Status
-from holdfast.core.waits import Wait
+from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.base.begun import Rest
 from holdfast.engine.base.echo import Echo
 from holdfast.engine.base.services import SafePoints, Sendings
@@ -340,9 +340,9 @@ class Journal:
         return (*self.run.waived, *(f.subject for f in self.held.facts if isinstance(f, ev.PolicyEvaluated) and f.verdict == ev.WAIVED))
 
     def has_answer(self, wait: Wait) -> bool:
-        """Whether the answer to this wait, identified by ``wait_id``, is on record."""
+        """Whether the answer to this wait, identified by ``wait_id``, is on record, or it needs none any more."""
         record = self.progress.records.get((wait.task, wait.path))  # own records only: a fork takes a record of its source over only in the call that it answers
-        return record is not None and record.kind == "wait" and decisions.read_answer(record).wait_id == wait.wait_id
+        return (wait.kind is WaitKind.BUDGET and budgets.is_extended(self.run, wait)) or (record is not None and record.kind == "wait" and decisions.read_answer(record).wait_id == wait.wait_id)
 
     def record(self, task: str, path: str, call: Call | None = None) -> StepRecord | None:
         """Returns the record at a place. A replay gets it from its echo and writes it into its own log.

@@ -153,7 +153,7 @@ async def afford(attempt: Attempt, path: str) -> None:
     """Waits for a person (kind ``budget``) if one of the run's budgets is exceeded (§8.5)."""
     while attempt.journal.run.budgets:
         over = await _find_exceeded(attempt)
-        place = "" if over is None else f"{path}?{over.name}={over.limit:g}"
+        place = "" if over is None else budgets.place(path, over.name, over.limit)
         _close_others(attempt, path, place)
         if over is None:
             return

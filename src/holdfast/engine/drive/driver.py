@@ -56,7 +56,7 @@ from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.executor import Ahead, Place, StepError, execute
 from holdfast.engine.drive.fused import Fused
-from holdfast.engine.drive.supersteps import Outcome, Round, failure
+from holdfast.engine.drive.supersteps import Outcome, Round, failure, find_parked
 from holdfast.engine.look.threads import CarriedValues
 from holdfast.machine import call_nobody
 from holdfast.ports import Claim, Loaded, takes_statements
@@ -207,8 +207,7 @@ class Driver:
 
     async def _threads_end(self) -> None:
         """Waits while a thread of the run still carries out an effect, even if its step has timed out: the run must not end before it (§6.5)."""
-        mine = f"{self.journal.run.run_id}."
-        while any(effect_id.startswith(mine) and turn.startswith("thread") for effect_id, turn in list(self._services.acting)):
+        while any(effect_id.startswith(f"{self.journal.run.run_id}.") and turn.startswith("thread") for effect_id, turn in list(self._services.acting)):
             await self._services.store.wait_for_change(LOOK_SECONDS)
 
     async def _end_or_hand_back(self) -> bool:
@@ -464,7 +463,7 @@ class Driver:
             return False
         records = decisions.answers(run)
         told = {r.task for r in records}
-        self._parked = {t: tuple([w for w in run.waits if w.task == t]) for t in dict.fromkeys(w.task for w in run.waits) if t not in told}
+        self._parked = find_parked(self._program, run.waits, self.journal.progress.checkpoint.pending, told) if run.waits else {}
         upgraded = self._program.fingerprint if self._program.fingerprint != run.fingerprint else None
         cause, wait_id = (decisions.cause_of(run.decisions[-1]), run.decisions[-1].wait_id) if run.decisions else ("signal", None)
         resumed = ev.RunResumed(cause=cause, wait_id=wait_id, checkpoint_id=run.checkpoint_head, forced=self._forced, upgraded=upgraded)
@@ -673,7 +672,6 @@ class Driver:
         if journal.echo is not None or journal.progress.borrows:
             await lineage.expect_standing(self._services, journal)
         result = results[parent.pending[-1].key].result if program.flow else None
-        kept = Draft(facts=[f for f in draft.facts if isinstance(f, ev.StepEnded)], results=[results[k] for k in inline])
 
         async def complete() -> None:
             draft.facts += decisions.mark_run_done(journal.run, result)
@@ -683,7 +681,7 @@ class Driver:
             return True
         if self._end is None:
             return await self._barrier(results, inline, decoded, taken)
-        journal.hold(kept)
+        journal.hold(Draft(facts=[f for f in draft.facts if isinstance(f, ev.StepEnded)], results=[results[k] for k in inline]))
         return await self._end_or_hand_back()
 
     def _ends_well(self, delivery: str | None) -> bool:
@@ -713,7 +711,9 @@ class Driver:
         return (*own, *(msgspec.structs.replace(s, task=f"{cps.SIGNAL}{n}") for n, s in theirs))
 
     def _is_woken(self) -> bool:
-        """Whether a signal has come that lets a node run although all pending tasks wait (§5.11)."""
+        """Whether a signal has come that lets a node run although all pending tasks wait (§5.11), or did so in the run that is repeated."""
+        if (before := self._before(self.journal.progress.checkpoint.step + 1) if self._repeats else None) is not None:
+            return not before.tasks
         if (echo := self.journal.echo) is not None and max(echo.ended, default=0) > self.journal.progress.checkpoint.step:
             return False  # the signal belongs to one of the barriers that are still to be repeated
         signals = self._signals()
@@ -761,13 +761,17 @@ class Driver:
                 draft.facts.append(ev.LedgerAppended(row.topic, row.key))
 
     async def _finish(self, draft: Draft, delivery: str | None = None) -> bool:
-        """Ends a run that has nothing left to do, as the rule of §5.16 says. Returns False if the run continues with another round."""
+        """Ends a run that has nothing left to do, as the rule of §5.16 says. Returns False if the run continues with another round or with what a signal starts."""
         journal, program = self.journal, self._program
+        if not journal.progress.checkpoint.pending and reviews.AT not in journal.progress.records and self._is_woken():
+            journal.hold(draft.join(Draft(facts=list(decisions.close_waits(journal.run, "a signal came, and there is more to review")))))
+            return await self._barrier({}, set(), {}, ())
         async with self._lock:
             feedback = compensation.find_sent_back(journal)
             if feedback is not None:
                 delta, moved = superstep.again(program, journal.progress.checkpoint, compensation.redone(program, journal), feedback)
-                draft.facts += superstep.list_starts(moved)
+                draft.facts += [*decisions.close_waits(journal.run, "the work is done again"), *superstep.list_starts(moved)]
+                self._parked = {}
                 await journal.checkpoint(draft, delta, moved)
                 return False
             outcome = compensation.outcome(self._services, program, journal, delivery)
@@ -775,9 +779,8 @@ class Driver:
                 journal.hold(draft)
                 return False
             self._over = True
-            ends = Draft(facts=[*compensation.facts(self._services, program, journal, outcome, delivery)])
             try:
-                await journal.rest(draft.join(ends), compensation.source(journal.run, outcome))
+                await journal.rest(draft.join(Draft(facts=[*compensation.facts(self._services, program, journal, outcome, delivery)])), compensation.source(journal.run, outcome))
                 return True
             except InboxUnread:
                 self._over = False
@@ -798,12 +801,10 @@ class Driver:
                 return False
             if any([await take_signal(journal, w, self._services.clock.now()) for w in waits if w.kind is WaitKind.SIGNAL]):
                 return False  # a signal came after its step had asked for it and before this point
-            known = {w.wait_id for w in journal.run.waits}
-            new = [w for w in waits if w.wait_id not in known]
+            new = [w for w in waits if all(w.wait_id != known.wait_id for known in journal.run.waits)]
             if not self._is_woken():
-                open_now = (*journal.run.waits, *new)
                 draft = Draft(facts=[ev.WaitRequested(w) for w in new])
-                draft.facts.append(ev.RunWaitingForHuman() if resting(open_now) is Status.WAITING_FOR_HUMAN else ev.RunWaitingForSignal())
+                draft.facts.append(ev.RunWaitingForHuman() if resting((*journal.run.waits, *new)) is Status.WAITING_FOR_HUMAN else ev.RunWaitingForSignal())
                 self._over = True
                 await journal.rest(draft, Source.WAIT)
                 return True
@@ -854,8 +855,7 @@ class Driver:
         except (StepFailure, UsageError) as e:
             failed = StepError(task.key, e, record(e, where=task.key), 1)
             return await self._fail(Draft(facts=[failure(journal, failed)]), e, failed.error)
-        if journal.run.waits:
-            journal.hold(Draft(facts=list(decisions.close_waits(journal.run, "the flow began afresh"))))
+        journal.hold(Draft(facts=list(decisions.close_waits(journal.run, "the flow began afresh"))))
         result = TaskResult(task.key, writes=canon.encode(canon.FrozenDict(writes)), goto=(task.node,))
         return await self._barrier({task.key: result}, {task.key}, {})
 

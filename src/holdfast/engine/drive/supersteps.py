@@ -7,7 +7,7 @@ it. If an answer comes while other tasks still run, its task is entered again in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -17,7 +17,8 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Task, TaskResult, keys_of, list_ends
 from holdfast.core.graph import Program
 from holdfast.core.limits import Later
-from holdfast.core.waits import Wait
+from holdfast.core.superstep import REVIEW_TASK
+from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Restart, Suspend
@@ -50,6 +51,17 @@ class Outcome(msgspec.Struct):
 def failure(journal: Journal, e: StepError) -> ev.StepFailed:
     """Returns the fact of a task that has failed for good in the current super-step."""
     return ev.StepFailed(journal.progress.checkpoint.step_of(e.task), e.task, e.error, e.outcome, e.attempt)
+
+
+def find_parked(program: Program, waits: Sequence[Wait], pending: Sequence[Task], told: Collection[str]) -> dict[str, tuple[Wait, ...]]:
+    """The tasks of a run at rest that go on waiting, and for what; ``told`` are those whose answers have come. A delivery that was rejected waits for its reviewer,
+    whoever answered what else (§5.16)."""
+    found = {t: tuple([w for w in waits if w.task == t]) for t in dict.fromkeys(w.task for w in waits) if t not in told}
+    review = found.pop(REVIEW_TASK, None)
+    if review is None:
+        return found
+    own = {t.key for t in pending if (node := program.nodes.get(t.node)) is not None and node.delivers}
+    return found | dict.fromkeys(own.difference(found, told), review)
 
 
 _key, _task = itemgetter(0), attrgetter("task")
@@ -131,8 +143,8 @@ class Round:
         return True
 
     def _ready(self) -> list[str]:
-        """Returns the waiting tasks whose answers have come."""
-        return [k for k, waits in self._waiting.items() if any(self._journal.has_answer(w) for w in waits)]
+        """Returns the waiting tasks whose answers have come. The answer to a review is for the driver."""
+        return [k for k, waits in self._waiting.items() if any(w.kind is not WaitKind.REVIEW and self._journal.has_answer(w) for w in waits)]
 
     async def _turn(self) -> None:
         """Waits until a task ends or an answer comes, and makes the new results durable."""
@@ -195,4 +207,4 @@ class Round:
                 raise error
 
 
-__all__ = ["Outcome", "Round", "failure"]
+__all__ = ["Outcome", "Round", "failure", "find_parked"]

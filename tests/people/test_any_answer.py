@@ -1,0 +1,15 @@
+"""Whatever people answer, and whenever: what a node is told is what was accepted, once, and what was refused is not done (§5, §8, §10.8–§10.12)."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.people import any_answer
+
+
+@pytest.mark.parametrize("part", range(4))
+async def test_what_a_node_is_told_is_what_was_accepted(part: int) -> None:
+    done, wrong = await any_answer.play_all(range(part * 15, part * 15 + 15), time.monotonic() + 600)
+    assert (done, wrong) == (15, [])
