@@ -122,7 +122,7 @@ class Driver:
         while not self._over and self._end is None:
             self._again = False
             async with self._lock:
-                if not self._over and self.journal.dead is None and self.journal.tip is not None and self.journal.run.status in LIVE:
+                if not self._over and self.journal.dead is None and self.journal.tip is not None and self.journal.run.status not in TERMINAL:
                     await self._take(tuple(await self._services.store.inbox(self.journal.run.run_id)))
                     self._services.drivers.expect(self.journal.run.run_id, self.journal.due)  # also a deadline that a changed clock has put off
             if not self._again:
@@ -148,6 +148,7 @@ class Driver:
 
     def _become(self, item: InboxItem, run: Run) -> Draft | None:
         """Returns the draft of a command; None if the command ends the run and must wait for the boundary."""
+        run = decisions.fold_facts(run, self.journal.held.facts, self._services.clock.now())  # a resume that no commit holds yet goes before
         found = decisions.take(run, [(item.key, item.command)], self._services.clock.now())
         facts = compensation.tell_only(self.journal.progress, found.facts) if found.ends else found.facts
         if facts is None:
@@ -164,8 +165,7 @@ class Driver:
 
     async def _time_out(self) -> None:
         """Injects the timeouts that are due. A timeout and an answer share one inbox key: the first to be put wins (§5.6)."""
-        run = self.journal.run
-        now = self._services.clock.now() if run.waits else 0
+        run, now = self.journal.run, self._services.clock.now() if self.journal.run.waits else 0
         for wait in run.waits:
             if wait.deadline is None or wait.deadline > now or self._end is not None or wait not in self.journal.run.waits:
                 continue
@@ -181,7 +181,8 @@ class Driver:
 
     def _ending(self, item: InboxItem) -> Draft:
         """Returns the draft of a command that ends the run, decided on the run as it is at the boundary."""
-        return Draft(facts=list(decisions.decide(self.journal.run, item.command, self._services.clock.now())), took=[item.key])
+        run = decisions.fold_facts(self.journal.run, self.journal.held.facts, now := self._services.clock.now())
+        return Draft(facts=list(decisions.decide(run, item.command, now)), took=[item.key])
 
     def _interrupt(self) -> None:
         """Ends the current step once no effect is in flight, or after a grace period by force."""
