@@ -23,6 +23,7 @@ import msgspec
 
 from holdfast import Runtime
 from holdfast.core.errors import HoldfastError
+from holdfast.core.intents import ELSEWHERE, Intent
 from holdfast.engine.keep.transfer import dossier
 from holdfast.stores import WorkspaceStore
 from tests.upkeep.test_import import NASTY, exported, others, resigned
@@ -54,7 +55,13 @@ async def said(source: Path, run_id: str) -> tuple[Any, ...]:
 
 def _beside(d: Any) -> tuple[Any, ...]:
     ledger = [msgspec.structs.replace(r, number=0) for r in d.ledger]
-    return sorted(d.effects, key=repr), sorted(d.inbox, key=repr), sorted(d.claims, key=repr), sorted(d.intents, key=repr), ledger
+    return sorted(d.effects, key=repr), sorted(d.inbox, key=repr), sorted(d.claims, key=repr), sorted(map(_without_import, d.intents), key=repr), ledger
+
+
+def _without_import(intent: Intent) -> Intent:
+    """An intent as it was before it was taken in, which leaves it in doubt (§9.4): an attempt elsewhere is noted, and it is due at once."""
+    tries = tuple([t for t in intent.tries if t.owner != ELSEWHERE])
+    return msgspec.structs.replace(intent, due=0, attempts=len(tries), tries=tries)
 
 
 async def imported(folder: Path, count: int, seed: int, budget: float | None = None) -> Counter[str]:

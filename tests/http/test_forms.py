@@ -111,11 +111,11 @@ async def test_what_is_neither_yes_nor_no_is_no_answer(said: str) -> None:
         assert (await rt.resume(run.run_id)).result is False
 
 
-class Kept(msgspec.Struct):
+class KeptForm(msgspec.Struct):
     at: str
 
 
-class Loose(msgspec.Struct):
+class LooseForm(msgspec.Struct):
     """Fields that may be null, or of several types."""
 
     name: str
@@ -124,13 +124,13 @@ class Loose(msgspec.Struct):
     sure: bool | None = None
     sizes: list[int] | None = None
     by: dict[str, int] | None = None
-    kept: Kept | None = None
+    kept: KeptForm | None = None
     kind: Literal["a", "b"] | None = None
     either: int | str = 0
     some: Any = None
 
 
-GIVEN = {"note": ("5", "5"), "sure": ("false", False), "sizes": ("[1, 2]", [1, 2]), "by": ('{"a": 1}', {"a": 1}), "kept": ('{"at": "x"}', Kept("x")), "kind": ('"b"', "b"), "count": ("7", 7)}
+GIVEN = {"note": ("5", "5"), "sure": ("false", False), "sizes": ("[1, 2]", [1, 2]), "by": ('{"a": 1}', {"a": 1}), "kept": ('{"at": "x"}', KeptForm("x")), "kind": ('"b"', "b"), "count": ("7", 7)}
 JSON = {"either": [("5", 5), ('"5"', "5")], "some": [('{"a": 1}', {"a": 1}), ("[null]", [None]), ('"x"', "x")]}
 
 
@@ -139,18 +139,18 @@ async def test_a_field_that_may_be_null_or_of_several_types_can_be_answered() ->
 
     @flow("optional")
     async def optional(ctx: Context) -> Any:
-        return msgspec.to_builtins(await ctx.ask("Which?", Loose))
+        return msgspec.to_builtins(await ctx.ask("Which?", LooseForm))
 
     async with Runtime("memory:", skills=[optional]) as rt, served(rt, tokens=False) as http:
 
         async def answer(**typed: str) -> Any:
             run = await rt.invoke(optional, {})
-            said = {f"f.{n}": typed.get(n, "") for n in Loose.__struct_fields__}
+            said = {f"f.{n}": typed.get(n, "") for n in LooseForm.__struct_fields__}
             assert (got := await send(http, run, {**said, "f.name": "n"})).status_code == 303, got.text
-            return msgspec.convert((await rt.resume(run.run_id)).result, Loose)
+            return msgspec.convert((await rt.resume(run.run_id)).result, LooseForm)
 
-        assert await answer() == Loose("n", None), "what may be null is left empty"
-        assert await answer(**{n: text for n, (text, _) in GIVEN.items()}) == Loose("n", **{n: value for n, (_, value) in GIVEN.items()})  # type: ignore[arg-type]
+        assert await answer() == LooseForm("n", None), "what may be null is left empty"
+        assert await answer(**{n: text for n, (text, _) in GIVEN.items()}) == LooseForm("n", **{n: value for n, (_, value) in GIVEN.items()})  # type: ignore[arg-type]
         for name, all_ways in JSON.items():
             for text, value in all_ways:
                 assert getattr(await answer(**{name: text}), name) == value, (name, text)

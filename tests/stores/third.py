@@ -449,8 +449,7 @@ class ThirdStore(Small):
         return self._books.claims.where("run_id = ?", run_id)
 
     async def adopt(self, dossier: Dossier) -> bool:
-        d, run_id = dossier, dossier.run.run_id
-        if self._books.there(run_id):
+        if self._books.there(run_id := (d := dossier).run.run_id):
             return not apply.same(d, await self.rows(run_id))
         with self._writing() as books:
             if books.tombstones.get(run_id) is not None:
@@ -463,8 +462,7 @@ class ThirdStore(Small):
             books.claims.put(*(c for c in d.claims if books.claims.get(c.kind, c.scope, c.key) is None))
             self._keep(books, run_id, d.effects, d.intents, d.ledger, d.blobs)
             later = [k.turn for k in books.runs.where("thread_id = ? AND tenant_id = ? AND run_id > ?", d.run.thread_id, d.run.tenant_id, run_id)]
-            turn = apply.place_adopted(d.run, min(later, default=None), books.next())
-            books.runs.put(Kept(d.run, Tip(a.seq, a.hash, books.next(), a.since, a.whole), a.fence, turn, None, a.due, a.holds))
+            books.runs.put(Kept(d.run, Tip(a.seq, a.hash, books.next(), a.since, a.whole), a.fence, apply.place_adopted(d.run, min(later, default=None), books.next()), None, a.due, a.holds))
             return True
 
     async def list_carries(self) -> list[tuple[str, str]]:
