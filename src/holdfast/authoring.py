@@ -118,7 +118,7 @@ UNRESOLVED = (NameError, AttributeError, TypeError, SyntaxError)
 
 
 def _check_default(name: str, hint: Any, default: Any, reducer: Reducer, owner: str) -> None:
-    """Refuses what stands in the place of a default because other kinds of classes have it there.
+    """Refuses a default that is right in other kinds of classes, such as dataclasses, but not in a State.
 
     Raises:
         InvalidGraph: with what to write.
@@ -126,20 +126,19 @@ def _check_default(name: str, hint: Any, default: Any, reducer: Reducer, owner: 
     if isinstance(default, Reducer):
         meant = default.tag if default.function is None else "…"
         raise InvalidGraph(f"the default of {name!r} in the state {owner} is a reducer", hint=f"it belongs in the annotation: {name}: Annotated[{_text_of(hint)}, {meant}]")
-    if type(default).__name__ in FIELDS:
-        home = {"dataclasses": "a dataclass"}.get(library := type(default).__module__.partition(".")[0], library)
+    if (home := FIELDS.get((type(default).__module__.partition(".")[0], type(default).__name__))) is not None:
         raise InvalidGraph(f"the default of {name!r} in the state {owner} is a field of {home}", hint="write the value itself, such as []: no two states share it")
     if find_misfits({name: reducer.tag}, {name: default}):
         what, kind = reducer.tag.partition(":")[0], "dict" if reducer.tag == "merge" else "list"
         raise InvalidGraph(f"the default of {name!r} in the state {owner} is {show(default)}, and its reducer {what} adds to a {kind}", hint=f"give it a {kind}, or another reducer")
 
 
-FIELDS = ("Field", "FieldInfo", "_Field")
-"""What ``field(…)`` of dataclasses and msgspec and ``Field(…)`` of pydantic give."""
+FIELDS = {("dataclasses", "Field"): "a dataclass", ("msgspec", "Field"): "msgspec", ("pydantic", "FieldInfo"): "pydantic"}
+"""The classes of what ``field(…)`` and the like return, by library and name, and how errors name them. The libraries need not be installed."""
 
 
 def _text_of(hint: Any) -> str:
-    """An annotation as its author wrote it, nearly."""
+    """Returns an annotation roughly as its author wrote it."""
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
 
 

@@ -112,6 +112,13 @@ def test_a_step_may_look_again_once_its_budget_has_been_extended(asked: Any, ext
     assert is_extended(run(cost=2.5), asked) is extended
 
 
+def test_a_question_about_a_large_budget_is_told_from_that_about_a_slightly_larger_one() -> None:
+    """A place with the limit cut to six digits was that of the question before, so its answer counted for the next one, and no step looked again."""
+    asked = wait(WaitKind.BUDGET, name="tokens", path=place("0", "tokens", 10_000_000))
+    assert is_extended(run(tokens=10_000_005), asked) and not is_extended(run(tokens=10_000_000), asked)
+    assert (place("0", "cost", 2.5), place("0", "cost", 1000.0)) == ("0?cost=2.5", "0?cost=1000"), "as runs in flight have it"
+
+
 def test_what_a_person_sees() -> None:
     assert show(Exceeded("cost", 3.0, 2.5, 1.0)) == {"budget": "cost", "used": 3.0, "limit": 2.5, "extend": 1.0}
 

@@ -11,7 +11,7 @@ import pickle
 import re
 import types
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import pydantic
@@ -426,6 +426,20 @@ def test_a_node_that_has_no_name_or_is_not_named(use: Any, said: str) -> None:
 def test_a_channel_that_is_nearly_right(annotation: Any, default: Any, said: str) -> None:
     with pytest.raises(InvalidGraph, match=said):
         type("Order", (State,), {"__annotations__": {"many": annotation}, "__module__": __name__, **({} if default is None else {"many": default})})
+
+
+class Field(NamedTuple):
+    name: str
+
+
+async def test_a_default_may_be_of_a_class_that_is_called_as_a_librarys() -> None:
+    class Form(State):
+        first: Field = Field("a")
+
+    form: Graph[Form] = Graph("form", Form)
+    form.node("ask", start=True)(lambda state: None)
+    async with Runtime("memory:") as rt:
+        assert (await rt.invoke(form, {})).state.first == Field("a")
 
 
 class Odd(State):

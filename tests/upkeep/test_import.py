@@ -256,6 +256,34 @@ async def test_a_replay_without_its_source_sends_nothing_again(tmp_path: Path) -
         assert (done.status, await rt.intents(replay.run_id)) == ("completed", [])
 
 
+@flow("charges-first")
+async def charges_first(ctx: Context) -> int:
+    got = await ctx.effect(_charge, 5)
+    ctx.send("mail", {"to": "ada"})
+    await ctx.approve("go on?")
+    return got
+
+
+async def test_a_fork_without_its_source_does_nothing_again(tmp_path: Path) -> None:
+    """§6.6, §7.7: a fork takes over what its source did at the same place with the same arguments; elsewhere it did it again. Who wants that says so."""
+    paid.clear()
+    async with Runtime(f"sqlite:///{tmp_path}/source.db", skills=[charges_first]) as rt:
+        run = await rt.invoke(charges_first)
+        here, there = [await rt.fork(run.run_id, actor="ada", drive=False) for _ in range(2)]
+        assert (await rt.resume(here.run_id, actor="ada")).status == "waiting_for_human" and paid == [5], "where its source is, it goes on from that"
+        await rt.export(run.run_id, tmp_path / "first")
+        await rt.export(there.run_id, tmp_path / "second")
+    async with Runtime(f"sqlite:///{tmp_path}/target.db", skills=[charges_first]) as rt:
+        await rt.import_runs(tmp_path / "second")
+        failed = await rt.resume(there.run_id, actor="ada")
+        assert (failed.status, failed.error and failed.error.code, paid) == ("failed", "source_missing", [5])
+        again = await rt.fork(there.run_id, actor="ada", effects="reexecute")
+        assert (again.status, paid) == ("waiting_for_human", [5, 5])
+        await rt.import_runs(tmp_path / "first")
+        done = await rt.resume(there.run_id, actor="ada", acknowledge=failed.stop_reason)
+        assert (done.status, paid) == ("waiting_for_human", [5, 5])
+
+
 class Way(State):
     way: str = "begin"
 

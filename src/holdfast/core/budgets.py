@@ -44,8 +44,9 @@ def _measure(run: Run, name: str, step: int, now: int) -> float:
 
 
 def place(path: str, name: str, limit: float) -> str:
-    """Where a step asks about a budget of this size, before its call at ``path``."""
-    return f"{path}?{name}={limit:g}"
+    """Returns the place at which a step asks about a budget of this size, before its call at ``path``."""
+    short = f"{limit:g}"
+    return f"{path}?{name}={short if float(short) == limit else repr(float(limit))}"  # six digits, as always, unless they would be those of another limit
 
 
 def is_extended(run: Run, wait: Wait) -> bool:

@@ -83,16 +83,16 @@ class Echo(msgspec.Struct):
             return True
         return record.digest == call.digest and call.telling and not (call.opens and record.kind == "step" and place in self.scopes)
 
-    def expect_source(self, what: str) -> None:
-        """Checks that the run whose results a replay uses is in this store.
+    def expect_source(self, run_id: str, what: str) -> None:
+        """Checks that all ancestors are in this store, before ``run_id`` does something that one of them may have done already.
 
         Raises:
-            StepFailure: it is not, so nobody here knows whether it has done ``what``.
+            StepFailure: an ancestor is missing, so this store cannot tell whether ``what`` was done.
         """
         if self.lost is not None:
             raise StepFailure(
-                f"the run {self.lost}, whose results this replay uses, is not in this store, so it is not known whether {what} was done",
-                code="source_missing", hint=f"import the run {self.lost}, then resume this one",
+                f"the run {self.lost}, whose results this run takes over, is not in this store; so it is unknown whether that run did this already: {what}",
+                code="source_missing", hint=f"import the run {self.lost}, then resume this one; holdfast fork {run_id} --effects reexecute does everything again",
             )
 
     @property

@@ -859,16 +859,19 @@ class Performance:
         return await after
 
     def _stands(self) -> None:
-        """Checks a replay that is about to act: it repeats what its source did, also what was undone afterwards, but must not continue from an undone state (§6.11), nor
-        without its source.
+        """Checks a replay or a fork that is about to act. It must not act without the runs whose results it takes over. A replay repeats what its source did, even what
+        was undone afterwards, but must not continue from there (§6.11).
 
         Raises:
             StepFailure: it would.
         """
         run, echo = self.journal.run, self.journal.echo
-        if echo is None or run.origin != "replay" or self.policy is ReplayPolicy.REEXECUTE:
+        if echo is None or self.policy is ReplayPolicy.REEXECUTE:
             return
-        echo.expect_source(self.name)
+        if not self.shared:
+            echo.expect_source(run.run_id, self.name)
+        if run.origin != "replay":
+            return
         gone = [e.capability for r in echo.forebears for e in compensation.missing(echo.effects, r)]
         if gone:
             raise StepFailure(

@@ -728,9 +728,8 @@ class Driver:
         """Adds the intents and ledger rows of the finished tasks, under keys that are the same if a task is computed again (§9.2)."""
         run = self.journal.run
         now, echo = self._services.clock.now(), self.journal.echo
-        repeats = echo is not None and run.origin == door.REPLAY and run.replay_effects != ReplayPolicy.REEXECUTE
-        if echo is not None and repeats and any(r.intents or any(row.statement for row in r.ledger) for r in done):
-            echo.expect_source("what this step sends")
+        if echo is not None and run.replay_effects != ReplayPolicy.REEXECUTE and any(r.intents or any(row.statement for row in r.ledger) for r in done):
+            echo.expect_source(run.run_id, "what this step sends")
         for result in done:
             step = self.journal.progress.checkpoint.step_of(result.task)
             for n, write in enumerate(result.intents):
