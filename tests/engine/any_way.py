@@ -9,17 +9,11 @@ ends with stands outside; and a replay ends with the same and does nothing.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import random
 import re
 import sys
-import tempfile
-import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from holdfast import Context, Retry, Runtime, flow
@@ -31,6 +25,7 @@ from holdfast.testing.crash import SimulatedCrash
 from tests.engine import outside
 from tests.engine.outside import House
 from tests.engine.support import Dying, When
+from tests.searches import in_a_house, make_parser, report
 
 MOST = 60
 
@@ -374,35 +369,11 @@ async def play(seed: int, house: House) -> str:
     return "\n".join([*story, "it comes to no end"])
 
 
-async def play_all(seeds: range, until: float) -> tuple[int, list[str]]:
-    """Plays seeds one after the other as long as there is time; how many, and what is wrong."""
-    done, wrong = 0, list[str]()
-    for seed in seeds:
-        if time.monotonic() > until:
-            break
-        with tempfile.TemporaryDirectory() as folder:
-            house = House("memory", Path(folder))
-            try:
-                told = await play(seed, house)
-            except Exception as e:
-                told = "".join(traceback.format_exception(e))
-            finally:
-                await house.close()
-        done += 1
-        wrong += [f"seed {seed}: {told}"] if told else []
-    return done, wrong
+tell = in_a_house(play)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.engine.any_way", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=2000, help="how many to play (2000: some six minutes)")
-    parser.add_argument("--first", type=int, default=1000, help="the first of them (1000; those before are in the default run)")
-    parser.add_argument("--budget", type=float, default=10.0, metavar="MINUTES", help="after which no more is begun (10)")
-    options = parser.parse_args(arguments)
-    done, wrong = asyncio.run(play_all(range(options.first, options.first + options.seeds), time.monotonic() + 60 * options.budget))
-    sys.stdout.write("".join(f"{told}\n" for told in wrong))
-    sys.stdout.write(f"{options.seeds} seeds asked from {options.first}: {done} played, {options.seeds - done} skipped, {len(wrong)} wrong\n")
-    return 1 if wrong else 0
+    return report(make_parser("tests.engine.any_way", __doc__, seeds=2000, takes="some six minutes").parse_args(arguments), tell)
 
 
 if __name__ == "__main__":

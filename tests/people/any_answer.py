@@ -10,17 +10,13 @@ one that was not accepted, or one that was given before. Then all is answered, a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
-import tempfile
-import time
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from holdfast import Context, Graph, Limit, Runtime, State, append, flow
@@ -33,6 +29,7 @@ from holdfast.testing import violations
 from holdfast.testing.crash import SimulatedCrash
 from tests.engine import outside
 from tests.engine.outside import House
+from tests.searches import in_a_house, make_parser, report
 
 MOST = 80
 ROOM = 2
@@ -528,37 +525,22 @@ class Play:
         return wrong
 
 
-async def play_all(seeds: range, until: float) -> tuple[int, list[str]]:
-    """Plays seeds one after the other as long as there is time; how many, and what is wrong."""
-    done, wrong = 0, list[str]()
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)  # the last words of a process that died reach nobody
-    for seed in seeds:
-        if time.monotonic() > until:
-            break
-        with tempfile.TemporaryDirectory() as folder:
-            house = House("memory", Path(folder))
-            play = Play(seed, house)
-            try:
-                told = await asyncio.wait_for(play.play(), 60)
-            except Exception as e:
-                told = ["".join(traceback.format_exception(e))]
-            finally:
-                await house.close()
-        done += 1
-        wrong += ["\n".join([f"seed {seed}", *play.story, *told])] if told else []
-    return done, wrong
+async def play(seed: int, house: House) -> str:
+    """Plays one seed; returns its story if anything is wrong, else nothing."""
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)  # errors of a process that died are nobody's
+    playing = Play(seed, house)
+    try:
+        told = await asyncio.wait_for(playing.play(), 60)
+    except Exception as e:
+        told = ["".join(traceback.format_exception(e))]
+    return "\n".join([*playing.story, *told]) if told else ""
+
+
+tell = in_a_house(play)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.people.any_answer", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=2000, help="how many to play (2000: some four minutes)")
-    parser.add_argument("--first", type=int, default=1000, help="the first of them (1000; those before are in the default run)")
-    parser.add_argument("--budget", type=float, default=10.0, metavar="MINUTES", help="after which no more is begun (10)")
-    options = parser.parse_args(arguments)
-    done, wrong = asyncio.run(play_all(range(options.first, options.first + options.seeds), time.monotonic() + 60 * options.budget))
-    sys.stdout.write("".join(f"{told}\n" for told in wrong))
-    sys.stdout.write(f"{options.seeds} seeds asked from {options.first}: {done} played, {options.seeds - done} skipped, {len(wrong)} wrong\n")
-    return 1 if wrong else 0
+    return report(make_parser("tests.people.any_answer", __doc__, seeds=2000, takes="some four minutes").parse_args(arguments), tell)
 
 
 if __name__ == "__main__":

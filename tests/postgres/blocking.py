@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from holdfast.ports import ANYTHING, News, Store
 from holdfast.stores.changes import Changes
 from holdfast.stores.postgres.store import PostgresStore
 from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.testing import VirtualClock
 from tests.postgres.server import shared
 
 SECONDS = 60.0
@@ -76,6 +79,14 @@ def blocking(now: Callable[[], int]) -> Store:
     """An empty store over PostgreSQL, for a loop in virtual time."""
     finish()  # before its tables are emptied
     return at_once(PostgresStore(shared().fresh(), now=now))
+
+
+def over(name: str, folder: Path) -> Callable[[VirtualClock], Store]:
+    """Returns what makes the store of each seed's world, ``sqlite`` or ``postgres``; each of its verbs is done at once, because virtual time does not wait for a disk or a server."""
+    numbers = itertools.count()
+    if name == "sqlite":
+        return lambda clock: at_once(SqliteStore(folder / f"{next(numbers)}.db", now=clock.now))
+    return lambda clock: blocking(clock.now)
 
 
 def finish() -> None:

@@ -9,20 +9,18 @@ processes and late answers, and must end with the same values and the same acts,
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import json
 import random
 import re
 import sys
 import tempfile
-import time
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from tests.postgres.blocking import at_once, blocking, finish
+from tests.postgres.blocking import finish, over
+from tests.searches import make_parser, report
 
 from holdfast.authoring import Graph, Skill, State, flow
 from holdfast.core.channels import append, merge, override, topic, window
@@ -33,7 +31,6 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.engine.calls.context import Context
 from holdfast.handle import Run
 from holdfast.ports import RunFilter, Store
-from holdfast.stores import SqliteStore
 from holdfast.testing import VirtualClock
 from holdfast.testing.plays import STAGE, Cast, Play
 from holdfast.testing.simulate import Story, simulate
@@ -420,42 +417,21 @@ def play(seed: int, store: Callable[[VirtualClock], Store] | None = None) -> Sto
     return simulate(seed, store=store, cast=cast) if cast.plays else None
 
 
-def make_store(name: str, folder: Path) -> Callable[[VirtualClock], Store] | None:
-    """What makes the store of each seed's world; None for one in memory."""
-    numbers = itertools.count()
-    makers: Mapping[str, Callable[[VirtualClock], Store]] = {
-        "sqlite": lambda clock: at_once(SqliteStore(folder / f"{next(numbers)}.db", now=clock.now)),
-        "postgres": lambda clock: blocking(clock.now),
-    }
-    return makers.get(name)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plays seeds, and says what is wrong; 1 if anything is."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.drawn", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=1000, help="how many to play (1000: some five minutes in memory)")
-    parser.add_argument("--first", type=int, default=1000, help="the first of them (1000; those before are in the default run)")
+    parser = make_parser("tests.simulation.drawn", __doc__, seeds=1000, takes="some five minutes in memory")
     parser.add_argument("--store", choices=["memory", "sqlite", "postgres"], default="memory", help="where the runs are kept (memory)")
-    parser.add_argument("--budget", type=float, default=10.0, metavar="MINUTES", help="after which no more is begun (10)")
     options = parser.parse_args(arguments)
-    until, played, wrong = time.monotonic() + 60 * options.budget, 0, 0
     with tempfile.TemporaryDirectory() as folder:
-        store = make_store(options.store, Path(folder))
-        for seed in range(options.first, options.first + options.seeds):
-            if time.monotonic() > until:
-                break
+        store = None if options.store == "memory" else over(options.store, Path(folder))
+
+        def tell(seed: int) -> str:
             try:
-                told = play(seed, store)
-                text = "" if told is None or told.ok else str(told)
-            except AssertionError as e:
-                text = f"seed {seed}: {e}"
+                story = play(seed, store)
+                return "" if story is None or story.ok else str(story)
             finally:
                 finish()
-            played += 1
-            wrong += bool(text)
-            sys.stdout.write(f"{text}\n" if text else "")
-    sys.stdout.write(f"{options.seeds} seeds asked from {options.first}: {played} played, {options.seeds - played} skipped, {wrong} wrong\n")
-    return 1 if wrong else 0
+
+        return report(options, tell)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ T-71, T-73, T-75, T-78, T-79, T-83, T-84, T-86, T-90, T-92, L-21, X-07, X-08, X-
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections import Counter
@@ -13,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.postgres.blocking import at_once, blocking, finish
+from tests.postgres.blocking import finish, over
 
 from holdfast.ports import Store
-from holdfast.stores import SqliteStore
 from holdfast.testing import VirtualClock
 from holdfast.testing.simulate import main, simulate
 
@@ -48,14 +46,6 @@ def test_seeds(part: int, record_property: Callable[[str, object], None]) -> Non
 
 SQL = [("sqlite", range(6)), ("postgres", range(3, 7))]
 FAULTS = {"after", "applied", "before", "frozen", "killed", "lost", "thawed"}
-
-
-def over(name: str, folder: Path) -> Callable[[VirtualClock], Store]:
-    """What makes the store of each seed's world; each of its verbs is done at once, for virtual time does not wait for a disk or a server."""
-    numbers = itertools.count()
-    if name == "sqlite":
-        return lambda clock: at_once(SqliteStore(folder / f"{next(numbers)}.db", now=clock.now))
-    return lambda clock: blocking(clock.now)
 
 
 def played(store: Callable[[VirtualClock], Store], seeds: range) -> Counter[str]:
