@@ -446,16 +446,12 @@ class Performance:
     async def _settle_before(self, effect: Effect, decision: Decision, by: str) -> None:
         """Records what a person said of an attempt with another request on that attempt alone. The call is judged again afterwards."""
         now = self.services.clock.now()
-        match decision.action:
-            case action if action == RECORD_RESULT:
-                draft = await self._read_word(effect, decision, now)
-            case action if action == ABANDON:
-                gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=now, detail=fx.BY_DECISION)
-                draft = Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, fx.BY_DECISION)], effects=[gone])
-            case _:
-                why = f"{LEFT} {by} decided"
-                gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=now, detail=why)
-                draft = Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone])
+        if decision.action == RECORD_RESULT:
+            draft = await self._read_word(effect, decision, now)
+        else:
+            why = fx.BY_DECISION if decision.action == ABANDON else f"{LEFT} {by} decided"
+            gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=now, detail=why)
+            draft = Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone])
         if decision.action != REEXECUTE and self.act:
             await self._tell(draft, decision.action, None if decision.action == ABANDON else words.read_payload(decision))
         self.act = self.about = ""

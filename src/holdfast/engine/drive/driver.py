@@ -16,15 +16,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, decisions, ids, intents, reviews, starts, superstep
+from holdfast.core import canon, decisions, ids, reviews, starts, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
 from holdfast.core import compensation as undone
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING, ROOM
 from holdfast.core.checkpoint import Checkpoint, Delta, Ended, Source, Task, TaskResult
-from holdfast.core.commit import InboxItem, LedgerRow, Statement
-from holdfast.core.effects import ReplayPolicy
+from holdfast.core.commit import InboxItem
 from holdfast.core.errors import (
     Conflict,
     ErrorValue,
@@ -38,7 +37,7 @@ from holdfast.core.errors import (
     make_own,
 )
 from holdfast.core.graph import Program
-from holdfast.core.lease import EXPIRED, KEEP, RELEASE, Alive, Take, at_once, counter
+from holdfast.core.lease import EXPIRED, KEEP, RELEASE, Alive, Take, counter
 from holdfast.core.limits import Later
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
@@ -53,13 +52,13 @@ from holdfast.engine.calls.effects import LOOK_SECONDS, surface_open
 from holdfast.engine.calls.holds import Crowded, look_again
 from holdfast.engine.calls.waits import Halted, Unattended, take_signal
 from holdfast.engine.desk import door, lineage
-from holdfast.engine.drive import compensation
+from holdfast.engine.drive import compensation, outgoing
 from holdfast.engine.drive.executor import Ahead, Place, StepError, execute
 from holdfast.engine.drive.fused import Fused
 from holdfast.engine.drive.supersteps import Outcome, Round, failure, find_parked
 from holdfast.engine.look.threads import CarriedValues
 from holdfast.machine import call_nobody
-from holdfast.ports import Claim, Loaded, takes_statements
+from holdfast.ports import Claim, Loaded
 
 PATIENCE = 100
 _intents, _ledger, _writes = attrgetter("intents"), attrgetter("ledger"), attrgetter("writes")
@@ -165,7 +164,8 @@ class Driver:
 
     async def _time_out(self) -> None:
         """Injects the timeouts that are due. A timeout and an answer share one inbox key: the first to be put wins (§5.6)."""
-        run, now = self.journal.run, self._services.clock.now() if self.journal.run.waits else 0
+        run = self.journal.run
+        now = self._services.clock.now() if run.waits else 0
         for wait in run.waits:
             if wait.deadline is None or wait.deadline > now or self._end is not None or wait not in self.journal.run.waits:
                 continue
@@ -181,7 +181,8 @@ class Driver:
 
     def _ending(self, item: InboxItem) -> Draft:
         """Returns the draft of a command that ends the run, decided on the run as it is at the boundary."""
-        run = decisions.fold_facts(self.journal.run, self.journal.held.facts, now := self._services.clock.now())
+        now = self._services.clock.now()
+        run = decisions.fold_facts(self.journal.run, self.journal.held.facts, now)
         return Draft(facts=list(decisions.decide(run, item.command, now)), took=[item.key])
 
     def _interrupt(self) -> None:
@@ -208,7 +209,8 @@ class Driver:
 
     async def _threads_end(self) -> None:
         """Waits while a thread of the run still carries out an effect, even if its step has timed out: the run must not end before it (§6.5)."""
-        while any(effect_id.startswith(f"{self.journal.run.run_id}.") and turn.startswith("thread") for effect_id, turn in list(self._services.acting)):
+        mine = f"{self.journal.run.run_id}."
+        while any(effect_id.startswith(mine) and turn.startswith("thread") for effect_id, turn in list(self._services.acting)):
             await self._services.store.wait_for_change(LOOK_SECONDS)
 
     async def _end_or_hand_back(self) -> bool:
@@ -662,7 +664,7 @@ class Driver:
         if taken is not None:
             results = {t.key: results[t.key] for t in taken}
         if any(map(_intents, results.values())) or any(map(_ledger, results.values())):
-            self._outbox(draft, [results[t.key] for t in (parent.pending if taken is None else taken)])
+            outgoing.add(self._services.store, journal, draft, [results[t.key] for t in (parent.pending if taken is None else taken)], self._services.clock.now())
         delivery = None if moved.held or (moved.pending and not moved.pending[0].skip) else superstep.delivery(program, results.values())
         if delivery == NO_CHANGE and all(t.skip for t in moved.pending):
             delta, moved = superstep.settle(delta, moved)
@@ -713,7 +715,8 @@ class Driver:
 
     def _is_woken(self) -> bool:
         """Whether a signal has come that lets a node run although all pending tasks wait (§5.11), or did so in the run that is repeated."""
-        if (before := self._before(self.journal.progress.checkpoint.step + 1) if self._repeats else None) is not None:
+        before = self._before(self.journal.progress.checkpoint.step + 1) if self._repeats else None
+        if before is not None:
             return not before.tasks
         if (echo := self.journal.echo) is not None and max(echo.ended, default=0) > self.journal.progress.checkpoint.step:
             return False  # the signal belongs to one of the barriers that are still to be repeated
@@ -723,42 +726,6 @@ class Driver:
         except BaseException as e:
             contain(e, "a reducer")
             return True  # the barrier will raise the same error and record it
-
-    def _outbox(self, draft: Draft, done: list[TaskResult]) -> None:
-        """Adds the intents and ledger rows of the finished tasks, under keys that are the same if a task is computed again (§9.2)."""
-        run = self.journal.run
-        now, echo = self._services.clock.now(), self.journal.echo
-        if echo is not None and run.replay_effects != ReplayPolicy.REEXECUTE and any(r.intents or any(row.statement for row in r.ledger) for r in done):
-            echo.expect_source(run.run_id, "what this step sends")
-        for result in done:
-            step = self.journal.progress.checkpoint.step_of(result.task)
-            for n, write in enumerate(result.intents):
-                intent_id = f"{ids.step_id(run.run_id, step, result.task)}!{n}"
-                place = f"{step}.{result.task}!{n}"
-                key = write.key or f"{run.lineage_root if echo is None else echo.scope}.{place}"
-                if echo is not None and (sent := echo.intents.get(place)) is not None and run.replay_effects != ReplayPolicy.REEXECUTE:
-                    if intents.same(sent, write.type, write.payload):
-                        continue  # the source run has sent it, or will: it is not sent again (§7.8, T-72)
-                    key = write.key or f"{run.run_id}.{place}"
-                elif echo is not None and run.replay_effects == ReplayPolicy.REEXECUTE:
-                    key = write.key or f"{run.run_id}.{place}"
-                draft.intents.append(
-                    intents.Intent(
-                        intent_id=intent_id, run_id=run.run_id, type=write.type, payload=write.payload, key=key, order_key=write.order_key,
-                        created_at=now, due=at_once(now), tenant_id=run.tenant_id, target=intents.target(canon.decode(write.payload)),
-                        digest=intents.digest(write.type, write.payload),
-                    )
-                )
-                draft.facts.append(ev.IntentEnqueued(intent_id, write.type))
-            for row in result.ledger:
-                if row.statement:
-                    if echo is None or echo.reached <= self.journal.progress.checkpoint.step or run.replay_effects == ReplayPolicy.REEXECUTE:  # otherwise the source run has executed it
-                        if not takes_statements(self._services.store):
-                            raise StatementFailed(f"{self._services.store.url} does not support ctx.sql", hint="ctx.sql is for PostgreSQL")
-                        draft.statements.append(Statement(row.statement, row.data))
-                    continue
-                draft.ledger.append(LedgerRow(run.run_id, row.topic, row.key, row.data, now, ids.step_id(run.run_id, step, result.task)))
-                draft.facts.append(ev.LedgerAppended(row.topic, row.key))
 
     async def _finish(self, draft: Draft, delivery: str | None = None) -> bool:
         """Ends a run that has nothing left to do, as the rule of §5.16 says. Returns False if the run continues with another round or with what a signal starts."""
@@ -779,8 +746,9 @@ class Driver:
                 journal.hold(draft)
                 return False
             self._over = True
+            ends = Draft(facts=[*compensation.facts(self._services, program, journal, outcome, delivery)])
             try:
-                await journal.rest(draft.join(Draft(facts=[*compensation.facts(self._services, program, journal, outcome, delivery)])), compensation.source(journal.run, outcome))
+                await journal.rest(draft.join(ends), compensation.source(journal.run, outcome))
                 return True
             except InboxUnread:
                 self._over = False
@@ -801,10 +769,12 @@ class Driver:
                 return False
             if any([await take_signal(journal, w, self._services.clock.now()) for w in waits if w.kind is WaitKind.SIGNAL]):
                 return False  # a signal came after its step had asked for it and before this point
-            new = [w for w in waits if all(w.wait_id != known.wait_id for known in journal.run.waits)]
+            known = {w.wait_id for w in journal.run.waits}
+            new = [w for w in waits if w.wait_id not in known]
             if not self._is_woken():
+                open_now = (*journal.run.waits, *new)
                 draft = Draft(facts=[ev.WaitRequested(w) for w in new])
-                draft.facts.append(ev.RunWaitingForHuman() if resting((*journal.run.waits, *new)) is Status.WAITING_FOR_HUMAN else ev.RunWaitingForSignal())
+                draft.facts.append(ev.RunWaitingForHuman() if resting(open_now) is Status.WAITING_FOR_HUMAN else ev.RunWaitingForSignal())
                 self._over = True
                 await journal.rest(draft, Source.WAIT)
                 return True

@@ -342,28 +342,28 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
 
 
 @functools.cache
-def indexes() -> dict[str, str]:
+def indexes_and_triggers() -> dict[str, str]:
     """Returns the indexes and triggers of this release's schema, with the statements that create them."""
     with contextlib.closing(apsw.Connection(":memory:")) as db:
         _teach(db)
         schema(db, ":memory:", 0)
-        return dict(db.execute(Q.indexes_made))
+        return dict(db.execute(Q.indexes_and_triggers))
 
 
 def kind_of(name: str) -> str:
-    """Whether what is called so in this release's schema is an index or a trigger."""
-    return "trigger" if indexes()[name].startswith("CREATE TRIGGER") else "index"
+    """Returns ``index`` or ``trigger``, for a name of this release's schema."""
+    return "trigger" if indexes_and_triggers()[name].startswith("CREATE TRIGGER") else "index"
 
 
-def list_lost_indexes(db: apsw.Connection) -> list[str]:
-    """Returns the indexes that a store lacks, or has with another definition. Without a unique index there may be duplicates."""
-    there = dict(rows(db, Q.indexes_made))
-    return sorted(name for name, made in indexes().items() if there.get(name) != made)
+def list_lost_objects(db: apsw.Connection) -> list[str]:
+    """Returns the indexes and triggers that a store lacks, or has with another definition. Without a unique index there may be duplicates."""
+    there = dict(rows(db, Q.indexes_and_triggers))
+    return sorted(name for name, made in indexes_and_triggers().items() if there.get(name) != made)
 
 
 def list_unknown_triggers(db: apsw.Connection) -> list[tuple[str, str]]:
-    """The triggers that somebody has put on the tables of a store, each with its table."""
-    return [(str(name), str(table)) for name, table in rows(db, Q.triggers_made) if name not in indexes()]
+    """Returns the triggers on the tables of a store that this release does not create, each with its table."""
+    return [(str(name), str(table)) for name, table in rows(db, Q.triggers_made) if name not in indexes_and_triggers()]
 
 
 def _teach(db: apsw.Connection) -> None:

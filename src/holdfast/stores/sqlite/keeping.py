@@ -31,9 +31,9 @@ from holdfast.stores.sqlite.connection import (
     Q,
     Waits,
     connect,
-    indexes,
+    indexes_and_triggers,
     kind_of,
-    list_lost_indexes,
+    list_lost_objects,
     list_unknown_triggers,
     map_errors,
     readable,
@@ -76,7 +76,7 @@ class Keeping(Reading):
             with map_errors(self.path), contextlib.closing(connect(self.path, waits=Waits(self.patience))) as db:
                 words = [str(r[0]) for r in db.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})")]
                 found = [_integrity(self.path, w) for w in words if w != "ok"]
-                found += [problem("index_damaged", f"{self.path}: the {kind_of(name)} {name} is missing, or is another one", REINDEX) for name in list_lost_indexes(db)]
+                found += [problem("index_damaged", f"{self.path}: the {kind_of(name)} {name} is missing, or is another one", REINDEX) for name in list_lost_objects(db)]
                 found += [unknown_trigger(f"the trigger {name}", table, f'DROP TRIGGER "{name}"') for name, table in list_unknown_triggers(db)]
                 found += _chains(db)
                 with reading(db):
@@ -287,9 +287,9 @@ class Keeping(Reading):
 
         def work(committer: Committer) -> None:
             with committer.writing():
-                for name in list_lost_indexes(committer.db):
+                for name in list_lost_objects(committer.db):
                     committer.db.execute(f'DROP {kind_of(name).upper()} IF EXISTS "{name}"')
-                    committer.db.execute(indexes()[name])
+                    committer.db.execute(indexes_and_triggers()[name])
                 committer.db.execute("REINDEX")
 
         await self._write().run(work)

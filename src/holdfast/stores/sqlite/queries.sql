@@ -807,7 +807,7 @@ SELECT data FROM chunk WHERE serial IN (SELECT max(serial) FROM chunk WHERE run 
 SELECT id, fence FROM run WHERE run_id = ?;
 -- name: prune_chunk
 DELETE FROM chunk WHERE run = ?;
--- name: indexes_made
+-- name: indexes_and_triggers
 SELECT name, sql FROM sqlite_schema WHERE type IN ('index', 'trigger') AND sql IS NOT NULL;
 -- name: triggers_made
 SELECT name, tbl_name FROM sqlite_schema WHERE type = 'trigger' ORDER BY name;
