@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -9,11 +10,15 @@ import subprocess
 import sys
 import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast import Run, handle
+import holdfast
+from holdfast import Context, Run, Runtime, handle
 from holdfast.core.run import Run as Record
+from holdfast.engine.calls.context import AskOptions, ChildOptions, EffectOptions
+from holdfast.engine.desk.door import OneRunOptions, RunOptions
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -38,6 +43,22 @@ def test_a_run_names_the_fields_of_its_record_with_their_types() -> None:
     told, kept = typing.get_type_hints(Run, localns=vars(handle)), typing.get_type_hints(Record)
     assert {name: kept.get(name) for name in told} == told
     assert {"run_id", "thread_id", "skill_id", "tags"} <= told.keys() < {*dir(Run.__new__(Run))}
+
+
+@pytest.mark.parametrize(
+    ("options", "function", "beside"),
+    [
+        (AskOptions, Context.ask, set()),
+        (EffectOptions, Context.effect, set()),
+        (ChildOptions, Context.child, set()),
+        (OneRunOptions, holdfast.run, set()),
+        (RunOptions, Runtime.invoke, {"step_limit", "detach"}),
+    ],
+)
+def test_the_options_that_a_type_checker_knows_are_those_that_there_are(options: Any, function: Any, beside: set[str]) -> None:
+    """They are written beside the signature, because an overload cannot take them from it. ``beside``: those that the overload names itself."""
+    taken = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    assert options.__annotations__.keys() | beside == taken
 
 
 def meant() -> set[int]:
