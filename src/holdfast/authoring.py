@@ -244,7 +244,7 @@ class State(Mapping[str, Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> Any:
-        """To another process, or a copy: it holds the same there."""
+        """Supports pickling and copying: the copy holds the same values."""
         return (_look_again, (type(self), dict(self._values), self._only))
 
     def __repr__(self) -> str:
@@ -252,7 +252,7 @@ class State(Mapping[str, Any]):
 
 
 def _look_again(cls: type[State], values: dict[str, Any], only: frozenset[str] | None) -> State:
-    """A snapshot of values that were copied out of one."""
+    """Returns a snapshot of values that were copied from another one."""
     return cls._view(canon.admit(values), None if only is None else tuple(only))
 
 
@@ -890,7 +890,7 @@ class Flow(NotCalled, Generic[P, R]):
         return dict(bound.arguments)
 
     def _are_inputs(self, given: Any) -> bool:
-        """Whether a dict holds the inputs by name, and is not the first of them, which is text or a number."""
+        """Whether a dict holds the flow's inputs by name, and cannot itself be the first input, because that is text or a number."""
         names = self.signature.parameters.keys()
         return isinstance(given, dict) and bool(given) and given.keys() <= names and self.program.channels[next(iter(names))].type in FAST
 
@@ -899,7 +899,7 @@ class Flow(NotCalled, Generic[P, R]):
 
 
 def _no_flow(id: str, given: Any) -> InvalidGraph:
-    """The refusal of what is no async function, as far as can be seen why."""
+    """Returns the error for something that is no async function, with the reason if it can be found."""
     if inspect.isasyncgenfunction(given):
         return InvalidGraph(f"the flow {id!r} uses yield, and a flow must return its result", hint="ctx.emit(chunk) streams")
     told, hint = f"the flow {id!r} must be an async def", ""

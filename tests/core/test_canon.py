@@ -755,7 +755,7 @@ async def _later() -> None:
         (bytearray(b"x"), "convert it: bytes(…)"),
         (memoryview(b"x"), "convert it: bytes(…)"),
         (types.MappingProxyType({}), "convert it to a dict: dict(…)"),
-        (_stream(), "gather what it gives, and return the list: [x async for x in …]; ctx.emit(x) gives it to readers meanwhile"),
+        (_stream(), "return a list: [x async for x in …]; ctx.emit(x) streams each value meanwhile"),
         (range(3), "convert it to a list: list(…)"),
         ({}.keys(), "convert it to a list: list(…)"),
         ((x for x in [1]), "convert it to a list: list(…)"),

@@ -306,7 +306,7 @@ def test_what_takes_a_queued_runs_place_ends_no_other() -> None:
 
 
 def test_a_failed_run_that_asks_nothing_says_so_to_an_answer_that_names_no_wait() -> None:
-    with pytest.raises(WaitNotFound, match=r"the run is failed and asks nothing now; holdfast explain \w+ says why"):
+    with pytest.raises(WaitNotFound, match=r"the run is failed and has no open question; holdfast explain \w+ says why"):
         decisions.decide(failed(), cmd.Decide("", "approve", "ada"), NOW)
 
 

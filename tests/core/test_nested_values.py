@@ -231,7 +231,7 @@ def test_a_model_comes_back_as_it_was(value: Any) -> None:
         (Loose(any=Base()), "v.any", "the field any of a Loose would come back as something else"),
         (Loose(any=[Derived()]), "v.any", "annotate the field with the class that it holds, or put plain values there"),
         (Shouting(name="a"), "v", "a Shouting changes when it is stored and read back"),
-        (Picky.model_construct(first=6), "v", r"(?s)too great.*or say how it is kept: holdfast.register\(Picky, dump=…, load=…\)"),
+        (Picky.model_construct(first=6), "v", r"(?s)too great.*or register how it is stored: holdfast.register\(Picky, dump=…, load=…\)"),
     ],
 )
 def test_a_model_that_would_come_back_as_another_is_refused(value: Any, path: str, said: str) -> None:

@@ -317,7 +317,7 @@ async def test_a_plain_function_that_makes_ctx_calls(verb: str) -> None:
         return await (ctx.step(plain, 1) if verb == "step" else ctx.map(plain, [1]))
 
     async with Runtime("memory:", skills=[threaded]) as rt:
-        with pytest.raises(RunFailed, match=r"ctx\.step waits, and a plain function called it: threaded has passed .*; await ctx\.step in threaded itself; only what ctx\.map is given may"):
+        with pytest.raises(RunFailed, match=r"ctx\.step waits, and a plain function called it: threaded has passed .*; await ctx\.step in threaded itself; a function that is passed to ctx\.map may"):
             await rt.run(threaded)
 
 
@@ -480,7 +480,7 @@ async def test_a_run_and_its_state_go_to_another_process() -> None:
 @pytest.mark.parametrize(
     ("verb", "said"),
     [
-        (lambda rt, run: rt.approve(run.run_id), r"the run is failed and asks nothing now; holdfast explain \w{26} says why"),
+        (lambda rt, run: rt.approve(run.run_id), r"the run is failed and has no open question; holdfast explain \w{26} says why"),
         (lambda rt, run: rt.resume(run), r"run_id is text, not a value of type Run; give its id: run\.run_id"),
         (lambda rt, run: rt.invoke(one, order="a"), r"Runtime\.invoke has no option 'order'; .*An input is given in a mapping: \{'order': …\}"),
         (lambda rt, run: rt.submit(one, order="a"), r"Runtime\.submit has no option 'order'; .*An input is given in a mapping: \{'order': …\}"),
@@ -524,7 +524,7 @@ async def test_an_async_node_that_a_decorator_has_made_plain() -> None:
             await rt.run(g, {"n": 1})
 
 
-@pytest.mark.parametrize(("gives", "said"), [(gives, "gather what it gives, and return the list: "), (lambda ctx: types.MappingProxyType({}), r"convert it to a dict: dict\(…\)")])
+@pytest.mark.parametrize(("gives", "said"), [(gives, "return a list: "), (lambda ctx: types.MappingProxyType({}), r"convert it to a dict: dict\(…\)")])
 async def test_what_a_step_cannot_give(gives: Any, said: str) -> None:
     @flow("streams")
     async def streams(ctx: Context) -> Any:

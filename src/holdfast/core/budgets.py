@@ -50,7 +50,7 @@ def place(path: str, name: str, limit: float) -> str:
 
 
 def is_extended(run: Run, wait: Wait) -> bool:
-    """Whether the budget that a wait asks about was extended by the answer to another one: the step that asked may look again."""
+    """Whether the budget that a wait asks about was extended by the answer to another wait, so that the step can check it again."""
     return wait.kind is WaitKind.BUDGET and wait.name in run.budgets and not wait.path.endswith(place("", wait.name, run.budgets[wait.name]))
 
 

@@ -473,7 +473,7 @@ class _Walk:
         except Unserializable:
             raise
         except Exception as e:  # a user's constructor may raise anything; the error names the field
-            hint = f"let the class take what it gives, or say how it is kept: holdfast.register({kind.__qualname__}, dump=…, load=…)"
+            hint = f"make its constructor accept the fields that it dumps, or register how it is stored: holdfast.register({kind.__qualname__}, dump=…, load=…)"
             raise Unserializable(path, f"a {kind.__qualname__} does not round-trip: {e}", hint=hint) from e
 
 
@@ -499,7 +499,7 @@ def _suggest(kind: type, value: Any) -> str:
     if isinstance(value, Iterable):
         return "convert it to a list: list(…)"
     if hasattr(kind, "__aiter__"):
-        return "gather what it gives, and return the list: [x async for x in …]; ctx.emit(x) gives it to readers meanwhile"
+        return "return a list: [x async for x in …]; ctx.emit(x) streams each value meanwhile"
     if kind.__module__ == "builtins" or not (hasattr(value, "__dict__") or hasattr(kind, "__slots__")):  # made in C: it has no attributes to store
         return "store plain values from which you can make it again"
     return f"store plain values, or register the class with two functions: holdfast.register({name}, dump=…, load=…)"

@@ -104,7 +104,7 @@ def problem(code: str, message: str, repair_hint: str = "", run_id: str | None =
 
 
 def unknown_trigger(name: str, table: str, drop: str) -> Problem:
-    """A trigger, or a rule, that somebody has put on a table of the store. Nothing that is read tells what it did, or will do."""
+    """Returns the problem of a trigger or rule on a table of the store that Holdfast did not create. No record tells what it did or will do."""
     way_out = f"make sure that it only reads, or remove it: {drop}; then look for what it did: holdfast check"
     return problem("trigger_unknown", f"{name} on the table {table} is not Holdfast's; it may change or delete records of the store", way_out)
 

@@ -130,7 +130,7 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
     if run.status in (Status.COMPLETED, Status.CANCELED):
         raise AlreadyTerminal(f"the run is {run.status}; its waits are closed", hint="fork the run, or start a new one")
     if wait is None and not c.wait_id:
-        raise WaitNotFound(f"the run is {run.status} and asks nothing now", hint=f"holdfast explain {run.run_id} says why, and what can be done")
+        raise WaitNotFound(f"the run is {run.status} and has no open question", hint=f"holdfast explain {run.run_id} says why, and what can be done")
     if wait is None:
         raise WaitNotFound(f"no open wait {c.wait_id}", hint=f"holdfast waits {run.run_id} lists the open ones")
     if not ws.decidable(run.status, run.waits, c.wait_id):

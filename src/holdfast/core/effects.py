@@ -362,7 +362,7 @@ def _in_the_gap(last: Effect, asked: Asked, alive: Alive) -> Verdict:
 
 
 def _is_under_way(last: Effect, asked: Asked, alive: Alive) -> bool:
-    """Whether another run, or this very claim, may be doing it now."""
+    """Whether another run, or this very claim, may be carrying it out now."""
     elsewhere = last.run_id != asked.run_id or last.fence == asked.fence
     return last.status is EffectStatus.ATTEMPTED and elsewhere and alive is Alive.YES
 

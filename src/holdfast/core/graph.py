@@ -62,7 +62,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 def _no_name(what: str, given: Any, more: str = "") -> InvalidInput:
-    """The refusal of what is given in the place of a node's name, often its function."""
+    """Returns the error for something other than a node's name, often the node's function."""
     meant = getattr(given, "__name__", None)
     return InvalidInput(f"{what} takes the name of a node, not {show(given)}", field="node", hint=f"{what}({meant!r}{more})" if meant else "")
 

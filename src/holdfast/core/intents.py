@@ -275,7 +275,7 @@ def find_lost(intent: Intent, now: int, alive: Alive) -> Intent:
 
 
 def take_in(intent: Intent, now: int) -> Intent:
-    """An intent that comes with its run from another store. There it may be sent still, so it is in doubt here, as after a sender that was lost."""
+    """Returns an intent that is imported with its run from another store. That store may still send it, so here its outcome is in doubt, as after a lost sender."""
     if intent.state not in (IntentState.QUEUED, IntentState.SENDING):
         return intent
     number = intent.attempts + 1

@@ -62,7 +62,7 @@ class Rulings:
         after = redrive(known, actor=actor, reason=reason, forced=force, now=self._store.now())
         if not force and (attempt := may_live(known, alive)) is not None:
             if attempt.owner == ELSEWHERE:
-                way_out = "make sure that it is not sent there (holdfast settle, in that store), then send it here with --force"
+                way_out = "give it up in that store (holdfast settle), then send it here with --force"
                 raise AttemptMayLive(f"{intent_id} was imported, and the store that it comes from may send it too", hint=way_out)
             raise AttemptMayLive(
                 f"attempt {attempt.number} of {intent_id} was begun by {attempt.owner}, which may still be alive; sent again now, it could arrive twice",

@@ -642,8 +642,8 @@ def adopt(d: Dossier, incarnation: int, now: int, *, taken: bool) -> Adopted:
 
 
 def place_adopted(run: Run, next_turn: int | None, number: int) -> int:
-    """The place of a run from elsewhere in the order of its thread. ``next_turn``: that of the first run of its thread here that was created after it. One that has ended
-    lies before that: what the thread carries on from is still its newest run."""
+    """Returns the turn of an imported run. ``next_turn``: the turn of the first run of its thread here that was created after it. A run that has ended is placed before
+    that run, so that the thread still continues from its newest run. ``number``: the turn of any other run."""
     return number if next_turn is None or not run.terminal else next_turn - 1
 
 

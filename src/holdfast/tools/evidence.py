@@ -103,10 +103,10 @@ def _status(url: str) -> int:
 
 
 def refuse_outside(patterns: tuple[str, ...], conditions: Iterable[Postcondition], cwd: str, confined: Callable[[str], str]) -> None:
-    """Refuses patterns and conditions that lead out of the workspace, before the tool runs.
+    """Refuses patterns and conditions that lead outside the workspace, before the tool runs.
 
     Raises:
-        PathOutsideWorkspace: naming it.
+        PathOutsideWorkspace: names it.
     """
     for pattern in patterns:
         if Path(pattern).is_absolute() or ".." in Path(pattern).parts:

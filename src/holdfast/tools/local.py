@@ -107,7 +107,7 @@ class LocalRunner:
 
 
 class _Watched(asyncio.subprocess.SubprocessStreamProtocol):
-    """Tells when the process itself has exited. Before Python 3.13 ``Process.wait`` also waits until nothing holds its output open."""
+    """Signals when the process itself has exited. Before Python 3.13, ``Process.wait`` also waits until no other process holds its output open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=CHUNK, loop=loop)

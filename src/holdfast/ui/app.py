@@ -71,7 +71,7 @@ class Pages:
         return Sessions(self._rt.shelf(SHELF), self._known, self._alive, self._rt.store.now, without=None if self._asks else self._secret)
 
     async def access(self, request: Request) -> Access | None:
-        """Who sends this, by the session of these pages; None without one."""
+        """Returns the access of the session that sends the request; None without a session."""
         viewer = await self._sessions.viewer(request)
         return None if viewer is None else viewer.access
 
@@ -159,7 +159,7 @@ class Pages:
         return HTMLResponse(render.page(name, **given), status)
 
     async def tell(self, request: Request, error: HoldfastError) -> Response:
-        """An error as a page, for a browser that asks for what there is not."""
+        """Returns an error as a page, for a browser that asks for a page that does not exist."""
         return _secure(self._answer_error(request, await self._sessions.viewer(request), error))
 
     def _secure(self, request: Request) -> bool:
@@ -458,7 +458,7 @@ def _secure(response: Response) -> Response:
 
 
 def _find_form(request: Request) -> str | None:
-    """The page that has the form which was sent; None if nothing was."""
+    """Returns the path of the page whose form was sent; None if no form was sent."""
     if request.method != "POST":
         return None
     match (place := read_place(request.scope)).split("/")[1:]:

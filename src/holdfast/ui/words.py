@@ -122,7 +122,7 @@ def _follow(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, An
 
 
 def _without_null(field: dict[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The schema of a field without the null that it may be, and whether it may be that."""
+    """Returns the schema of a field without null, and whether the field may be null."""
     offered = field.get("anyOf")
     ways = [_follow(way, kinds) for way in offered if isinstance(way, Mapping)] if isinstance(offered, Sequence) else []
     others = [way for way in ways if way.get("type") != "null"]
@@ -159,7 +159,7 @@ def fits(value: Any, most: int) -> bool:
 
 
 def scrolls(text: str) -> bool:
-    """Whether a text may be higher than the box that it is shown in, on a narrow screen too: then it has to be reached by keyboard."""
+    """Whether a text may be taller than its box on a narrow screen; then the box must be reachable by keyboard."""
     return len(text) > 250 or text.count("\n") > 8
 
 

@@ -198,7 +198,7 @@ class Context:
             raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=hint)
         raise UsageError(
             f"ctx.{what} waits, and a plain function called it: {name} has passed that function to another ctx call, which runs it in a thread",
-            hint=f"await ctx.{what} in {name} itself; only what ctx.map is given may make ctx calls, if it is an async function",
+            hint=f"await ctx.{what} in {name} itself; a function that is passed to ctx.map may make ctx calls if it is async",
         )
 
     def _make(self, verb: str, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:

@@ -444,7 +444,7 @@ class Performance:
         return await self._act(effect, same=False)
 
     async def _settle_before(self, effect: Effect, decision: Decision, by: str) -> None:
-        """Records what a person said of an attempt with another request on that attempt alone. The call is judged again afterwards."""
+        """Records what a person said about an attempt with another request, in that attempt's record alone. The call is judged again afterwards."""
         now = self.services.clock.now()
         if decision.action == RECORD_RESULT:
             draft = await self._read_word(effect, decision, now)
@@ -458,7 +458,7 @@ class Performance:
         await self.journal.save(draft)
 
     async def _read_word(self, effect: Effect, decision: Decision, now: int) -> Draft:
-        """Returns the record of what a person said that an attempt with another request gave, as its own call would have recorded it."""
+        """Returns the record of the result that a person stated for an attempt with another request, as that attempt's own call would have recorded it."""
         if effect.capability == self.name and self.options.told is not None:
             try:
                 found = await self.options.told(canon.decode(words.read_payload(decision)))()
@@ -537,7 +537,7 @@ class Performance:
         return f"{decision.actor} answered {decision.action} when {call['effect']} was called with other arguments. {HOW_TO_KEEP}"
 
     def _beside_other_questions(self, place: str, ask: fx.Ask) -> str:
-        """Returns the place of a question: not that of a question of another kind about the same record."""
+        """Returns a place for a question that no question of another kind about the same record has."""
         while (before := self.journal.progress.questions.get((self.attempt.key, place))) is not None and before.kind is not _ANSWERS[ask.reason][0]:
             place = f"{place}+"
         return place

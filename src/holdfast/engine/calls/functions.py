@@ -65,7 +65,8 @@ def attempting(path: str, attempt: int) -> Iterator[None]:
 
 
 def refuse_beside(name: str, busy: Mapping[str, str]) -> ConcurrentScope:
-    """The refusal of a call without a key while others of its scope are under way, by their paths. It may be made by the code of one of them."""
+    """Returns the error for a call without a key while others of its scope are running. ``busy``: their names by their paths. The call may be made by the code of one
+    of them."""
     if (within := calling.get()) is not None and within.path in busy:
         around = busy[within.path]
         return ConcurrentScope(

@@ -24,7 +24,7 @@ def settle(effect: Effect, decision: Decision, data: bytes, now: int) -> Draft:
 
 
 def fail(effect: Effect, error: ErrorValue, decision: Decision, now: int) -> Draft:
-    """An attempt of which a person says that it was done, and failed."""
+    """Returns the draft for an attempt that, as a person says, happened and failed."""
     failed = replace(effect, status=EffectStatus.FAILED, error=error, settled_at=now, closed=True)
     return Draft(facts=[_fact(ev.SideEffectFailed, effect, _as_found(decision))], effects=[failed])
 
@@ -44,10 +44,10 @@ def read_payload(decision: Decision) -> bytes:
 
 
 def check_result(effect: Effect, decision: Decision) -> None:
-    """Refuses what says nothing about what a call gave.
+    """Checks the result that a person stated for a call.
 
     Raises:
-        InvalidInput: the call is one of a tool, and this is no outcome of one.
+        InvalidInput: the call is one of a tool, and the result is no outcome of a tool.
     """
     if effect.capability.startswith(TOOL):
         value: Any = canon.decode(read_payload(decision))

@@ -510,7 +510,7 @@ def _only_wait(run: records.Run, action: str) -> str:
         hint = f"a worker resumes it, or: holdfast resume {run.run_id} {target_of(run.target)}"
         refused = NotDecidable if last.action == action else DecisionConflict
         raise refused(f"{run.run_id} was answered already ({last.action} by {last.actor or 'somebody'}) and is queued", hint=hint)
-    raise NotDecidable(f"{run.run_id} asks nothing now; it is {run.status}", hint=f"holdfast show {run.run_id}")
+    raise NotDecidable(f"{run.run_id} has no open question; it is {run.status}", hint=f"holdfast show {run.run_id}")
 
 
 def _saying(d: cmd.Decide) -> tuple[Any, ...]:

@@ -54,8 +54,8 @@ def failure(journal: Journal, e: StepError) -> ev.StepFailed:
 
 
 def find_parked(program: Program, waits: Sequence[Wait], pending: Sequence[Task], told: Collection[str]) -> dict[str, tuple[Wait, ...]]:
-    """The tasks of a run at rest that go on waiting, and for what; ``told`` are those whose answers have come. A delivery that was rejected waits for its reviewer,
-    whoever answered what else (§5.16)."""
+    """Returns the tasks of a run at rest that keep waiting, each with its waits. ``told``: the tasks whose answers have come. A delivery that was rejected waits for
+    its reviewer, even if other questions were answered (§5.16)."""
     found = {t: tuple([w for w in waits if w.task == t]) for t in dict.fromkeys(w.task for w in waits) if t not in told}
     review = found.pop(REVIEW_TASK, None)
     if review is None:

@@ -390,7 +390,8 @@ class Looker:
         return [(run, lease) for run, lease in found if run.run_id in saying and (not run.secrets or await self._shows(secret[run.run_id], sought))]
 
     async def _shows(self, look: Look, sought: str) -> bool:
-        """Whether a run says this even where what is secret is hidden: what a step made of a secret, such as a question or an error, holds it too."""
+        """Whether the run contains the text even after its secrets are hidden. A value that a step derived from a secret, such as a question or an error, may contain the secret
+        too."""
         hidden = await self.mask(look.run)
         values = hidden.value(describe.values(look.values))
         return _says([hidden.text(said) for said in _tell(look.run)], sought) or _says([json.dumps(values, ensure_ascii=False)], sought)

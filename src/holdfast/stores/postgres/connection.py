@@ -187,7 +187,7 @@ def refuses(error: BaseException) -> bool:
 
 
 def shut_for_now(error: psycopg.Error) -> psycopg.Error:
-    """What an error means to a process that the server has let in before: a database that is missing, or takes nobody in, is being put back by somebody."""
+    """Returns the error as a passing one, if it says that the database is missing or admits nobody. For a process that was admitted before, somebody is restoring it."""
     return sql.CannotConnectNow(_text(error)) if refuses(error) and _SHUT.search(str(error)) else error
 
 
