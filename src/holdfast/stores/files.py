@@ -23,6 +23,19 @@ def fix_place(path: str) -> str:
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
+def stamp_of(*paths: str) -> int:
+    """Returns a number that changes when any of these files is written, made or removed. Writes within a few milliseconds may count as one."""
+    found: list[tuple[int, ...] | None] = []
+    for path in paths:
+        try:
+            there = os.stat(path)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((there.st_ino, there.st_size, there.st_mtime_ns))
+    return hash(tuple(found))
+
+
 def store_error(error: OSError, path: str) -> StoreError:
     """Maps an error of the operating system to one of Holdfast's, which says who must act."""
     said = error.strerror or str(error)
@@ -110,4 +123,4 @@ class Identity:
         return "was removed or moved" if there is None else "was replaced by another file"
 
 
-__all__ = ["Identity", "disk_told", "fix_place", "on_disk", "store_error"]
+__all__ = ["Identity", "disk_told", "fix_place", "on_disk", "stamp_of", "store_error"]

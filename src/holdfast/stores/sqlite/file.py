@@ -34,7 +34,7 @@ from holdfast.core.lease import at_once
 from holdfast.ports import ANYTHING, News, Problem
 from holdfast.stores.changes import BOARD, Bell, Board, Changes
 from holdfast.stores.crowds import Crowds
-from holdfast.stores.files import Identity, fix_place, on_disk, store_error
+from holdfast.stores.files import Identity, fix_place, on_disk, stamp_of, store_error
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import outbox
 from holdfast.stores.sqlite.anchor import Anchor, Mark
@@ -259,6 +259,9 @@ class File:
         left = self._overgrown
         told = [] if left is None else [Problem(left.code, "warning", f"{self.path}: its write-ahead log cannot be emptied: {left.message}", left.hint)]
         told += self._room()
+        if self._read().readonly("main"):  # who reads is then unknown
+            about, way_out = f"{self.path} can only be read by this user", "to change anything, make the file and its folder writable"
+            return [*told, Problem(StoreReadOnly.code, "warning", about, way_out)]
         if not (before := await asyncio.to_thread(self._old_readers)):
             return told
         await asyncio.sleep(READ_SECONDS)
@@ -349,7 +352,10 @@ class File:
 
     def _data_version(self) -> int:
         with map_errors(self.path):
-            return int(value_of(self._read(), "PRAGMA data_version", ()))
+            db = self._read()
+            if db.readonly("main"):  # SQLite may count its own reads as changes if it cannot lock anything
+                return stamp_of(self.path, self.path + "-wal")
+            return int(value_of(db, "PRAGMA data_version", ()))
 
     @property
     def rings(self) -> bool:
