@@ -284,7 +284,7 @@ class File:
     def _same_file(self) -> None:
         """Checks that the path still leads to the open file; if not, nothing more is written (X-27). May run in any thread."""
         if self._file is not None and self.suspect is None and (what := self._file.tell_lost()):
-            way_out = "put the file back, or end the processes that use it and open what is there now"
+            way_out = "end the processes that use it; then put the file back, or open what is there now"
             self.suspect = StoreMoved(f"{self.path} {what} while it was open", hint=way_out)
 
     def _same_log(self) -> None:
