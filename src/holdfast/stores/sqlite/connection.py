@@ -130,7 +130,7 @@ def _locks(path: str) -> Iterator[tuple[int, str, int, int]]:
     The -shm file itself is never opened: closing any descriptor of it would drop this process's own locks.
     """
     try:
-        inode = os.stat(path + "-shm").st_ino
+        inode = os.stat(beside_of(path)[1]).st_ino
         with open("/proc/locks", encoding="ascii") as table:
             lines = table.readlines()
     except OSError:
@@ -160,7 +160,7 @@ def begin_anew(path: str, limit: int) -> bool:
     """Empties a write-ahead log that has grown beyond ``limit`` bytes, if no reader needs it any more; does not wait. Returns whether it was emptied.
     Opens a connection of its own, and may run in any thread."""
     try:
-        if os.stat(path + "-wal").st_size <= limit:
+        if os.stat(beside_of(path)[0]).st_size <= limit:
             return False
     except OSError:
         return False
