@@ -78,7 +78,7 @@ def test_a_closed_stream_is_not_given_to_another_file(closed: tuple[int, ...], h
             os.close(number)
 
     command = [sys.executable, "-m", "holdfast", "run", "descriptors.py"]
-    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), timeout=60, preexec_fn=close, check=True)
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment(), timeout=60, preexec_fn=close, check=True)
     found = holdfast("show", "last", "--json").json["values"]["null"]
     assert [found[number] for number in closed] == [True] * len(closed)
 
