@@ -52,6 +52,44 @@ def started(words: tuple[str, ...], *, out: Callable[[], int] | None = None, err
     return done.returncode, done.stdout or "", done.stderr or ""
 
 
+DESCRIPTORS = '''
+import os
+from holdfast import Context, Graph, State
+
+class Found(State):
+    null: list = []
+
+graph = Graph("descriptors", Found, version="1")
+
+@graph.node(start=True)
+async def look(state: Found, ctx: Context):
+    os.system("echo what a child prints >&2")
+    return {"null": [os.fstat(number).st_rdev == os.stat(os.devnull).st_rdev for number in range(3)]}
+'''
+
+
+@pytest.mark.parametrize("closed", [(0,), (2,), (0, 2), (0, 1, 2)], ids=str)
+def test_a_closed_stream_is_not_given_to_another_file(closed: tuple[int, ...], holdfast: Type, folder: Path) -> None:
+    """The event loop had the number of the closed stream, and what a child process printed was written there."""
+    (folder / "descriptors.py").write_text(DESCRIPTORS)
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    command = [sys.executable, "-m", "holdfast", "run", "descriptors.py"]
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment(), timeout=60, preexec_fn=close, check=True)
+    found = holdfast("show", "last", "--json").json["values"]["null"]
+    assert [found[number] for number in closed] == [True] * len(closed)
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [(("run", "work.py", "--input", "-"), 2, "is not JSON"), (("mcp",), 0, "serving")])
+def test_closed_standard_input_is_an_empty_one(words: tuple[str, ...], code: int, said: str, holdfast: Type) -> None:
+    command = [sys.executable, "-m", "holdfast", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, preexec_fn=lambda: os.close(0), check=False)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
 PRINTED: list[tuple[str, ...]] = [
     ("--help",), ("--version",), ("runs", "--help"), ("token",), ("runs",), ("runs", "--json"), ("show", "last"), ("events", "last"), ("check",), ("doctor",), ("workers",),
     ("run", "work.py", "--input", '{"name": "quick"}'), ("submit", "work.py", "--input", '{"name": "quick"}', "--json"), ("show", "last", "--debug"),

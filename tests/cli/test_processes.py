@@ -328,7 +328,7 @@ from typing import Any
 from holdfast.api import server
 from holdfast.cli.main import main
 
-async def run(app: Any, host: str, port: int, began: Any) -> None:
+async def run(app: Any, host: str, port: int, began: Any, within: Any) -> None:
     before = gc.get_freeze_count()
     began("http://here")
     print(before, gc.get_freeze_count() > 10_000, gc.get_threshold()[0] >= 10_000, flush=True)

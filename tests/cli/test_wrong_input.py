@@ -148,6 +148,14 @@ def test_a_damaged_store_is_named(holdfast: Type) -> None:
     assert Path("a.db").read_bytes().startswith(b"not a database")
 
 
+def test_a_store_that_cannot_be_reached_is_not_taken_for_one_that_is_not_there(holdfast: Type, folder: Path) -> None:
+    """As one in a folder that this user may not enter: that was an error without a way out, or no runs at all."""
+    (folder / "loop.db").symlink_to("loop.db")
+    for words in (["runs"], ["show", "last"], ["check"], ["run", "work.py", "--input", '{"name": "x"}']):
+        said = holdfast(*words, "--store", "sqlite:///loop.db")
+        assert (said.code, said.err.split(":")[0]) == (1, "store_read_only") and "permissions" in said.err, words
+
+
 def test_where_nothing_can_be_written_it_says_so(holdfast: Type, folder: Path) -> None:
     """A write that fails is exit code 1 and one typed line."""
     (folder / ".holdfast").write_text("in the way", "utf-8")

@@ -20,7 +20,7 @@ from holdfast import Context, Graph, Runtime, Send, State, append, flow, ports
 from holdfast.cli.main import cli
 from holdfast.core import canon, commands, payloads
 from holdfast.core import events as ev
-from holdfast.core.envelopes import is_sealed
+from holdfast.core.envelopes import Envelope, Header, as_text, is_sealed, wrap
 from holdfast.core.errors import HoldfastError, KeyUnavailable, PayloadAltered, PlaintextRefused, UsageError
 from holdfast.encryption import Encryption, KeyFile, Keys, as_line, coerce, new_key
 from holdfast.ports import offers_shelves
@@ -387,6 +387,21 @@ async def test_words_that_look_encrypted_are_only_words(tmp_path: Path) -> None:
         assert [p.code for p in await rt.check() if p.severity == "error"] == []
         for run in await rt.runs():
             assert (await rt.resume(run.run_id)).status == "waiting_for_signal"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_words_that_are_an_envelope_of_their_own_place_are_only_words(strict: bool, tmp_path: Path) -> None:
+    """Whoever may answer knows the run and the question. With a note in the form of what is stored there, under a key that nobody has, the run could
+    not be loaded any more."""
+    async with Runtime(sqlite(tmp_path), skills=[skill()], encryption=Encryption(FIRST, strict=strict)) as rt:
+        run = await rt.invoke("notes", {"text": "x"})
+        (wait,) = run.waits
+        header = Header(1, "no-such-key", b"1234", "default", run.run_id, f"decision:{wait.wait_id}.note")
+        note = as_text(wrap(Envelope(header, bytes(12), bytes(32))))
+        await rt.decide(run.run_id, "answer", payload="yes", note=note, actor="mallory")
+        assert (await rt.resume(run.run_id)).status == "waiting_for_signal"
+        decided = [e for e in await rt.events(run.run_id) if e.event_type == "wait.decided"]
+        assert len(decided) == 1 and "error" not in {p.severity for p in await rt.check()}
 
 
 def test_every_field_of_every_record_is_payload_or_is_said_to_be_clear() -> None:

@@ -47,6 +47,16 @@ async def test_whoever_waits_for_a_run_is_answered_when_the_server_ends(tmp_path
             assert await process.wait() == 0
 
 
+async def test_a_store_that_cannot_be_opened_is_an_error_of_the_command(tmp_path: Path) -> None:
+    """One line that names the way out, and exit code 1. It was a traceback, and 3, which means that something was not found."""
+    (tmp_path / "a.db").write_bytes(b"this is no database" * 100)
+    command = [sys.executable, "-m", "holdfast", "serve", "--no-auth", "--port", "0", "--store", f"sqlite:///{tmp_path}/a.db"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    out, said = await process.communicate()
+    assert process.returncode == 1 and not out
+    assert re.fullmatch(r"store_corrupt: .*a\.db is damaged: .*restore a backup\)\n", said.decode())
+
+
 async def test_what_executes_runs_beside_the_server_ends_with_the_first_signal() -> None:
     """§16.9, §10.13: a listener that reads nothing keeps the server up for its grace, in which no run is begun any more."""
     told = asyncio.Event()

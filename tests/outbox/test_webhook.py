@@ -121,11 +121,18 @@ async def headless(writer: asyncio.StreamWriter) -> None:
             await writer.drain()
 
 
-@pytest.mark.parametrize("answer", [half, nothing, nonsense, headless])
-async def test_half_an_answer_is_no_answer(answer: Answering) -> None:
+async def odd_chunk(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nxx")
+
+
+CLOSED, INVALID = "closed the connection", "is not valid HTTP"
+
+
+@pytest.mark.parametrize(("answer", "said"), [(half, CLOSED), (nothing, CLOSED), (nonsense, INVALID), (headless, INVALID), (odd_chunk, INVALID)])
+async def test_half_an_answer_is_no_answer(answer: Answering, said: str) -> None:
     """It may have been taken: whoever dedupes gets it again, else a person is asked."""
     async with receiver(answer) as r:
-        with pytest.raises(MaybeSent):
+        with pytest.raises(MaybeSent, match=said):
             await Webhook(allow=["127.0.0.1"]).send({"url": r.url}, "k")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pathlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -36,6 +37,25 @@ async def test_a_look_that_fails_is_told_to_whoever_waits() -> None:
     await changes.wait(5)
     changes.close()
     assert unseen == []
+
+
+async def test_news_without_an_end_do_not_hold_up_the_event_loop() -> None:
+    """Another process may write without a pause: whoever reads after each of its changes lets other tasks go on in between."""
+    changes = Changes(itertools.count().__next__)
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    working = asyncio.ensure_future(work())
+    for _ in range(50):
+        await changes.wait(3600)
+    working.cancel()
+    changes.close()
+    assert turns >= 40
 
 
 # -- the bell ---------------------------------------------------------------------------------------

@@ -204,6 +204,7 @@ async def test_a_store_that_moves_is_noticed(tmp_path: Path, how: str) -> None:
         MOVES[how](path)
         error = await refused(StoreMoved, script.write(script.step()))
         assert how in error.message or "removed or moved" in error.message
+        assert error.hint.startswith("end the processes that use it; then")  # to put it back is not enough
         await refused(StoreMoved, store.put(signal("r1", "k", 0)), "store_moved")
         together = [Script(store, f"n{n}") for n in range(3)]
         told = await asyncio.gather(*[s.write(s.first()) for s in together], return_exceptions=True)

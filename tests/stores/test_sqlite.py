@@ -539,6 +539,38 @@ def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run(body)
 
 
+@pytest.mark.parametrize("first", ["link", "file"])
+async def test_a_link_to_a_store_is_that_store(tmp_path: Path, first: str) -> None:
+    """Each path had an anchor of its own: whoever opened the store by another one was told that its end was lost, and was advised to acknowledge that, which
+    would have shut out everybody else."""
+    (tmp_path / "real").mkdir()
+    paths = {"file": tmp_path / "real" / "s.db", "link": tmp_path / "l.db"}
+    paths["link"].symlink_to(paths["file"])
+    other = next(name for name in paths if name != first)
+    one = await opened(paths[first])
+    await Script(one, "r1").submit()
+    two = await opened(paths[other])
+    await Script(two, "r2").submit()
+    await Script(one, "r3").submit()
+    for store in (one, two):
+        assert store.suspect is None and [await store.get(run_id) is not None for run_id in ("r1", "r2", "r3")] == [True] * 3
+        assert await store.verify() == []
+        await store.close()
+    assert {p.name for p in tmp_path.iterdir()} == {"real", "l.db"}
+
+
+async def test_what_a_past_release_laid_beside_a_link_stays_in_use(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    store = await opened(tmp_path / "real" / "s.db")
+    await Script(store, "r1").submit()
+    await store.close()
+    (tmp_path / "l.db").symlink_to(tmp_path / "real" / "s.db")
+    (tmp_path / "real" / "s.db-anchor").rename(tmp_path / "l.db-anchor")
+    store = await opened(tmp_path / "l.db")
+    await Script(store, "r2").submit()
+    await store.close()
+
+
 def test_read_only_folder_is_named(tmp_path: Path) -> None:
     """§1.12: a folder that cannot be written is an error with a way out, not a store that pretends."""
     program = """

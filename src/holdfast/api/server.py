@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import uvicorn
@@ -19,10 +20,11 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 class Server(uvicorn.Server):
     """Reports its addresses when it listens. After the first signal, open requests are still answered."""
 
-    def __init__(self, config: uvicorn.Config, began: Callable[[str], None], stopping: asyncio.Event) -> None:
+    def __init__(self, config: uvicorn.Config, began: Callable[[str], None], stopping: asyncio.Event, within: AbstractAsyncContextManager[Any]) -> None:
         super().__init__(config)
         self._began = began
         self._stopping = stopping
+        self._within = within
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
@@ -37,7 +39,8 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: Any = None) -> None:
         with self.capture_signals():
-            await self._serve(sockets)
+            async with self._within:
+                await self._serve(sockets)
         # uvicorn would raise the signal again after serving; this server exits normally
 
     def capture_signals(self) -> Any:
@@ -88,8 +91,9 @@ def _try_to_bind(family: int, kind: int, protocol: int, place: Any) -> OSError |
     return None
 
 
-def run(application: Any, host: str, port: int, began: Callable[[str], None]) -> Coroutine[Any, Any, None]:
-    """Serves until a signal stops the server.
+def run(application: Any, host: str, port: int, began: Callable[[str], None], within: AbstractAsyncContextManager[Any]) -> Coroutine[Any, Any, None]:
+    """Serves until a signal stops the server. ``within`` is entered before that, so that its error is raised here: of an error of the application's own
+    start, uvicorn would only log the traceback.
 
     Raises:
         UsageError: nothing can listen there: the port is taken, the address is not one of this machine, or this process may not open it.
@@ -98,7 +102,7 @@ def run(application: Any, host: str, port: int, began: Callable[[str], None]) ->
     config = uvicorn.Config(
         application, host=host, port=port, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=GRACE_SECONDS, lifespan="on"
     )
-    return Server(config, began, application.state.api.stopping).serve()
+    return Server(config, began, application.state.api.stopping, within).serve()
 
 
 __all__ = ["LOOPBACK", "run"]

@@ -71,9 +71,25 @@ for title, commands in SECTIONS.items():
         cli.sections.setdefault(title, []).append(command)
 
 
+def open_closed_descriptors() -> None:
+    """Opens those of standard input, output and error that are closed, as the null device. Otherwise the next file that is opened gets the number, such as one
+    of the event loop's or of the store's, and what a child process prints goes there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+
+
 def main() -> None:
     """The entry point of ``holdfast`` and ``python -m holdfast``."""
+    open_closed_descriptors()
     # Python has None instead of a stream whose descriptor is closed.
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
     out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (out, err):
         if isinstance(stream, io.TextIOWrapper):

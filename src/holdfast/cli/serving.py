@@ -98,7 +98,7 @@ def serve(
         leaving.watch_threads()
         ending = asyncio.ensure_future(made.state.api.stopping.wait())
         ending.add_done_callback(lambda _: leaving.note_signal())  # nothing else ends it
-        await server.run(made, host, port, began)
+        await server.run(made, host, port, began, rt)
 
     asyncio.run(whole())
     return 0

@@ -183,7 +183,12 @@ class Call:
         for form in ("sqlite:///", "workspace:"):
             if self.store.startswith(form):
                 path = Path(unquote(self.store.removeprefix(form)))
-                return None if path.exists() else path
+                try:
+                    path.stat()
+                except (FileNotFoundError, NotADirectoryError):
+                    return path
+                except OSError:
+                    return None  # whether it exists is unknown: the store says what is in the way when it is opened
         return None
 
 

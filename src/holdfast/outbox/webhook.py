@@ -108,7 +108,9 @@ class Webhook:
         reader, writer = await self._reach(asked)
         try:
             answer = await _exchange(reader, writer, asked)
-        except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as e:
+        except (asyncio.LimitOverrunError, ValueError) as e:
+            raise MaybeSent(f"what {asked.host} answered is not valid HTTP") from e
+        except (OSError, EOFError) as e:
             raise MaybeSent(f"{asked.host} closed the connection: {e or type(e).__name__}") from e
         finally:
             writer.transport.abort()  # whatever the receiver still sends is not read

@@ -243,9 +243,11 @@ class Changes:
             kinds = OTHER  # woken by every change, which the probe finds; without a board its kind is unknown
         if self._listening is None or kinds & ~self._listening:
             self._say_what(kinds)
-        self._look(kinds)
+        elsewhere = self._look(kinds)
         if not self._find_unseen(kinds) and not self._closed:
             await self._sleep(timeout, kinds)
+        elif elsewhere:
+            await asyncio.sleep(0)  # a task that follows what another process writes without a pause must not hold up the event loop
         if self._closed:
             raise StoreClosed
         found = self._find_unseen(kinds)
@@ -332,10 +334,11 @@ class Changes:
                 waiter.set_exception(make_own(error))
         self._waiters.clear()
 
-    def _look(self, about: int) -> None:
-        """Looks for what other processes have written: reads its kinds from the board and, if a task waits for any change, asks the probe too."""
+    def _look(self, about: int) -> bool:
+        """Looks for what other processes have written: reads its kinds from the board and, if a task waits for any change, asks the probe too. Returns
+        whether there is anything."""
         if self._probe is None or self._closed:
-            return
+            return False
         self.looks += 1
         news = 0 if self._posted is None else self._posted.hear()
         if about & OTHER:
@@ -345,6 +348,7 @@ class Changes:
                 news |= 0 if first else OTHER
         if news:
             self._wake(news)
+        return bool(news)
 
     def close(self) -> None:
         """Wakes all waiting tasks, which get ``StoreClosed``, and closes bell and board."""

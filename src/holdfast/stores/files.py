@@ -15,12 +15,39 @@ from holdfast.core.errors import StoreError, StoreFull, StoreReadOnly
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+ANCHOR, LIVE = "-anchor", "-live"
+"""What a SQLite store has beside it: the file that vouches for its end, and the folder with the proofs of life of its owners."""
 _NO_MORE = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def fix_place(path: str) -> str:
     """Returns the path as an absolute one, from the current working directory, which a node may change. An absolute path stays as it is."""
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
+def find_base(path: str) -> str:
+    """Returns the path beside which the files lie that Holdfast keeps with a store. If the store's path is a link to its file, that is the path of the file, so
+    that all who open the store agree, by whatever path; but what a past release has laid beside the link stays in use."""
+    if not os.path.islink(path):
+        return path
+    try:
+        known = os.path.getsize(path + ANCHOR) > 0
+    except OSError:
+        known = False
+    return path if known else os.path.realpath(path)
+
+
+def stamp_of(*paths: str) -> int:
+    """Returns a number that changes when any of these files is written, made or removed. Writes within a few milliseconds may count as one."""
+    found: list[tuple[int, ...] | None] = []
+    for path in paths:
+        try:
+            there = os.stat(path)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((there.st_ino, there.st_size, there.st_mtime_ns))
+    return hash(tuple(found))
 
 
 def store_error(error: OSError, path: str) -> StoreError:
@@ -110,4 +137,4 @@ class Identity:
         return "was removed or moved" if there is None else "was replaced by another file"
 
 
-__all__ = ["Identity", "disk_told", "fix_place", "on_disk", "store_error"]
+__all__ = ["ANCHOR", "LIVE", "Identity", "disk_told", "find_base", "fix_place", "on_disk", "stamp_of", "store_error"]

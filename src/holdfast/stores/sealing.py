@@ -96,7 +96,8 @@ class Payloads:
     """The payloads of one run: sealed on their way in, opened on their way out.
 
     ``run_id`` is empty for payloads of no run; ``tenant_id`` is None if it is unknown, and then nothing can be sealed. ``must``: a payload whose key
-    is missing is an error; otherwise it stays sealed. ``plain``: the places that are not encrypted.
+    is missing is an error; otherwise it stays sealed. ``plain``: the places that are not encrypted. ``opened``: nothing that is written is still sealed,
+    so that a text that looks so was given by somebody, and is sealed like any other.
     """
 
     vault: Vault
@@ -105,6 +106,7 @@ class Payloads:
     strict: bool
     must: bool = False
     plain: frozenset[str] = frozenset()
+    opened: bool = False
 
     # -- in -----------------------------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ class Payloads:
         return sealed
 
     def _seal(self, value: bytes | str, place: str) -> bytes | str:
-        if place in self.plain or self._mine(value, place):
+        if place in self.plain or (not self.opened and self._mine(value, place)):
             return value
         made = self.data(value.encode() if isinstance(value, str) else value, place)
         return envelopes.as_text(made) if isinstance(value, str) else made
@@ -223,9 +225,11 @@ class SealedStore:
             raise AttributeError(f"an encrypted store has no {name!r}", name=name, obj=self)
         return getattr(self.as_kept, name)
 
-    def _of(self, run_id: str, tenant_id: str | None = None, *, must: bool = False, plain: frozenset[str] = frozenset()) -> Payloads:
+    def _of(
+        self, run_id: str, tenant_id: str | None = None, *, must: bool = False, plain: frozenset[str] = frozenset(), opened: bool = False
+    ) -> Payloads:
         known = self._tenants.get(run_id) if tenant_id is None else tenant_id
-        return Payloads(self._vault, known, run_id, self.encryption.strict, must, plain)
+        return Payloads(self._vault, known, run_id, self.encryption.strict, must, plain, opened)
 
     def _note(self, run_id: str, tenant_id: str) -> None:
         if len(self._tenants) >= _TENANTS:
@@ -243,10 +247,11 @@ class SealedStore:
     async def commit(self, commit: Commit) -> Tip:
         return await self.as_kept.commit(await self._seal(commit))
 
-    async def _seal(self, c: Commit) -> Commit:
+    async def _seal(self, c: Commit, *, opened: bool = True) -> Commit:
+        """Returns the commit as it is stored. ``opened``: its run was loaded with all its keys, as every run is that is driven or decided about."""
         run = c.run
         self._note(run.run_id, run.tenant_id)
-        of = self._of(run.run_id, run.tenant_id, plain=await self._amounts(c))
+        of = self._of(run.run_id, run.tenant_id, plain=await self._amounts(c), opened=opened)
         seq = c.events[-1].seq
         place = f"log:{seq}"
         delta = None if c.delta is None else codec.encode_delta(of.seal(codec.decode_delta(c.delta), f"{place}.delta"))
@@ -259,7 +264,7 @@ class SealedStore:
             delta=delta,
             results=of.seal(c.results, place),
             effects=tuple([self._effect(e) for e in c.effects]),
-            puts=tuple([self._of(i.run_id, self._tenants.get(i.run_id, run.tenant_id)).seal(i) for i in c.puts]),
+            puts=tuple([self._of(i.run_id, self._tenants.get(i.run_id, run.tenant_id), opened=True).seal(i) for i in c.puts]),
             creates=tuple([await self._seal(child) for child in c.creates]),
             intents=tuple([self._intent(i) for i in c.intents]),
             ledger=tuple([of.seal(r) for r in c.ledger]),
@@ -346,7 +351,7 @@ class SealedStore:
         if found is None:
             return item  # the store beneath reports that there is no such run
         run = self._run(found[0], must=True)  # a caller that cannot read a run must not write to it
-        return self._of(run.run_id, run.tenant_id).seal(item)
+        return self._of(run.run_id, run.tenant_id, opened=True).seal(item)
 
     def _item(self, item: InboxItem) -> InboxItem:
         return self._of(item.run_id).open(item)
@@ -518,7 +523,7 @@ class SealedStore:
     async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
         sealed: list[Commit] = []
         for commit in commits:
-            made = await self._seal(commit)
+            made = await self._seal(commit, opened=False)
             if sealed and made.after is not None and sealed[-1].after is not None:  # it follows the sealed form of the one before
                 made = replace(made, after=replace(made.after, hash=codec.seal(sealed[-1], sealed[-1].after.hash).row.hash))
             sealed.append(made)

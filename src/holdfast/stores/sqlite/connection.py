@@ -6,11 +6,13 @@ import contextlib
 import functools
 import os
 import random
+import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import apsw
 import msgspec
@@ -58,7 +60,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     if isinstance(error, apsw.CantOpenError) and not (folder := Path(path).absolute().parent).is_dir():
         return StoreReadOnly(f"{path} cannot be written: the folder {folder} does not exist", hint="make the folder, or choose another place")
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
-        return StoreReadOnly(f"{path} cannot be written: {text}", hint="check the permissions of the file and of its folder")
+        return _tell_read_only(path, text)
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         pid = holder(path)
         who = f"the process {pid}" if pid else "another process"
@@ -77,6 +79,26 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     if isinstance(error, apsw.TooBigError):
         return StoreError(f"{path}: a value is too big: {text}", code="too_large")
     return StoreError(f"{path}: {type(error).__name__}: {text}")
+
+
+def beside_of(path: str) -> tuple[str, str]:
+    """Returns where SQLite keeps a store's write-ahead log and its index: beside the file itself, also if the path is a link to it."""
+    real = os.path.realpath(path)
+    return real + "-wal", real + "-shm"
+
+
+def _tell_read_only(path: str, text: str) -> StoreReadOnly:
+    """Says what cannot be written: a file that SQLite keeps beside the store, the folder, or the store itself."""
+    folder = os.path.dirname(os.path.realpath(path))
+    if os.access(path, os.W_OK):
+        for beside in beside_of(path):
+            if os.path.exists(beside) and not os.access(beside, os.R_OK | os.W_OK):
+                way_out = "make that file writable; if no process has the store open, and the file that ends in -wal is empty, you may also remove both"
+                return StoreReadOnly(f"{path} cannot be written, because {beside} cannot: {text}", hint=way_out)
+    if os.path.exists(path) and not os.access(folder, os.W_OK):
+        way_out = f"check the permissions of {folder}: SQLite writes there even to read; to look at the store, you may also copy it to another folder, with the files beside it"
+        return StoreReadOnly(f"{path} cannot be written: {text}", hint=way_out)
+    return StoreReadOnly(f"{path} cannot be written: {text}", hint="check the permissions of the file and of its folder")
 
 
 def _tell_violation(text: str) -> HoldfastError:
@@ -108,7 +130,7 @@ def _locks(path: str) -> Iterator[tuple[int, str, int, int]]:
     The -shm file itself is never opened: closing any descriptor of it would drop this process's own locks.
     """
     try:
-        inode = os.stat(path + "-shm").st_ino
+        inode = os.stat(beside_of(path)[1]).st_ino
         with open("/proc/locks", encoding="ascii") as table:
             lines = table.readlines()
     except OSError:
@@ -138,7 +160,7 @@ def begin_anew(path: str, limit: int) -> bool:
     """Empties a write-ahead log that has grown beyond ``limit`` bytes, if no reader needs it any more; does not wait. Returns whether it was emptied.
     Opens a connection of its own, and may run in any thread."""
     try:
-        if os.stat(path + "-wal").st_size <= limit:
+        if os.stat(beside_of(path)[0]).st_size <= limit:
             return False
     except OSError:
         return False
@@ -233,12 +255,17 @@ def connect(path: str, *, waits: Waits | None = None, create: bool = False, read
         StoreReadOnly, StoreCorrupt, StoreBusy: depending on what prevents it.
     """
     flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+    name = path
+    if readonly and not os.path.exists(beside_of(path)[0]):  # nobody has it open, so it can be read without a file beside it, as on a read-only disk
+        name, flags = f"file:{quote(os.path.abspath(path))}?immutable=1", flags | apsw.SQLITE_OPEN_URI
     with map_errors(path):
-        db = apsw.Connection(path, flags=flags, statementcachesize=128)
+        db = apsw.Connection(name, flags=flags, statementcachesize=128)
         try:
             db.set_busy_handler(waits or Waits())
             if not readonly:
                 _ours(db, path)
+                if db.readonly("main"):
+                    let_others_write(path)
                 mode = db.pragma("journal_mode", "wal")
                 if mode != "wal":
                     raise StoreReadOnly(f"{path} cannot use a write-ahead log (its journal is {mode!r})", hint="put it on a local disk")
@@ -269,6 +296,21 @@ def shutting(db: apsw.Connection) -> Iterator[apsw.Connection]:
         yield db
     finally:
         shut(db)
+
+
+def let_others_write(path: str) -> None:
+    """Lets those write the files beside a store who may write its folder, and could remove them there. SQLite gives the files the mode of the store and
+    the user who opens it. If this user may only read the store, nobody could write it any more, although its own permissions allow it."""
+    for beside in beside_of(path):
+        with contextlib.suppress(OSError):  # it is not there, or of another user, who must do this
+            there, folder = os.stat(beside), os.stat(os.path.dirname(beside))
+            wanted = there.st_mode | 0o600
+            if folder.st_mode & stat.S_IWGRP and folder.st_gid == there.st_gid:
+                wanted |= 0o060
+            if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+                wanted |= 0o006
+            if wanted != there.st_mode:
+                os.chmod(beside, stat.S_IMODE(wanted))
 
 
 def _ours(db: apsw.Connection, path: str) -> None:

@@ -34,7 +34,7 @@ from holdfast.core.lease import at_once
 from holdfast.ports import ANYTHING, News, Problem
 from holdfast.stores.changes import BOARD, Bell, Board, Changes
 from holdfast.stores.crowds import Crowds
-from holdfast.stores.files import Identity, fix_place, on_disk, store_error
+from holdfast.stores.files import ANCHOR, LIVE, Identity, find_base, fix_place, on_disk, stamp_of, store_error
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import outbox
 from holdfast.stores.sqlite.anchor import Anchor, Mark
@@ -46,6 +46,7 @@ from holdfast.stores.sqlite.connection import (
     Q,
     Waits,
     begin_anew,
+    beside_of,
     connect,
     map_errors,
     process_named,
@@ -77,8 +78,8 @@ class File:
         self.patience = PATIENCE
         self._pace = Pace()
         self._now = now or machine.wall
-        self._anchor = Anchor(self.path + "-anchor", self._note_unsynced, self._each_second)
-        self._liveness = Liveness(self.path + "-live")
+        self._anchor = Anchor(self.path + ANCHOR, self._note_unsynced, self._each_second)
+        self._liveness = Liveness(self.path + LIVE)
         self._moved = now is not None
         self._owners = Owners(self._liveness, self._now, given=self._moved)
         self._tidied = -math.inf
@@ -108,7 +109,8 @@ class File:
         if self._db is not None:
             return
         self.path = fix_place(self.path)
-        self._anchor.path, self._liveness.folder = self.path + "-anchor", self.path + "-live"
+        base = find_base(self.path)
+        self._anchor.path, self._liveness.folder = base + ANCHOR, base + LIVE
         folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
             raise UsageError(f"the folder {folder} does not exist", hint="create it first")
@@ -124,13 +126,13 @@ class File:
             raise
         waits = Waits(pace=self._pace)
         self._db = connect(self.path, waits=waits)
-        turns = Turns(os.path.join(self.path + "-live", BOARD), self.path, self._has_company, self._pace)
+        turns = Turns(os.path.join(base + LIVE, BOARD), self.path, self._has_company, self._pace)
         here = Committer(self._db, self._owners, self._now, self._same, waits)
         self._committers = [here]
         self._writer = Writer(self.path, here, self._thread_committer, self._refusal, self._after, self._changes.tell, self._pace, turns)
         self._forks = machine.PROCESS.forks
         self._anchor.keep_synced()
-        posted = partial(Board.of, os.path.join(self.path + "-live", BOARD), self.path)
+        posted = partial(Board.of, os.path.join(base + LIVE, BOARD), self.path)
         self._changes.reopen(None if self._moved else Bell.of(self.path), posted)  # no bell with a given clock, which also determines the order of events
 
     def _prepare(self, db: apsw.Connection) -> None:
@@ -259,11 +261,14 @@ class File:
         left = self._overgrown
         told = [] if left is None else [Problem(left.code, "warning", f"{self.path}: its write-ahead log cannot be emptied: {left.message}", left.hint)]
         told += self._room()
+        if self._read().readonly("main"):  # who reads is then unknown
+            about, way_out = f"{self.path} can only be read by this user", "to change anything, make the file and its folder writable"
+            return [*told, Problem(StoreReadOnly.code, "warning", about, way_out)]
         if not (before := await asyncio.to_thread(self._old_readers)):
             return told
         await asyncio.sleep(READ_SECONDS)
         stays = sorted({pid for pid, _ in before & await asyncio.to_thread(self._old_readers)})
-        size = os.stat(self.path + "-wal").st_size if stays else 0
+        size = os.stat(beside_of(self.path)[0]).st_size if stays else 0
         about = f"reads an old state of {self.path}: its write-ahead log, {size >> 10} KiB now, grows until that ends"
         return told + [Problem("snapshot_old", "warning", f"{process_named(pid)} {about}", "end that reader; the write-ahead log is then emptied within a second") for pid in stays]
 
@@ -281,14 +286,14 @@ class File:
     def _same_file(self) -> None:
         """Checks that the path still leads to the open file; if not, nothing more is written (X-27). May run in any thread."""
         if self._file is not None and self.suspect is None and (what := self._file.tell_lost()):
-            way_out = "put the file back, or end the processes that use it and open what is there now"
+            way_out = "end the processes that use it; then put the file back, or open what is there now"
             self.suspect = StoreMoved(f"{self.path} {what} while it was open", hint=way_out)
 
     def _same_log(self) -> None:
         """Checks that the write-ahead log is still the open one. In a replaced log nobody else would see what is written here, and it would be lost
         when this process ends. With a replaced index, two processes would overwrite each other."""
         try:
-            for path in (self.path + "-wal", self.path + "-shm"):
+            for path in beside_of(self.path):
                 if path not in self._log:
                     if os.path.exists(path):
                         self._log[path] = Identity(path)
@@ -349,7 +354,10 @@ class File:
 
     def _data_version(self) -> int:
         with map_errors(self.path):
-            return int(value_of(self._read(), "PRAGMA data_version", ()))
+            db = self._read()
+            if db.readonly("main"):  # SQLite may count its own reads as changes if it cannot lock anything
+                return stamp_of(self.path, beside_of(self.path)[0])
+            return int(value_of(db, "PRAGMA data_version", ()))
 
     @property
     def rings(self) -> bool:

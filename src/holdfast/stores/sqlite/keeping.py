@@ -23,7 +23,7 @@ from holdfast.ports import Dossier, Evidence, Problem, Pruned
 from holdfast.stores import apply
 from holdfast.stores.batches import Batch, prune_in_batches
 from holdfast.stores.evidence import behind_its_log
-from holdfast.stores.files import on_disk
+from holdfast.stores.files import LIVE, find_base, on_disk
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, outbox, upkeep
 from holdfast.stores.sqlite.commits import Committer
@@ -418,7 +418,7 @@ def set_aside(path: str, source: str) -> str:
         StoreBusy: a living process still has the store open.
     """
     check_file(source)
-    if living := Liveness(f"{path}-live").living():
+    if living := Liveness(find_base(path) + LIVE).living():
         raise StoreBusy(f"{path} is still open in {', '.join(living)}", hint="end these processes first, then restore again")
     kept = f"{path}.damaged-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}"
     with on_disk(path):
