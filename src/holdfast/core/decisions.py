@@ -19,7 +19,7 @@ from holdfast.core import ids
 from holdfast.core import run as records
 from holdfast.core import waits as ws
 from holdfast.core.canon import encode, reveal
-from holdfast.core.checkpoint import StepRecord
+from holdfast.core.checkpoint import StepRecord, Task
 from holdfast.core.errors import (
     AcknowledgeRequired,
     AlreadyTerminal,
@@ -356,8 +356,10 @@ def retry_feedback_handoff(run: Run, decision: Decision) -> Facts:
     return (ev.WaitDecided(decision),)
 
 
-def close_waits(run: Run, reason: str) -> Facts:
-    return tuple(ev.WaitClosed(w.wait_id, reason) for w in run.waits)
+def close_waits(run: Run, reason: str, keep: tuple[Task, ...] = ()) -> Facts:
+    """Closes the open waits of a run, except those of the tasks to ``keep``."""
+    kept = {t.key for t in keep}
+    return tuple(ev.WaitClosed(w.wait_id, reason) for w in run.waits if w.task not in kept)
 
 
 def leave_replay(facts: list[ev.Fact]) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from holdfast.core import canon, decisions, ids, reviews
+from holdfast.core import canon, decisions, ids, reviews, superstep
 from holdfast.core import compensation as core
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Checkpoint, Source, StepRecord, Task
+from holdfast.core.channels import ROOM
+from holdfast.core.checkpoint import Checkpoint, Delta, Source, StepRecord, Task, TaskResult
 from holdfast.core.codec import open_rows
 from holdfast.core.commit import InboxItem
 from holdfast.core.decisions import Facts
@@ -36,6 +37,7 @@ from holdfast.engine.calls.attempt import Attempt, Suspend
 from holdfast.engine.calls.effects import Options, Performance, perform_once
 from holdfast.engine.calls.functions import accepts_key
 from holdfast.engine.calls.waits import Ask, explain_outdated, request
+from holdfast.engine.drive import outgoing
 from holdfast.engine.look.snapshot import whole
 from holdfast.ports import Store
 
@@ -285,6 +287,28 @@ def redone(program: Program, journal: Journal) -> tuple[str, ...]:
     return reviews.redone(program, journal.progress.checkpoint)
 
 
+def cross_reviewed(
+    services: Services, journal: Journal, program: Program, signals: tuple[TaskResult, ...], draft: Draft, feedback: str | None
+) -> tuple[Delta, Checkpoint] | None:
+    """Returns the barrier that follows the answer to a review; None if the run ends without one. It applies what tasks have finished beside a rejected delivery, and
+    the ``signals`` since the last barrier. ``draft`` gets what these tasks leave to be sent. ``feedback``: another round begins with these words.
+
+    Raises:
+        Exception: a reducer of the user's raised it.
+    """
+    parent, results = journal.progress.checkpoint, journal.progress.results
+    if feedback is not None:
+        delta, moved = superstep.again(program, parent, redone(program, journal), feedback, results, signals)
+    elif results or signals:
+        delta, moved = superstep.close(program, parent, results, signals)
+    else:
+        return None
+    if journal.stored > ROOM:
+        journal.weights.hold(program.channels, parent.values, moved.writes.values(), moved.values)
+    outgoing.add(services.store, journal, draft, [results[key] for key in delta.done if isinstance(key, str) and key in results], services.clock.now())
+    return delta, moved
+
+
 def outcome(services: Services, program: Program, journal: Journal, delivery: str | None = None) -> Terminal:
     """Returns how the run ends. A consent that was given under another policy does not count (§5.8)."""
     run, given = journal.run, _read_given(journal)
@@ -322,4 +346,4 @@ def facts(services: Services, program: Program, journal: Journal, ends: Terminal
     return decisions.apply_outcome(run, ends, review=review)
 
 
-__all__ = ["facts", "find_begun", "find_sent_back", "leave_end", "outcome", "redone", "refuse_to_go_on", "source", "take_back"]
+__all__ = ["cross_reviewed", "facts", "find_begun", "find_sent_back", "leave_end", "outcome", "redone", "refuse_to_go_on", "source", "take_back"]
