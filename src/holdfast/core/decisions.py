@@ -87,7 +87,8 @@ def take(run: Run, waiting: Iterable[tuple[str, cmd.AnyCommand]], now: int) -> T
             became = decide(after, command, now) or (ev.NoteAdded(f"{key} changed nothing"),)
         except (Rejected, UsageError) as e:
             refused[key] = e
-            became = (ev.NoteAdded(f"{key} was refused: {e.message}", refused=key, code=e.code),)
+            by, action = getattr(command, "actor", ""), getattr(command, "action", "")
+            became = (ev.NoteAdded(f"{key} was refused: {e.message}", refused=key, code=e.code, by=by, action=action),)
         facts += became
         keys.append(key)
         after = fold_facts(after, became, now)

@@ -478,12 +478,15 @@ class StatePatched(Fact, frozen=True, tag=61):
 
 
 class NoteAdded(Fact, frozen=True, tag=62):
-    """``refused``: the inbox key of a command that came too late or does not fit, with the ``code`` of its refusal."""
+    """``refused``: the inbox key of a command that came too late or does not fit, with the ``code`` of its refusal. ``by`` is who asked for it, and ``action``
+    what a decision was."""
 
     wire: ClassVar[str] = "note.added"
     text: str
     refused: str = ""
     code: str = ""
+    by: str = ""
+    action: str = ""
 
 
 class BudgetSpent(Fact, frozen=True, tag=63):
