@@ -1069,14 +1069,25 @@ class Performance:
         there = next(e.status for e in await self.journal.asking(self.store.effects(key=self.key)) if e.effect_id == settled.effect_id)
         raise EffectConflict(f"{self.name} was settled in the meantime as {there}, possibly by the run {settled.run_id}", hint=f"see what was recorded: holdfast effects {settled.run_id}")
 
-    async def by_hand(self, decision: Decision) -> Any:
-        """Records what a person did in place of a function that this process does not have.
+    async def find_left(self) -> Effect | None:
+        """Returns the attempt that an earlier process left without an outcome, now noted as unknown; None if there is none."""
+        verdict = await self._judge()
+        if not isinstance(verdict, fx.Ask) or not verdict.effect.open:
+            return None
+        unknown = replace(verdict.effect, status=EffectStatus.UNKNOWN, detail=verdict.effect.detail or verdict.reason, closed=verdict.closed)
+        if verdict.effect.status is EffectStatus.ATTEMPTED:
+            self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, unknown, unknown.detail)], effects=[unknown]))
+        return unknown
+
+    async def by_hand(self, decision: Decision, left: Effect | None) -> Any:
+        """Records what a person said in place of a function that this process does not have, or may not call: how the attempt that was ``left`` ended, or what they
+        did by hand.
 
         Raises:
-            EffectFailed: the person did nothing, and it shall not be done.
+            EffectFailed: it was not done, and shall not be.
         """
         self.key, self.records = await self._on_record(self.key)
-        effect = self._attempt(None)
+        effect = left or self._attempt(None)
         if decision.action != RECORD_RESULT:
             return await self._give_up(effect, fx.attribute(decision.actor, decision.note or ""))
         data = words.read_payload(decision)
