@@ -57,6 +57,7 @@ from holdfast.engine.calls.elsewhere import Elsewhere
 from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, attempting, call, describe_function, name_of
 from holdfast.engine.calls.holds import hold
 from holdfast.engine.calls.waits import Ask, Redo, request
+from holdfast.engine.desk import door
 from holdfast.engine.look.snapshot import whole
 
 VERIFY_TIMEOUT_US = 30_000_000
@@ -341,6 +342,11 @@ class Performance:
                 here = (self.attempt.step, self.attempt.key, self.path)
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
                 self.seen += self.records
+            elif self.journal.run.origin == door.REPLAY and self.policy is not ReplayPolicy.REEXECUTE and (there := self._of_source()) is not None and there.key != self.key:
+                # Its source attempted this call under a key beside, or another one at last: neither is passed over for what it left behind before.
+                if there.request_hash not in ("", self.request):
+                    return fx.Mismatch(there)
+                self.key, self.records = await self._on_record(there.key)
         run = self.journal.run
         if not self.records and (run.decisions or run.waits) and self.policy is not ReplayPolicy.REEXECUTE and await self.journal.asking(self._lacks_what_was_asked_about()):
             await self.journal.asking(self._miss())
