@@ -204,7 +204,7 @@ def _resume(run: Run, c: cmd.Resume, now: int) -> Facts:
     if run.status is Status.PENDING or run.status in LIVE:
         return ()
     resumed = ev.RunResumed(
-        cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=c.acknowledge, forced=c.force, upgraded=c.upgraded
+        cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=c.acknowledge, forced=c.force, upgraded=c.upgraded, precedes=c.precedes
     )
     if not run.rearm:
         return (resumed,)

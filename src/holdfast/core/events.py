@@ -111,7 +111,8 @@ class RunStarted(Fact, frozen=True, tag=4):
 
 
 class RunResumed(Fact, frozen=True, tag=5):
-    """``cause``: decision, signal, timer, child, timeout, operator, replayed or cancel."""
+    """``cause``: decision, signal, timer, child, timeout, operator, replayed or cancel. ``precedes``: the run that had the next turn of the thread, if this one had
+    ended (§4.15)."""
 
     wire: ClassVar[str] = "run.resumed"
     cause: str
@@ -120,6 +121,7 @@ class RunResumed(Fact, frozen=True, tag=5):
     acknowledged: str | None = None
     forced: bool = False
     upgraded: str | None = None
+    precedes: str = ""
 
 
 class RunRecovered(Fact, frozen=True, tag=6):
