@@ -514,6 +514,7 @@ class Graph(NotCalled, Generic[S]):
             **declared.common(label, 0 if shape == "subgraph" else DEFAULT_TIMEOUT_US),
             **more,
         )
+        _note_code(function)
         self._program = None
 
     @check_arguments()
@@ -782,6 +783,32 @@ def _sends(functions: list[Any], targets: list[str]) -> tuple[str, ...]:
     return tuple(n for n in targets if n in named) or (tuple(targets) if len(targets) == 1 else ())
 
 
+def _note_code(function: Any) -> None:
+    """Notes a function of a skill for reading stored values of the classes that its code names."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        function = getattr(type(function), "__call__", None)
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    if isinstance(function, types.FunctionType):
+        canon.note_code(function, _find_types)
+
+
+def _find_types(function: Any) -> list[Any]:
+    """Returns the classes, and the annotations made of them, that a function's code names, or a function that it calls."""
+    seen: set[Any] = set()
+    todo, named = [function], []
+    while todo:
+        found = todo.pop()
+        if isinstance(found, types.FunctionType | types.MethodType):
+            if found.__code__ not in seen and (found is function or not _foreign(found)):
+                seen.add(found.__code__)
+                todo += _resolve_names(found)
+        elif isinstance(found, type) or typing.get_args(found):
+            named.append(found)
+    return named
+
+
 def _texts(code: types.CodeType) -> set[str]:
     """Returns the string constants in a function's code."""
     found = {c for c in code.co_consts if isinstance(c, str)}
@@ -857,6 +884,7 @@ class Flow(NotCalled, Generic[P, R]):
             channels[p.name] = Channel(p.name, default=default, required=p.default is p.empty, type=kind, secret=hidden)
         for hint in hints.values():
             canon.register_named(hint)
+        _note_code(function)
         node = Node(
             name=id if id.isidentifier() else "flow",
             call=function,

@@ -26,6 +26,7 @@ import itertools
 import math
 import pathlib
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -126,6 +127,8 @@ _by_tag: dict[str, _Codec] = {}
 _named: dict[str, list[type]] = {}
 """Classes that are named by fields of registered classes, by the tag that they would get. Such a class is registered when a value of it is first
 stored or read, so that it takes no tag from a class that is registered explicitly."""
+_code: weakref.WeakKeyDictionary[Any, Callable[[Any], Iterable[Any]]] = weakref.WeakKeyDictionary()
+"""Functions of skills whose code may name classes, with what finds these. They are searched once, when a stored value has a tag that is not known."""
 
 
 def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | None = None, load: Callable[[Any], Any] | None = None) -> type:
@@ -176,6 +179,12 @@ def register_named(annotation: Any) -> None:
         register_named(inner)
 
 
+def note_code(function: Any, find: Callable[[Any], Iterable[Any]]) -> None:
+    """Notes a function of a skill: ``find`` returns the classes that its code names, such as the ``schema=`` of a question. Values of these classes can be read in a
+    process that has not executed the function."""
+    _code[function] = find
+
+
 def _note(annotations: Iterable[Any]) -> None:
     """Notes the storable classes in annotations and in the fields of these classes, at any depth."""
     todo, seen = list(annotations), set()
@@ -204,11 +213,16 @@ def _field_types(kind: Any) -> list[Any]:
 
 
 def _meet(tag: str, kind: type | None = None) -> _Codec | None:
-    """Registers the noted class that has this tag, if it is the only one of its name."""
+    """Registers the noted class that has this tag, if it is the only one of its name. For a value that is read (no ``kind``), the code of skills is searched too."""
     match _named.get(tag):
         case [only] if tag not in _by_tag and (kind is None or kind is only):
             register(only)
             return _by_tag[tag]
+    if kind is None and _code:
+        found = [named for function, find in list(_code.items()) for named in find(function)]
+        _code.clear()
+        _note(found)
+        return _meet(tag)
     return None
 
 
