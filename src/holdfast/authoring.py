@@ -907,7 +907,7 @@ class Flow(NotCalled, Generic[P, R]):
         self.__name__ = getattr(function, "__name__", id)
         self.__doc__ = function.__doc__
 
-    def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def bind(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The inputs by name, for these arguments of the flow's function."""
         if not kwargs and len(args) == 1 and self._are_inputs(args[0]):
             raise UsageError(f"{self.id}: rt.run takes the inputs of a flow as arguments, and was given a mapping of them", hint=f"rt.run({_label(self.function)}, **inputs)")
