@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Concatenate, Generic, ParamSpec, Ty
 
 import msgspec
 
-from holdfast.core import canon
+from holdfast.core import canon, keys
 from holdfast.core.bounds import (
     ID_BYTES,
     NOTE_BYTES,
@@ -142,6 +142,22 @@ def _text_of(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
 
 
+def _refuse_unkept(name: str, kind: Any, owner: str) -> None:
+    """Refuses a declaration with a dict that could never be filled.
+
+    Raises:
+        InvalidGraph: its keys are no text.
+    """
+    if (found := keys.find_unkept(kind)) is None:
+        return
+    wanted, *rest = map(_text_of, typing.get_args(found.annotation))
+    value = rest[0] if rest else "int"
+    raise InvalidGraph(
+        f"{name}{found.path} in {owner} is declared {_text_of(found.annotation)}, and can never be filled: the keys of a stored dict are text",
+        hint=f"declare dict[str, {value}] and write the keys as text, or a list of pairs: list[tuple[{wanted}, {value}]]",
+    )
+
+
 def _channel(name: str, hint: Any, default: Any, owner: str) -> Channel:
     reducer, carries, hidden, kind = last, False, False, hint
     marks: list[Any] = []
@@ -158,6 +174,7 @@ def _channel(name: str, hint: Any, default: Any, owner: str) -> Channel:
                 raise InvalidGraph(f"the annotation of {name!r} in the state {owner}: window needs a number", hint=f"Annotated[{_text_of(kind)}, window(50)]")
             elif callable(mark):
                 reducer = Reducer(_CUSTOM, mark)
+    _refuse_unkept(name, kind, f"the state {owner}")
     canon.register_named(kind)
     for mark in marks:
         if isinstance(mark, msgspec.Meta):
@@ -881,6 +898,7 @@ class Flow(NotCalled, Generic[P, R]):
             default = MISSING if p.default is p.empty else canon.admit(p.default, p.name)
             hidden = secret in typing.get_args(hints.get(p.name))
             kind = hints.get(p.name, Any)
+            _refuse_unkept(p.name, kind, f"the flow {id!r}")
             channels[p.name] = Channel(p.name, default=default, required=p.default is p.empty, type=kind, secret=hidden)
         for hint in hints.values():
             canon.register_named(hint)

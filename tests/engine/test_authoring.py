@@ -554,3 +554,21 @@ async def test_a_graph_is_run_with_its_skill_by_name() -> None:
             await rt.run(graph, skill=graph)  # type: ignore[misc]
         with pytest.raises(TypeError, match="skill"):
             await rt.run()  # type: ignore[call-overload]
+
+
+def test_a_dict_that_can_never_be_filled_is_refused_where_it_is_declared() -> None:
+    """§1.10: the keys of what is stored are text; the error says what to declare instead."""
+    with pytest.raises(InvalidGraph, match=r"prices in the state Shop is declared dict\[int, float\], and can never be filled.*declare dict\[str, float\].*list\[tuple\[int, float\]\]"):
+
+        class Shop(State):
+            prices: dict[int, float] = {}  # noqa: RUF012
+
+    with pytest.raises(InvalidGraph, match=r"seats in the state Hall is declared dict\[tuple\[int, int\], str\]"):
+
+        class Hall(State):
+            seats: Annotated[list[dict[tuple[int, int], str]], append]
+
+    with pytest.raises(InvalidGraph, match=r"given in the flow 'count' is declared dict\[int, int\]"):
+
+        @flow("count")
+        async def counts(ctx: Context, given: dict[int, int] | None = None) -> None: ...

@@ -113,13 +113,14 @@ _twins: dict[type, type] = {}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Codec:
-    """How a type is stored. ``exact``: by construction, loading returns what was dumped, so admission need not test it."""
+    """How a type is stored. ``exact``: by construction, loading returns what was dumped, so admission need not test it. ``own``: by functions of its author's."""
 
     tag: str
     cls: type
     dump: Callable[[Any], Any]
     load: Callable[[Any], Any]
     exact: bool = False
+    own: bool = False
 
 
 _by_type: dict[type, _Codec] = {}
@@ -148,7 +149,7 @@ def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | 
             raise UsageError(f"the tag {name!r} is registered for {known.cls!r}", hint=f"give this class another tag before it is used: holdfast.register({cls.__name__}, tag=\"...\")")
         _by_type.pop(known.cls, None)
     derived = dump is None or load is None
-    codec = _derive(cls, name) if dump is None or load is None else _Codec(name, cls, dump, load)
+    codec = _derive(cls, name) if dump is None or load is None else _Codec(name, cls, dump, load, own=True)
     _by_type[cls] = codec
     _by_tag[name] = codec
     for twin, original in _twins.items():
@@ -157,6 +158,11 @@ def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | 
     if derived:
         _note(_field_types(cls))
     return cls
+
+
+def is_stored_by_its_own_functions(cls: type) -> bool:
+    """Whether a class was registered with ``dump`` and ``load``."""
+    return cls in _by_type and _by_type[cls].own
 
 
 def storable(cls: object) -> bool:
