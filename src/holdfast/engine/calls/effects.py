@@ -788,6 +788,8 @@ class Performance:
             return False, None
         self.key, self.records, effect = key, records, asked[-1]
         aside = self._is_changed(effect) and await self._is_outdated(effect)
+        if aside:
+            await elsewhere.withdraw(effect)
         answer = await elsewhere.answer(self.path, effect)
         if answer is None:
             return await self._close_in_vain(effect, "its request was taken back before it began")
