@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import datetime as dt
 import enum
+import types
 import uuid
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
@@ -109,6 +110,7 @@ canon.register(Own, dump=lambda v: [[k, x] for k, x in v.held.items()], load=lam
         (dict[Literal[1, 2], int], ""), (dict[int | None, str], ""), (dict[int | float, str], ""), (dict[Annotated[int, "x"], str], ""),
         (dict[Data, str], ""), (dict[Struct, str], ""), (Mapping[int, str], ""), (MutableMapping[int, str], ""), (collections.Counter[int], ""),
         (dict[int, str] | None, ""), (Annotated[dict[int, str], "x"], ""), (list[dict[int, str]], ""), (dict[str, dict[int, str]], ""), (tuple[str, dict[int, str]], ""),
+        (types.SimpleNamespace(__value__=dict[int, str]), ""),  # as ``type Alias = …`` makes it, from Python 3.12 on
         (Data, ".held"), (list[Data | None], ".held"), (Struct, ".deep.held"), (Model, ".held"), (Typed, ".held"), (Pair, ".held"),
     ],
     ids=str,
