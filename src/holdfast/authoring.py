@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Concatenate, Generic, ParamSpec, Ty
 
 import msgspec
 
-from holdfast.core import canon
+from holdfast.core import canon, keys
 from holdfast.core.bounds import (
     ID_BYTES,
     NOTE_BYTES,
@@ -142,6 +142,22 @@ def _text_of(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
 
 
+def _refuse_unkept(name: str, kind: Any, owner: str) -> None:
+    """Refuses a declaration with a dict that could never be filled.
+
+    Raises:
+        InvalidGraph: its keys are no text.
+    """
+    if (found := keys.find_unkept(kind)) is None:
+        return
+    wanted, *rest = map(_text_of, typing.get_args(found.annotation))
+    value = rest[0] if rest else "int"
+    raise InvalidGraph(
+        f"{name}{found.path} in {owner} is declared {_text_of(found.annotation)}, and can never be filled: the keys of a stored dict are text",
+        hint=f"declare dict[str, {value}] and write the keys as text, or a list of pairs: list[tuple[{wanted}, {value}]]",
+    )
+
+
 def _channel(name: str, hint: Any, default: Any, owner: str) -> Channel:
     reducer, carries, hidden, kind = last, False, False, hint
     marks: list[Any] = []
@@ -158,6 +174,7 @@ def _channel(name: str, hint: Any, default: Any, owner: str) -> Channel:
                 raise InvalidGraph(f"the annotation of {name!r} in the state {owner}: window needs a number", hint=f"Annotated[{_text_of(kind)}, window(50)]")
             elif callable(mark):
                 reducer = Reducer(_CUSTOM, mark)
+    _refuse_unkept(name, kind, f"the state {owner}")
     canon.register_named(kind)
     for mark in marks:
         if isinstance(mark, msgspec.Meta):
@@ -514,6 +531,7 @@ class Graph(NotCalled, Generic[S]):
             **declared.common(label, 0 if shape == "subgraph" else DEFAULT_TIMEOUT_US),
             **more,
         )
+        _note_code(function)
         self._program = None
 
     @check_arguments()
@@ -782,6 +800,32 @@ def _sends(functions: list[Any], targets: list[str]) -> tuple[str, ...]:
     return tuple(n for n in targets if n in named) or (tuple(targets) if len(targets) == 1 else ())
 
 
+def _note_code(function: Any) -> None:
+    """Notes a function of a skill for reading stored values of the classes that its code names."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        function = getattr(type(function), "__call__", None)
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    if isinstance(function, types.FunctionType):
+        canon.note_code(function, _find_types)
+
+
+def _find_types(function: Any) -> list[Any]:
+    """Returns the classes, and the annotations made of them, that a function's code names, or a function that it calls."""
+    seen: set[Any] = set()
+    todo, named = [function], []
+    while todo:
+        found = todo.pop()
+        if isinstance(found, types.FunctionType | types.MethodType):
+            if found.__code__ not in seen and (found is function or not _foreign(found)):
+                seen.add(found.__code__)
+                todo += _resolve_names(found)
+        elif isinstance(found, type) or typing.get_args(found):
+            named.append(found)
+    return named
+
+
 def _texts(code: types.CodeType) -> set[str]:
     """Returns the string constants in a function's code."""
     found = {c for c in code.co_consts if isinstance(c, str)}
@@ -854,9 +898,11 @@ class Flow(NotCalled, Generic[P, R]):
             default = MISSING if p.default is p.empty else canon.admit(p.default, p.name)
             hidden = secret in typing.get_args(hints.get(p.name))
             kind = hints.get(p.name, Any)
+            _refuse_unkept(p.name, kind, f"the flow {id!r}")
             channels[p.name] = Channel(p.name, default=default, required=p.default is p.empty, type=kind, secret=hidden)
         for hint in hints.values():
             canon.register_named(hint)
+        _note_code(function)
         node = Node(
             name=id if id.isidentifier() else "flow",
             call=function,
@@ -879,7 +925,7 @@ class Flow(NotCalled, Generic[P, R]):
         self.__name__ = getattr(function, "__name__", id)
         self.__doc__ = function.__doc__
 
-    def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def bind(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The inputs by name, for these arguments of the flow's function."""
         if not kwargs and len(args) == 1 and self._are_inputs(args[0]):
             raise UsageError(f"{self.id}: rt.run takes the inputs of a flow as arguments, and was given a mapping of them", hint=f"rt.run({_label(self.function)}, **inputs)")

@@ -529,21 +529,22 @@ class Runtime(EnteredAsync):
         return await self._conductor.invoke(program, born, shared=request.thread_id is not None, step_limit=step_limit, detach=detach)
 
     @overload
-    async def run(self, skill: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+    async def run(self, skill: Flow[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     @overload
-    async def run(self, skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, *, step_limit: int | None = None, **options: Unpack[RunOptions]) -> S: ...
+    async def run(self, /, skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, *, step_limit: int | None = None, **options: Unpack[RunOptions]) -> S: ...
 
-    async def run(self, skill: Any, *args: Any, **kwargs: Any) -> Any:
-        """Like ``invoke``, but returns the result: a flow's value or a graph's state.
+    async def run(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Like ``invoke``, but returns the result: a flow's value or a graph's state. All arguments after a flow are its inputs, whatever their names; for options of
+        ``invoke`` use ``invoke``.
 
         Raises:
             RunFailed: the run did not complete; ``run`` is the run.
             RunWaiting: the run waits and has no result yet; ``run`` is the run.
         """
-        if isinstance(skill, Flow):
-            return result_of(await self.invoke(skill, skill.bind(*args, **kwargs)))
-        return result_of(await self.invoke(skill, *args, **kwargs))
+        if args and isinstance(args[0], Flow):
+            return result_of(await self.invoke(args[0], args[0].bind(*args[1:], **kwargs)))
+        return result_of(await self.invoke(*args, **kwargs))
 
     def drain(self) -> None:
         """Stops between two steps or recorded calls: the runs that this process executes are released, so that a worker can continue them,

@@ -295,3 +295,22 @@ def test_a_keyword_argument_for_a_function_that_is_called_is_answered_with_parti
 
     with pytest.raises(UnknownOption, match=r"functools.partial\(fn, number=…\)"):
         step(len, number=3)  # type: ignore[call-arg]
+
+
+async def test_an_argument_that_is_given_twice_is_named() -> None:
+    """By its place and by its name; where there are inputs, the hint says how one of that name is given."""
+
+    class Starts:
+        @bounds.verb
+        async def begin(self, skill: str, inputs: object = None) -> object:
+            return inputs
+
+        @bounds.verb
+        def end(self, key: str) -> str:
+            return key
+
+    with pytest.raises(UsageError, match=r"begin was given 'skill' twice: by its place, and by its name; an input with that name is given in a mapping: \{'skill': …\}"):
+        await Starts().begin("a", skill="b")  # type: ignore[misc]
+    with pytest.raises(UsageError, match=r"end was given 'key' twice: by its place, and by its name$"):
+        Starts().end("a", key="b")  # type: ignore[misc]
+    assert await Starts().begin("a", inputs=1) == 1 and Starts().end(key="b") == "b"

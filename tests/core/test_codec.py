@@ -147,7 +147,7 @@ def test_an_older_payload_is_upgraded_and_a_newer_major_refused(monkeypatch: pyt
 
 def test_a_newer_minor_may_have_kinds_and_fields_we_do_not_know() -> None:
     """T-13, §1.8."""
-    row = Row(3, msgspec.msgpack.encode([101, 0, 0, "a", [[150, "x", 2], [300, 1], [62, "hi", "", "", "new field"]], None, []]), b"")
+    row = Row(3, msgspec.msgpack.encode([101, 0, 0, "a", [[150, "x", 2], [300, 1], [62, "hi", "", "", "", "", "new field"]], None, []]), b"")
     facts = [e.fact for e in codec.open_row(row).events]
     assert facts[0] == ev.Unknown(150, ["x", 2])
     assert facts[1] == ev.Unknown(300, [1])

@@ -179,6 +179,21 @@ def test_every_kind_of_turn_has_a_sentence() -> None:
     assert lines[0] == () and all(len(line) == 1 and line[0].endswith(".") for line in lines[1:])
 
 
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        (ev.NoteAdded("wait:w was refused: w is closed", "wait:w", "wait_not_found", "ada", "approve"), ["ada answered approve, and that came too late: w is closed."]),
+        (ev.NoteAdded("cancel:1 was refused: it has ended", "cancel:1", "already_terminal", "ada"), ["ada sent a cancel, and that came too late: it has ended."]),
+        (ev.NoteAdded("cancel was refused: it has ended", "cancel", "already_terminal", "system"), []),
+        (ev.NoteAdded("wait:w was refused: w is closed", "wait:w", "wait_not_found"), []),
+        (ev.NoteAdded("looked at it", by="ada"), []),
+    ],
+)
+def test_a_command_that_came_too_late_is_told_with_who_gave_it(note: ev.NoteAdded, said: list[str]) -> None:
+    """X-19: deadlines and commands of the runtime itself are nobody's, and notes of older releases do not say whose they are."""
+    assert list(told([note])[1:]) == said
+
+
 PAID = Effect(effect_id="e1", run_id="r", lineage_root="r", step=1, task="pay", path="0", attempt=1, capability="send", effect_class=EffectClass.EXTERNAL, key="k")
 UNSURE = ev.SideEffectUnknown("e1", "k", 1, "pay", "0", "owner_dead")
 WHICH = Wait("r.1.pay.0", WaitKind.EFFECT, step=1, task="pay", available_actions=("record_result",), requested_at=T0, effect_id="e1")

@@ -278,7 +278,7 @@ class Bare:
     x: int = dataclasses.field(init=False)
 
 
-TAKEN: list[Any] = [Any, int, float, str, bool, bytes, list, dict, list[int], list[str | None], list[dict[str, Any]], dict[str, Any], dict[str, int], dict[int, str], dict[str, list[float]], list[list[str]], Line, int | None]
+TAKEN: list[Any] = [Any, int, float, str, bool, bytes, list, dict, list[int], list[str | None], list[dict[str, Any]], dict[str, Any], dict[str, int], dict[str, str], dict[str, list[float]], list[list[str]], Line, int | None]
 PLAIN = st.one_of(st.integers(-1, 2**64), st.text("aé\0\ud800", max_size=2), st.floats(), st.booleans(), st.none(), st.binary(max_size=1), st.just(Word("w")))
 VALUES = st.recursive(PLAIN, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["k", "to", "é"]), inner, max_size=2)), max_leaves=5)
 

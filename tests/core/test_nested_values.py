@@ -243,3 +243,28 @@ def test_a_model_that_would_come_back_as_another_is_refused(value: Any, path: st
 
 def test_what_an_author_excludes_is_left_out() -> None:
     assert canon.admit(Holder(items=[], client=object())).client is None
+
+
+def test_a_class_that_only_the_code_of_a_skill_names_can_be_read() -> None:
+    """§14.3: the code is searched once, for a tag that is not known; an unknown class of a value to be stored is refused as before."""
+    asked: Any = dataclasses.make_dataclass(f"Asked{next(count)}", [("n", int)])
+
+    def node() -> None: ...
+
+    looked: list[str] = []
+
+    def find(function: Any) -> list[Any]:
+        looked.append(function.__name__)
+        return [list[asked]]
+
+    def stored(tag: str) -> bytes:
+        return msgspec.msgpack.encode(msgspec.msgpack.Ext(1, msgspec.msgpack.encode([tag, {"n": 1}])))
+
+    canon.note_code(node, find)
+    with pytest.raises(Unserializable):
+        canon.pack(asked(1), "x")
+    assert looked == []
+    assert canon.decode(stored(asked.__qualname__)) == asked(1) and looked == ["node"]
+    with pytest.raises(EventUnreadable, match="not registered"):
+        canon.decode(stored("nobody's"))
+    assert looked == ["node"]

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import canon, reviews, superstep
-from holdfast.core.checkpoint import TaskResult
+from holdfast.core.checkpoint import TaskResult, note_end
 from holdfast.core.errors import InvalidGraph
 from holdfast.core.graph import Goto
 from holdfast.core.waits import WaitKind
@@ -159,3 +159,20 @@ def test_what_is_left_to_skip_is_left() -> None:
     assert [t.skip for t in moved.pending] == ["skipped: every node that it comes after was skipped"]
     delta, moved = superstep.settle(delta, moved)
     assert delta.pending == () and moved.pending == ()
+
+
+def test_the_last_barrier_takes_what_has_finished_and_leaves_the_rest_pending() -> None:
+    """§4.6, §5.11: an approval after a rejected delivery; and feedback that names another node takes it too."""
+    prog = program(
+        node("plan", start=True), node("publish", after=["plan"], delivers=True), node("audit", after=["plan"]), node("ask", after=["plan"]), channels={"text": superstep.last}, redo="plan"
+    )
+    world = World(prog)
+    world.step()
+    results = {"audit": TaskResult("audit", writes=raw({}))}
+    signals = superstep.write_signals(prog, [("text", raw("x"))])
+    delta, moved = superstep.close(prog, world.head, results, signals)
+    assert [t.node for t in moved.pending] == ["publish", "ask"] and moved.values["text"] == "x" and moved.step == world.head.step + 1
+    assert (ended := note_end(delta)) is not None and (ended.tasks, ended.reviewed, len(ended.signals)) == (("audit",), True, 1)
+    delta, moved = superstep.again(prog, world.head, ("plan",), "shorter", results, signals)
+    assert [(t.node, t.began) for t in moved.pending] == [("ask", world.head.step + 1), ("plan", 0)] and moved.values["text"] == "x"
+    assert (ended := note_end(delta)) is not None and (ended.tasks, ended.reviewed) == (("audit",), True)

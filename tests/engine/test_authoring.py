@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import END, START, Context, Goto, Graph, Runtime, Send, State, any_of, append, flow
-from holdfast.core.errors import InvalidGraph, InvalidInput
+from holdfast.core.errors import InvalidGraph, InvalidInput, UsageError
 from holdfast.core.status import Status
 from holdfast.handle import Run
 
@@ -513,3 +513,62 @@ async def test_two_writers_of_one_channel_are_a_typed_error() -> None:
         g.node(name, start=True)(lambda state: {"n": 1})
     run = await invoked(g)
     assert run.stop_reason == "two_writers" and run.error is not None and "a and b both wrote 'n'" in run.error.message
+
+
+async def test_an_input_may_be_called_as_an_option_is() -> None:
+    """`rt.run` takes a flow's inputs by name, whatever their names; `invoke` and `submit` take them in a mapping, and say so."""
+
+    @flow("names")
+    async def names(ctx: Context, skill: str, inputs: int, self: int, thread_id: str, key: str = "k") -> list[Any]:
+        return [skill, inputs, self, thread_id, key]
+
+    given = {"skill": "s", "inputs": 1, "self": 2, "thread_id": "t"}
+    async with Runtime("memory:") as rt:
+        assert await rt.run(names, **given) == ["s", 1, 2, "t", "k"]
+        assert await rt.run(names, "s", 1, 2, thread_id="t", key="x") == ["s", 1, 2, "t", "x"]
+        assert (await rt.invoke(names, given)).result == ["s", 1, 2, "t", "k"]
+        for begin in (rt.invoke, rt.submit):
+            with pytest.raises(UsageError, match=r"given 'skill' twice.* in a mapping: \{'skill': …\}"):
+                await begin(names, skill="s")  # type: ignore[call-arg]
+            with pytest.raises(UsageError, match=r"given 'inputs' twice"):
+                await begin(names, given, inputs=1)  # type: ignore[call-arg]
+        with pytest.raises(UsageError, match=r"needs 'skill', 'inputs', 'self', 'thread_id' in its input; such as \{\"skill\": …"):
+            await rt.submit(names, thread_id="t")
+        with pytest.raises(UsageError, match="'inputs'"):
+            await rt.run(names, skill="s")
+
+
+async def test_a_graph_is_run_with_its_skill_by_name() -> None:
+    class One(State):
+        n: int = 0
+
+    graph = Graph("one", One)
+
+    @graph.node(start=True)
+    async def only(state: One) -> dict[str, int]:
+        return {"n": state.n + 1}
+
+    async with Runtime("memory:") as rt:
+        assert (await rt.run(skill=graph, inputs={"n": 1})).n == 2
+        with pytest.raises(UsageError, match="given 'skill' twice"):
+            await rt.run(graph, skill=graph)  # type: ignore[misc]
+        with pytest.raises(TypeError, match="skill"):
+            await rt.run()  # type: ignore[call-overload]
+
+
+def test_a_dict_that_can_never_be_filled_is_refused_where_it_is_declared() -> None:
+    """§1.10: the keys of what is stored are text; the error says what to declare instead."""
+    with pytest.raises(InvalidGraph, match=r"prices in the state Shop is declared dict\[int, float\], and can never be filled.*declare dict\[str, float\].*list\[tuple\[int, float\]\]"):
+
+        class Shop(State):
+            prices: dict[int, float] = {}  # noqa: RUF012
+
+    with pytest.raises(InvalidGraph, match=r"seats in the state Hall is declared dict\[tuple\[int, int\], str\]"):
+
+        class Hall(State):
+            seats: Annotated[list[dict[tuple[int, int], str]], append]
+
+    with pytest.raises(InvalidGraph, match=r"given in the flow 'count' is declared dict\[int, int\]"):
+
+        @flow("count")
+        async def counts(ctx: Context, given: dict[int, int] | None = None) -> None: ...

@@ -504,3 +504,56 @@ async def test_a_shared_key_with_other_arguments_stays_a_conflict(house: House) 
     seats.seat = "aisle"
     run = await rt.invoke("seated", key="once")
     assert (run.status, run.stop_reason, seats.desk.booked) == ("failed", "effect_conflict", ["window"])
+
+
+async def attempt_beside(house: House, seats: Seats) -> tuple[Any, Any]:
+    """A run whose first attempt was left behind for one with other arguments, in which its process died too; and the next process."""
+    rt = await die_in(house, seats)
+    seats.seat = "aisle"
+    run = await rt.invoke("seated", key="once")
+    await rt.decide(run.run_id, "reexecute", actor="ada", resume=False)
+    with pytest.raises(Crash):
+        await rt.resume(run.run_id)
+    house.kill(rt)
+    return await house.process(seats.skill), run
+
+
+@pytest.mark.parametrize("seat", ["window", "middle"])
+async def test_a_replay_with_other_arguments_than_its_sources_attempt_is_a_conflict(seat: str, house: House) -> None:
+    """T-41, §7.6: it shows what happened, and does not act in place of an attempt in doubt: neither with new arguments, nor with those of an attempt that was left behind."""
+    seats = Seats(Desk(True, True))
+    rt, run = await attempt_beside(house, seats)
+    seats.seat = seat
+    again = await rt.replay(run.run_id)
+    assert (again.status, again.stop_reason, seats.desk.booked) == ("failed", "effect_conflict", ["window", "aisle"])
+
+
+async def test_a_replay_asks_about_its_sources_newest_attempt(house: House) -> None:
+    """§6.5: with its arguments, and under whichever key it was made."""
+    seats = Seats(Desk(True, True))
+    rt, run = await attempt_beside(house, seats)
+    again = await rt.replay(run.run_id)
+    (wait,) = again.waits
+    newest = (await rt.effects(run.run_id))[-1]
+    assert (wait.kind, wait.show["show"], wait.effect_id) == ("effect", ["aisle"], newest.effect_id) and "other arguments" not in wait.prompt
+    assert seats.desk.booked == ["window", "aisle"]
+    await rt.decide(again.run_id, "record_result", payload="by hand", actor="ada")
+    again = await rt.resume(again.run_id)
+    assert (again.status, again.result) == ("completed", "by hand") and await is_clean(rt, again.run_id)
+    assert [s for _, s in await rows(rt, run.run_id)] == ["abandoned", "attempted"], "the source's rows stay as they are (T-46)"
+
+
+async def test_a_replay_does_not_do_what_its_source_left_behind(house: House) -> None:
+    """T-41: the source did the second call at this place in the end, and that is what a replay shows."""
+    seats = Seats(Desk(True))
+    rt = await die_in(house, seats)
+    seats.seat = "aisle"
+    run = await rt.invoke("seated", key="once")
+    await rt.decide(run.run_id, "reexecute", actor="ada")
+    run = await rt.resume(run.run_id)
+    assert run.result == "R2 aisle"
+    seats.seat = "window"
+    again = await rt.replay(run.run_id)
+    assert (again.stop_reason, seats.desk.booked) == ("effect_conflict", ["window", "aisle"])
+    again = await rt.replay(run.run_id, effects="reexecute")
+    assert (again.status, again.result) == ("completed", "R3 window")

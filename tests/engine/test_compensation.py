@@ -355,6 +355,44 @@ async def test_a_function_nobody_can_find_is_for_a_person(house: House) -> None:
     assert (run.status, flight.undone, undo.status) == ("canceled", undo.effect_id, "recorded")
 
 
+@pytest.mark.parametrize("why", ["unknown", "denied"])
+@pytest.mark.parametrize(("action", "undone"), [("record_result", True), ("abandon", False)])
+async def test_an_undo_that_died_in_its_act_is_asked_about_where_nobody_may_do_it_again(house: House, why: str, action: str, undone: bool) -> None:
+    """§6.5: its attempt is in doubt, whether the process that continues lacks its function or the policy forbids it by now. The answer settles that attempt."""
+    shop = Shop()
+
+    def closed() -> Any:
+        undo = shop.cancel if why == "denied" else lambda receipt, what: shop.cancel(receipt, what)
+
+        @flow("closed")
+        async def made(ctx: Context) -> None:
+            await ctx.effect(shop.book, "flight", undo=undo)
+            raise RuntimeError("no")
+
+        return made
+
+    skill = closed()
+    shop.crash_at = "cancel flight"
+    rt = await house.process(skill)
+    with pytest.raises(Crash):
+        await rt.invoke(skill)
+    house.kill(rt)
+    other = await house.process(closed(), **({"policy": lambda request: deny("the season is over") if request.undo else allow()} if why == "denied" else {}))
+    [run] = await other.runs()
+    run = await other.resume(run.run_id)
+    [wait] = run.waits
+    assert (run.status, wait.kind, wait.available_actions) == ("waiting_for_human", "effect", ("record_result", "abandon", "halt"))
+    assert ("cannot find" if why == "unknown" else "the season is over") in wait.prompt and "outcome is unknown" in wait.prompt
+    flight, undo = await other.effects(run.run_id)
+    assert (undo.status, wait.effect_id, wait.show["closed"]) == ("unknown", undo.effect_id, True)
+    await other.decide(run.run_id, action, payload="looked" if undone else ..., actor="ada")
+    run = await other.resume(run.run_id)
+    flight, undo = await other.effects(run.run_id)
+    assert (run.status, run.error.message, shop.undone) == ("failed", "no", ["cancel flight"])
+    assert (undo.status, flight.undone) == (("recorded", undo.effect_id) if undone else ("abandoned", ""))
+    assert [p.code for p in await other.check(run.run_id)] == []
+
+
 async def withdraw(receipt: str) -> None:
     """Takes a letter back; it stands in its module, not in a class."""
 

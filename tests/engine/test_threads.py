@@ -53,7 +53,7 @@ def chat() -> Graph[Chat]:
     async def end(state: Chat, ctx: Context) -> None:
         if state.say == "ask" and not state.note:
             await ctx.approve("Go on?")
-        if state.say == "break" and not state.note:
+        if state.say.startswith("break") and not state.note:
             raise ValueError("no")
 
     return g
@@ -187,6 +187,52 @@ async def test_one_that_was_resumed_after_it_was_carried_on_from(maker: Maker) -
         assert await heard(rt, broken) == ["rewritten"]
     async with Runtime(maker(), skills=[chat()]) as rt:
         assert await heard(rt, after) == said("one", "break", "two")
+        assert await violations(rt.store) == []
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["here", "elsewhere"])
+@pytest.mark.parametrize("order", [(0,), (0, 1), (1, 0), (0, 0)], ids=str)
+async def test_an_old_turn_that_is_resumed_makes_no_later_turn_forgotten(order: tuple[int, ...], fresh: bool, maker: Maker) -> None:
+    """§4.15, decision 130: the newest run is the one whose turn began last, whichever ends last; what a resumed turn adds counts for itself."""
+    async with Runtime(maker(), skills=[chat()]) as rt:
+        broken = []
+        for word in ("one", "two"):
+            broken += await talk(rt, f"break {word}")
+        await talk(rt, "three")
+        for n, which in enumerate(order):
+            await patched(rt, broken[which], {"note": "mended" if n + 1 == len(order) or order[n + 1] != which else ""})
+            run = await rt.resume(broken[which], actor="ada", acknowledge="step_failed")
+            assert run.status is (Status.COMPLETED if run.state.note else Status.FAILED)
+        if not fresh:
+            await talk(rt, "four")
+    async with Runtime(maker(), skills=[chat()]) as rt:
+        if fresh:
+            await talk(rt, "four")
+        (last,) = await talk(rt, "five")
+        assert await heard(rt, last) == said("break one", "break two", "three", "four", "five")
+        assert await violations(rt.store) == []
+
+
+async def test_the_newest_turn_that_is_resumed_is_carried_on_from(maker: Maker) -> None:
+    """§4.15: no later turn has begun; one that was canceled before it began has nothing to carry."""
+    async with Runtime(maker(), skills=[chat()]) as rt:
+        await talk(rt, "one")
+        (broken,) = await talk(rt, "break")
+        asking = await rt.invoke(chat(), {"say": "ask", "log": ["ask"]}, thread_id="t")
+        behind = await rt.submit(chat(), {"say": "never", "log": ["never"]}, thread_id="t")
+        await rt.cancel(behind.run_id)
+        await rt.approve(asking.run_id)
+        await patched(rt, broken, {"note": "mended", "log": ["rewritten"]})
+        await rt.resume(broken, actor="ada", acknowledge="step_failed")
+        (after,) = await talk(rt, "two")
+        assert await heard(rt, after) == said("one", "break", "ask", "two")
+        (broken,) = await talk(rt, "break")
+        behind = await rt.submit(chat(), {"say": "never", "log": ["never"]}, thread_id="t", delay=3600)
+        await rt.cancel(behind.run_id)
+        await patched(rt, broken, {"note": "mended", "log": ["rewritten"]})
+        await rt.resume(broken, actor="ada", acknowledge="step_failed")
+        (after,) = await talk(rt, "three")
+        assert await heard(rt, after) == ["rewritten", *said("three")]
         assert await violations(rt.store) == []
 
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.core.errors import InvalidInput, TooLarge, UnknownOption
+from holdfast.core.errors import InvalidInput, TooLarge, UnknownOption, UsageError
 from holdfast.core.misused import NotCalled
 
 ID_BYTES = 512
@@ -498,6 +498,7 @@ def check_arguments(**own: Convert) -> Callable[[F], F]:
         optional = {n: p.default for n, p in parameters.items() if p.default is None or p.default is ...}
         places = [(i, n) for i, (n, p) in enumerate(parameters.items()) if p.kind in PLACED and n in converts]
         where = function.__qualname__.removesuffix(".__init__")
+        order = {n: i for i, (n, p) in enumerate(parameters.items()) if p.kind in PLACED and n in asked}
 
         def see(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
             for name, value in options.items():
@@ -510,6 +511,9 @@ def check_arguments(**own: Convert) -> Callable[[F], F]:
                     if "inputs" in parameters:
                         error.hint += f" An input is given in a mapping: {{{error.name!r}: …}}"
                     raise error
+                if order.get(name, len(args)) < len(args):
+                    hint = f"an input with that name is given in a mapping: {{{name!r}: …}}" if "inputs" in parameters else ""
+                    raise UsageError(f"{where} was given {name!r} twice: by its place, and by its name", hint=hint)
                 if name in converts and not (name in optional and value is optional[name]):
                     options[name] = converts[name](value, name)
             if not places or places[0][0] >= len(args):

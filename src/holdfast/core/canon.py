@@ -26,6 +26,7 @@ import itertools
 import math
 import pathlib
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -112,13 +113,14 @@ _twins: dict[type, type] = {}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Codec:
-    """How a type is stored. ``exact``: by construction, loading returns what was dumped, so admission need not test it."""
+    """How a type is stored. ``exact``: by construction, loading returns what was dumped, so admission need not test it. ``own``: by functions of its author's."""
 
     tag: str
     cls: type
     dump: Callable[[Any], Any]
     load: Callable[[Any], Any]
     exact: bool = False
+    own: bool = False
 
 
 _by_type: dict[type, _Codec] = {}
@@ -126,6 +128,8 @@ _by_tag: dict[str, _Codec] = {}
 _named: dict[str, list[type]] = {}
 """Classes that are named by fields of registered classes, by the tag that they would get. Such a class is registered when a value of it is first
 stored or read, so that it takes no tag from a class that is registered explicitly."""
+_code: weakref.WeakKeyDictionary[Any, Callable[[Any], Iterable[Any]]] = weakref.WeakKeyDictionary()
+"""Functions of skills whose code may name classes, with what finds these. They are searched once, when a stored value has a tag that is not known."""
 
 
 def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | None = None, load: Callable[[Any], Any] | None = None) -> type:
@@ -145,7 +149,7 @@ def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | 
             raise UsageError(f"the tag {name!r} is registered for {known.cls!r}", hint=f"give this class another tag before it is used: holdfast.register({cls.__name__}, tag=\"...\")")
         _by_type.pop(known.cls, None)
     derived = dump is None or load is None
-    codec = _derive(cls, name) if dump is None or load is None else _Codec(name, cls, dump, load)
+    codec = _derive(cls, name) if dump is None or load is None else _Codec(name, cls, dump, load, own=True)
     _by_type[cls] = codec
     _by_tag[name] = codec
     for twin, original in _twins.items():
@@ -154,6 +158,11 @@ def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | 
     if derived:
         _note(_field_types(cls))
     return cls
+
+
+def is_stored_by_its_own_functions(cls: type) -> bool:
+    """Whether a class was registered with ``dump`` and ``load``."""
+    return cls in _by_type and _by_type[cls].own
 
 
 def storable(cls: object) -> bool:
@@ -174,6 +183,12 @@ def register_named(annotation: Any) -> None:
     _note([annotation])
     for inner in get_args(annotation):
         register_named(inner)
+
+
+def note_code(function: Any, find: Callable[[Any], Iterable[Any]]) -> None:
+    """Notes a function of a skill: ``find`` returns the classes that its code names, such as the ``schema=`` of a question. Values of these classes can be read in a
+    process that has not executed the function."""
+    _code[function] = find
 
 
 def _note(annotations: Iterable[Any]) -> None:
@@ -204,11 +219,16 @@ def _field_types(kind: Any) -> list[Any]:
 
 
 def _meet(tag: str, kind: type | None = None) -> _Codec | None:
-    """Registers the noted class that has this tag, if it is the only one of its name."""
+    """Registers the noted class that has this tag, if it is the only one of its name. For a value that is read (no ``kind``), the code of skills is searched too."""
     match _named.get(tag):
         case [only] if tag not in _by_tag and (kind is None or kind is only):
             register(only)
             return _by_tag[tag]
+    if kind is None and _code:
+        found = [named for function, find in list(_code.items()) for named in find(function)]
+        _code.clear()
+        _note(found)
+        return _meet(tag)
     return None
 
 

@@ -31,6 +31,7 @@ CARRY_TASK = "@carried"
 PATCH_TASK = "@patch"
 SIGNAL = "@signal~"
 WAITING_TASK = "@waiting"
+REVIEW_TASK = "@review"
 """Marks in ``done`` that a barrier carried on waiting tasks. A release that does not know such tasks finds no result of this name, and stops."""
 CHECK = "@check"
 """The place, among the calls of a step, where the step's result is recorded when a person reviews it. The person's answer is recorded beneath it."""
@@ -662,10 +663,12 @@ def _stand_for(kinds: tuple[type, ...]) -> tuple[Boundary, ...]:
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What a barrier took, if it did not take exactly the pending tasks: the tasks, and the signals for other nodes."""
+    """What a barrier took, if it did not take exactly the pending tasks: the tasks, and the signals for other nodes. ``reviewed``: the barrier followed the answer
+    to a review, so it is not repeated before that is answered again."""
 
     tasks: tuple[str, ...]
     signals: tuple[TaskResult, ...]
+    reviewed: bool = False
 
 
 def note_end(delta: Delta) -> Ended | None:
@@ -674,7 +677,7 @@ def note_end(delta: Delta) -> Ended | None:
     if not signals and WAITING_TASK not in delta.done and not any(t.began for t in delta.pending or ()):
         return None
     keys = [d.task if isinstance(d, TaskResult) else d for d in delta.done]
-    return Ended(tuple([k for k in keys if k[0] != "@"]), signals)
+    return Ended(tuple([k for k in keys if k[0] != "@"]), signals, REVIEW_TASK in keys)
 
 
 def _keep_views(parent: Checkpoint, pending: tuple[Task, ...] | None) -> Mapping[int, Mapping[str, Any]]:

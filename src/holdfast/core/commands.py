@@ -89,13 +89,14 @@ class ChildEnded(Command, frozen=True, tag=5):
 
 
 class Resume(Command, frozen=True, tag=6):
-    """Resume a failed, canceled or interrupted run; ``acknowledge`` names what was inspected (§7.3)."""
+    """Resume a failed, canceled or interrupted run; ``acknowledge`` names what was inspected (§7.3). ``precedes``: the run of its thread that had the next turn."""
 
     actor: str
     acknowledge: str | None = None
     force: bool = False
     nonce: str = ""
     upgraded: str | None = None
+    precedes: str = ""
 
     @property
     def key(self) -> str:

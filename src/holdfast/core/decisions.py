@@ -19,7 +19,7 @@ from holdfast.core import ids
 from holdfast.core import run as records
 from holdfast.core import waits as ws
 from holdfast.core.canon import encode, reveal
-from holdfast.core.checkpoint import StepRecord
+from holdfast.core.checkpoint import StepRecord, Task
 from holdfast.core.errors import (
     AcknowledgeRequired,
     AlreadyTerminal,
@@ -87,7 +87,8 @@ def take(run: Run, waiting: Iterable[tuple[str, cmd.AnyCommand]], now: int) -> T
             became = decide(after, command, now) or (ev.NoteAdded(f"{key} changed nothing"),)
         except (Rejected, UsageError) as e:
             refused[key] = e
-            became = (ev.NoteAdded(f"{key} was refused: {e.message}", refused=key, code=e.code),)
+            by, action = getattr(command, "actor", ""), getattr(command, "action", "")
+            became = (ev.NoteAdded(f"{key} was refused: {e.message}", refused=key, code=e.code, by=by, action=action),)
         facts += became
         keys.append(key)
         after = fold_facts(after, became, now)
@@ -203,7 +204,7 @@ def _resume(run: Run, c: cmd.Resume, now: int) -> Facts:
     if run.status is Status.PENDING or run.status in LIVE:
         return ()
     resumed = ev.RunResumed(
-        cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=c.acknowledge, forced=c.force, upgraded=c.upgraded
+        cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=c.acknowledge, forced=c.force, upgraded=c.upgraded, precedes=c.precedes
     )
     if not run.rearm:
         return (resumed,)
@@ -356,8 +357,10 @@ def retry_feedback_handoff(run: Run, decision: Decision) -> Facts:
     return (ev.WaitDecided(decision),)
 
 
-def close_waits(run: Run, reason: str) -> Facts:
-    return tuple(ev.WaitClosed(w.wait_id, reason) for w in run.waits)
+def close_waits(run: Run, reason: str, keep: tuple[Task, ...] = ()) -> Facts:
+    """Closes the open waits of a run, except those of the tasks to ``keep``."""
+    kept = {t.key for t in keep}
+    return tuple(ev.WaitClosed(w.wait_id, reason) for w in run.waits if w.task not in kept)
 
 
 def leave_replay(facts: list[ev.Fact]) -> None:

@@ -111,7 +111,8 @@ class RunStarted(Fact, frozen=True, tag=4):
 
 
 class RunResumed(Fact, frozen=True, tag=5):
-    """``cause``: decision, signal, timer, child, timeout, operator, replayed or cancel."""
+    """``cause``: decision, signal, timer, child, timeout, operator, replayed or cancel. ``precedes``: the run that had the next turn of the thread, if this one had
+    ended (§4.15)."""
 
     wire: ClassVar[str] = "run.resumed"
     cause: str
@@ -120,6 +121,7 @@ class RunResumed(Fact, frozen=True, tag=5):
     acknowledged: str | None = None
     forced: bool = False
     upgraded: str | None = None
+    precedes: str = ""
 
 
 class RunRecovered(Fact, frozen=True, tag=6):
@@ -478,12 +480,15 @@ class StatePatched(Fact, frozen=True, tag=61):
 
 
 class NoteAdded(Fact, frozen=True, tag=62):
-    """``refused``: the inbox key of a command that came too late or does not fit, with the ``code`` of its refusal."""
+    """``refused``: the inbox key of a command that came too late or does not fit, with the ``code`` of its refusal. ``by`` is who asked for it, and ``action``
+    what a decision was."""
 
     wire: ClassVar[str] = "note.added"
     text: str
     refused: str = ""
     code: str = ""
+    by: str = ""
+    action: str = ""
 
 
 class BudgetSpent(Fact, frozen=True, tag=63):

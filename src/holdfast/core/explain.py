@@ -273,6 +273,9 @@ def _sentence(fact: ev.Fact | ev.Unknown, actor: str) -> str:
             return f"{who} tried to {action} and was refused{f': {legible(reason)}' if reason else ''}."
         case ev.SideEffectUnknown(task=task):
             return f"The process died during a side effect of the step {task}; its outcome is unknown."
+        case ev.NoteAdded(refused=key, text=text, by=who, action=action) if key and who not in ("", ev.SYSTEM):
+            said = f"answered {action}" if action else f"sent a {key.partition(':')[0]}"
+            return f"{who} {said}, and that came too late: {legible(text.removeprefix(f'{key} was refused: '))}."
         case ev.PolicyEvaluated(verdict="deny", subject=subject, reason=reason):
             return f"The policy denied the step {subject}{f': {legible(reason)}' if reason else ''}."
         case ev.RunCancelRequested(reason=reason):

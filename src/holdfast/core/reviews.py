@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from holdfast.core import canon, ids
-from holdfast.core.checkpoint import NONE_SEEN, Checkpoint
+from holdfast.core.checkpoint import NONE_SEEN, REVIEW_TASK, Checkpoint
 from holdfast.core.graph import Node, Program
 from holdfast.core.run import Run
-from holdfast.core.superstep import REVIEW_TASK
 from holdfast.core.waits import ACTIONS, DEFAULT_DEADLINE_US, Wait, WaitKind
 
 PLACE = "0"

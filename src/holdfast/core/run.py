@@ -69,7 +69,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The folded record of a run. Times are microseconds since 1970, UTC; ``result`` is encoded.
 
     ``version`` is the number of events folded. ``waits`` are the open ones; ``decisions`` those that the run has
-    not consumed yet; ``seen_handoffs`` is never cleared (§5.14).
+    not consumed yet; ``seen_handoffs`` is never cleared (§5.14). ``precedes``: the run that had the next turn of its thread before this one, which had
+    ended, was resumed.
     """
 
     run_id: str
@@ -138,6 +139,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     waived: tuple[str, ...] = ()
     workspace: str | None = None
     later: tuple[Later, ...] = ()
+    precedes: str = ""
 
     @property
     def unasked(self) -> int:
@@ -240,6 +242,7 @@ def _on_resumed(run: Run, e: ev.Event, f: ev.RunResumed) -> Run:
         rearm=(),
         fingerprint=f.upgraded or run.fingerprint,
         resume_from_checkpoint_id=f.checkpoint_id or run.resume_from_checkpoint_id,
+        precedes=run.precedes or f.precedes,
         started_at=run.started_at if run.started_at is not None else e.at,
     )
 

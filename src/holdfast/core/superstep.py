@@ -16,6 +16,7 @@ from holdfast.core.bounds import wrong
 from holdfast.core.channels import LAST, MISSING, Channel, Reducer, find_misfits, last, refuse_misfit
 from holdfast.core.checkpoint import (
     NONE_SEEN,
+    REVIEW_TASK,
     SIGNAL,
     WAITING_TASK,
     Checkpoint,
@@ -46,7 +47,7 @@ from holdfast.core.outcomes import ALL_SKIPPED, DELIVERED, NO_CHANGE, SKIPPED, U
 
 INTENTS = "intents"
 _began, _node, _payload = attrgetter("began"), attrgetter("node"), attrgetter("payload")
-REVIEW_TASK = "@review"
+NONE_FINISHED: Mapping[str, TaskResult] = {}
 
 
 class Turns(msgspec.Struct, frozen=True, gc=False):
@@ -404,10 +405,21 @@ def settle(delta: Delta, moved: Checkpoint) -> tuple[Delta, Checkpoint]:
     return _with_pending(delta, moved, ())
 
 
-def again(program: Program, parent: Checkpoint, targets: tuple[str, ...], feedback: str) -> tuple[Delta, Checkpoint]:
-    """Returns the barrier of one more round: it takes no tasks, and after it ``targets`` run again with a person's feedback (§5.5)."""
+def again(
+    program: Program, parent: Checkpoint, targets: tuple[str, ...], feedback: str, results: Mapping[str, TaskResult] = NONE_FINISHED, signals: tuple[TaskResult, ...] = ()
+) -> tuple[Delta, Checkpoint]:
+    """Returns the barrier of one more round, after which ``targets`` run again with a person's feedback (§5.5). Pending tasks of these nodes, and deliveries, are dropped.
+    Of the others it takes those that have ``results``, and carries on the rest."""
     sent = TaskResult(REVIEW_TASK, goto=targets, feedback=canon.pack(feedback, "feedback")[1])
-    return barrier(program, msgspec.structs.replace(parent, pending=()), {}, inline=frozenset(), decoded={}, signals=(sent,))
+    kept = tuple([t for t in parent.pending if t.node not in targets and not program.nodes[t.node].delivers])
+    taken = tuple([t for t in kept if t.key in results])
+    return barrier(program, msgspec.structs.replace(parent, pending=kept), results, inline=frozenset(), decoded={}, signals=(*signals, sent), taken=taken)
+
+
+def close(program: Program, parent: Checkpoint, results: Mapping[str, TaskResult], signals: tuple[TaskResult, ...]) -> tuple[Delta, Checkpoint]:
+    """Returns the last barrier of a run that a reviewer has approved: it takes the tasks that have ``results``. The others stay pending, and nobody runs them."""
+    taken = tuple([t for t in parent.pending if t.key in results])
+    return barrier(program, parent, results, inline=frozenset(), decoded={}, signals=(*signals, TaskResult(REVIEW_TASK)), taken=taken)
 
 
 def _with_pending(delta: Delta, moved: Checkpoint, pending: tuple[Task, ...]) -> tuple[Delta, Checkpoint]:
@@ -470,6 +482,6 @@ def expect(program: Program, pending: tuple[Task, ...]) -> None:
 
 
 __all__ = [
-    "INTENTS", "REVIEW_TASK", "Turns", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect",
-    "fit_writes", "pack_input", "plan", "settle", "wakes", "whole", "write_signals",
+    "INTENTS", "Turns", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "close", "delivery",
+    "expect", "fit_writes", "pack_input", "plan", "settle", "wakes", "whole", "write_signals",
 ]

@@ -57,6 +57,7 @@ from holdfast.engine.calls.elsewhere import Elsewhere
 from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, attempting, call, describe_function, name_of
 from holdfast.engine.calls.holds import hold
 from holdfast.engine.calls.waits import Ask, Redo, request
+from holdfast.engine.desk import door
 from holdfast.engine.look.snapshot import whole
 
 VERIFY_TIMEOUT_US = 30_000_000
@@ -341,6 +342,11 @@ class Performance:
                 here = (self.attempt.step, self.attempt.key, self.path)
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
                 self.seen += self.records
+            elif self.journal.run.origin == door.REPLAY and self.policy is not ReplayPolicy.REEXECUTE and (there := self._of_source()) is not None and there.key != self.key:
+                # Its source attempted this call under a key beside, or another one at last: neither is passed over for what it left behind before.
+                if there.request_hash not in ("", self.request):
+                    return fx.Mismatch(there)
+                self.key, self.records = await self._on_record(there.key)
         run = self.journal.run
         if not self.records and (run.decisions or run.waits) and self.policy is not ReplayPolicy.REEXECUTE and await self.journal.asking(self._lacks_what_was_asked_about()):
             await self.journal.asking(self._miss())
@@ -782,6 +788,8 @@ class Performance:
             return False, None
         self.key, self.records, effect = key, records, asked[-1]
         aside = self._is_changed(effect) and await self._is_outdated(effect)
+        if aside:
+            await elsewhere.withdraw(effect)
         answer = await elsewhere.answer(self.path, effect)
         if answer is None:
             return await self._close_in_vain(effect, "its request was taken back before it began")
@@ -1069,14 +1077,25 @@ class Performance:
         there = next(e.status for e in await self.journal.asking(self.store.effects(key=self.key)) if e.effect_id == settled.effect_id)
         raise EffectConflict(f"{self.name} was settled in the meantime as {there}, possibly by the run {settled.run_id}", hint=f"see what was recorded: holdfast effects {settled.run_id}")
 
-    async def by_hand(self, decision: Decision) -> Any:
-        """Records what a person did in place of a function that this process does not have.
+    async def find_left(self) -> Effect | None:
+        """Returns the attempt that an earlier process left without an outcome, now noted as unknown; None if there is none."""
+        verdict = await self._judge()
+        if not isinstance(verdict, fx.Ask) or not verdict.effect.open:
+            return None
+        unknown = replace(verdict.effect, status=EffectStatus.UNKNOWN, detail=verdict.effect.detail or verdict.reason, closed=verdict.closed)
+        if verdict.effect.status is EffectStatus.ATTEMPTED:
+            self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, unknown, unknown.detail)], effects=[unknown]))
+        return unknown
+
+    async def by_hand(self, decision: Decision, left: Effect | None) -> Any:
+        """Records what a person said in place of a function that this process does not have, or may not call: how the attempt that was ``left`` ended, or what they
+        did by hand.
 
         Raises:
-            EffectFailed: the person did nothing, and it shall not be done.
+            EffectFailed: it was not done, and shall not be.
         """
         self.key, self.records = await self._on_record(self.key)
-        effect = self._attempt(None)
+        effect = left or self._attempt(None)
         if decision.action != RECORD_RESULT:
             return await self._give_up(effect, fx.attribute(decision.actor, decision.note or ""))
         data = words.read_payload(decision)

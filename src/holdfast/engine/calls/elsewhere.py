@@ -14,9 +14,10 @@ from typing import Any
 
 from holdfast.core import canon, ids, intents
 from holdfast.core import events as ev
+from holdfast.core.commit import Settlement
 from holdfast.core.effects import Effect, attribute
 from holdfast.core.errors import InvalidInput, PermanentError
-from holdfast.core.intents import ABANDON, REDRIVE, Ended, Intent
+from holdfast.core.intents import ABANDON, REDRIVE, Ended, Intent, IntentState
 from holdfast.core.lease import at_once
 from holdfast.core.toolcalls import Answer, Asked, owner_of, place_of, plain, read_answer, type_of
 from holdfast.core.waits import Wait, WaitKind
@@ -26,6 +27,7 @@ from holdfast.engine.calls.functions import calling
 from holdfast.engine.calls.waits import Ask, open_at, request
 
 TAKEN_BACK = "the run was canceled while a tool runner had the request, and its answer was not kept"
+UNDONE = "an effect that it may depend on was undone before a runner began it"
 NOT_BEGUN = frozenset({Ended.REFUSED, Ended.LATE})
 Args = tuple[Any, ...]
 
@@ -83,6 +85,15 @@ class Elsewhere:
                     return None
                 return Answer(owner=kept.tries[-1].owner if kept is not None and kept.tries else effect.owner, lost=TAKEN_BACK, closed=kept is not None)
         return await self._answer(self._question(path, place))
+
+    async def withdraw(self, effect: Effect) -> None:
+        """Takes back a request that no runner has begun, because an effect that it may depend on was undone. The answer to a request that a runner has is awaited."""
+        place, store, now = place_of(effect.owner), self._attempt.services.store, self._attempt.services.store.now()
+        kept = None if place is None else await self._attempt.journal.asking(store.intent(self._intent_id(place)))
+        if kept is None or kept.state is not IntentState.QUEUED or any(t.outcome not in NOT_BEGUN for t in kept.tries):
+            return
+        gone = intents.rule(kept, IntentState.ABANDONED, actor=ev.SYSTEM, reason=UNDONE, now=now)
+        await self._attempt.journal.asking(store.settle_intents([Settlement(kept, gone)]))  # if a runner has just begun it, nothing is changed
 
     async def read(self, args: Args) -> Any:
         """Returns the outcome of a call that only reads; requests it again if it was lost."""

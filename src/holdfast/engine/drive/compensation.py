@@ -11,21 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from holdfast.core import canon, decisions, ids, reviews
+from holdfast.core import canon, decisions, ids, reviews, superstep
 from holdfast.core import compensation as core
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Checkpoint, Source, StepRecord, Task
+from holdfast.core.channels import ROOM
+from holdfast.core.checkpoint import Checkpoint, Delta, Source, StepRecord, Task, TaskResult
 from holdfast.core.codec import open_rows
 from holdfast.core.commit import InboxItem
 from holdfast.core.decisions import Facts
 from holdfast.core.effects import Effect, name_gone
-from holdfast.core.errors import EffectFailed, EffectsUndone, LeaseLost, StoreError, make_own
+from holdfast.core.errors import EffectsUndone, LeaseLost, StoreError, make_own
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import REJECTED, Terminal, resolve_terminal_outcome
 from holdfast.core.policy import REVIEWS, Kind, Request
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import WAITING
+from holdfast.core.views import iso
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, RETRY, Decision, WaitKind
 from holdfast.core.wording import target_of
 from holdfast.engine.base.failures import record
@@ -36,6 +38,7 @@ from holdfast.engine.calls.attempt import Attempt, Suspend
 from holdfast.engine.calls.effects import Options, Performance, perform_once
 from holdfast.engine.calls.functions import accepts_key
 from holdfast.engine.calls.waits import Ask, explain_outdated, request
+from holdfast.engine.drive import outgoing
 from holdfast.engine.look.snapshot import whole
 from holdfast.ports import Store
 
@@ -178,8 +181,7 @@ class _Undoing:
         if self._journal.record(core.TASK, self._path) is not None:
             return
         try:
-            await self._ask_policy()
-            await self._take_back()
+            await self._take_back(await self._find_ban())
         except (LeaseLost, StoreError):
             raise
         except Exception as e:  # the user's function may raise anything
@@ -188,7 +190,9 @@ class _Undoing:
             if self._journal.record(core.TASK, self._path) is None:
                 self._fail(e)
 
-    async def _take_back(self) -> None:
+    async def _take_back(self, ban: str | None) -> None:
+        """Undoes the effect. If that cannot be done here, because this process lacks the function or because of the ``ban``, a person is asked about an attempt
+        that an earlier process left without an outcome."""
         effect = self._effect
         undo = undos.find(self._services.undos, self._program, effect)
         options = Options(
@@ -197,8 +201,12 @@ class _Undoing:
             idempotent=effect.idempotent and undo is not None and accepts_key(undo),
             name=self._name,
         )
-        if undo is None:
-            await self._performance(_nothing, (), options).by_hand(await self._ask())
+        by_hand = self._performance(_nothing, (), options)
+        left = await by_hand.find_left() if undo is None or ban is not None else None
+        if ban is not None and left is None:
+            raise await by_hand.block(ban)
+        if undo is None or left is not None:
+            await by_hand.by_hand(await self._ask(left, ban), left)
         else:
             args = undos.fitting(undo, undos.read_given(await whole(self._services.store, effect)))
             await perform_once(self._attempt, undo, args, options, self._name, self._path)
@@ -206,32 +214,38 @@ class _Undoing:
     def _performance(self, undo: Any, args: tuple[Any, ...], options: Options) -> Performance:
         return Performance(self._attempt, undo, args, options, self._name, self._path)
 
-    async def _ask(self) -> Decision:
-        """Asks a person to undo the effect by hand, because this process cannot find the function; returns the answer."""
-        prompt = (
-            f"{self._effect.capability} is to be undone by {self._name}, which the process that executes the run cannot find. "
-            "Undo it by hand and record that, or abandon it."
-        )
-        show = {"effect": self._effect.capability, "key": self._effect.key, "undo": self._effect.undo, "step": self._effect.step}
-        place = f"{self._path}?code"
+    async def _ask(self, left: Effect | None, ban: str | None) -> Decision:
+        """Asks a person about an undo that is not carried out here; returns the answer. ``left``: an attempt at it that has no outcome. ``ban``: why it is not
+        allowed; if it is, this process cannot find the function."""
+        effect, name, place = self._effect, self._name, f"{self._path}?code"
+        show = {"effect": effect.capability, "key": effect.key, "undo": effect.undo, "step": effect.step}
+        if left is None:
+            prompt = f"{effect.capability} is to be undone by {name}, which the process that executes the run cannot find. Undo it by hand and record that, or abandon it."
+        else:
+            why = "the process that executes the run cannot find it" if ban is None else f"it may not be attempted again ({ban})"
+            prompt = (
+                f"{name}, which undoes {effect.capability}, was attempted, and its outcome is unknown; {why}. Check with its receiver. "
+                f"Record the result if {effect.capability} was undone, also by hand; abandon {name} if it was not."
+            )
+            place = f"{place}{left.effect_id.rpartition('#')[2]}"
+            show |= {"attempted_at": iso(left.attempted_at), "owner": left.owner, "closed": left.closed, "detail": left.detail}
         return await request(
             self._attempt,
             Ask(
-                kind=WaitKind.EFFECT, prompt=prompt, name=self._name, show=show, actions=(RECORD_RESULT, ABANDON, HALT),
-                effect_id=self._effect.effect_id, path=place,
+                kind=WaitKind.EFFECT, prompt=prompt, name=name, show=show, actions=(RECORD_RESULT, ABANDON, HALT),
+                effect_id=(left or effect).effect_id, path=place,
             ),
         )
 
-    async def _ask_policy(self) -> None:
-        """Asks the current policy whether this effect may be undone (§6.11). An answer that is recorded under the same policy counts.
+    async def _find_ban(self) -> str | None:
+        """Asks the current policy whether this effect may be undone (§6.11); returns why it may not, or None. An answer that is recorded under the same policy counts.
 
         Raises:
-            EffectFailed: it may not.
             Suspend: a person is asked.
         """
         policy = self._services.policy
         if policy is None:
-            return
+            return None
         place = f"{self._path}?gate"
         known = self._journal.record(core.TASK, place)
         passed = None if known is None or known.kind != "gate" else canon.decode(known.value or b"")
@@ -244,10 +258,8 @@ class _Undoing:
         if kind == Kind.REQUIRE_HUMAN:
             prompt = why or f"May {self._name} undo {self._effect.capability}?"
             asked = await request(self._attempt, Ask(kind=WaitKind.GATE, prompt=prompt, path=f"{place}/0", actions=(APPROVE, DENY), on_deny="deliver"))
-            if asked.action != APPROVE:
-                raise await self._block(f"{asked.actor} denied it")
-        elif kind == Kind.DENY:
-            raise await self._block(why)
+            return None if asked.action == APPROVE else f"{asked.actor} denied it"
+        return str(why) if kind == Kind.DENY else None
 
     def _request(self) -> Request:
         node = next((n for n in self._program.nodes.values() if n.name == ids.node_of(self._effect.task)), NODE)
@@ -256,11 +268,6 @@ class _Undoing:
             run=run, node=node.name, capabilities=node.capabilities, side_effects=self._effect.effect_class.value,
             environment=self._services.environment, waivers=run.waivers, undo=self._name,
         )
-
-    async def _block(self, why: str) -> EffectFailed:
-        """Records that a policy or a person has forbidden the undo, in the ledger too."""
-        options = Options(undoes=self._effect, side_effects=self._effect.effect_class.value)
-        return await self._performance(_nothing, (), options).block(why)
 
     def _fail(self, error: Exception) -> None:
         """Records a failure that has left no record of its own."""
@@ -283,6 +290,28 @@ def find_sent_back(journal: Journal) -> str | None:
 def redone(program: Program, journal: Journal) -> tuple[str, ...]:
     """Returns the nodes that run again after a review, under the names that the current code gives them, since the question may be older than the code."""
     return reviews.redone(program, journal.progress.checkpoint)
+
+
+def cross_reviewed(
+    services: Services, journal: Journal, program: Program, signals: tuple[TaskResult, ...], draft: Draft, feedback: str | None
+) -> tuple[Delta, Checkpoint] | None:
+    """Returns the barrier that follows the answer to a review; None if the run ends without one. It applies what tasks have finished beside a rejected delivery, and
+    the ``signals`` since the last barrier. ``draft`` gets what these tasks leave to be sent. ``feedback``: another round begins with these words.
+
+    Raises:
+        Exception: a reducer of the user's raised it.
+    """
+    parent, results = journal.progress.checkpoint, journal.progress.results
+    if feedback is not None:
+        delta, moved = superstep.again(program, parent, redone(program, journal), feedback, results, signals)
+    elif results or signals:
+        delta, moved = superstep.close(program, parent, results, signals)
+    else:
+        return None
+    if journal.stored > ROOM:
+        journal.weights.hold(program.channels, parent.values, moved.writes.values(), moved.values)
+    outgoing.add(services.store, journal, draft, [results[key] for key in delta.done if isinstance(key, str) and key in results], services.clock.now())
+    return delta, moved
 
 
 def outcome(services: Services, program: Program, journal: Journal, delivery: str | None = None) -> Terminal:
@@ -322,4 +351,4 @@ def facts(services: Services, program: Program, journal: Journal, ends: Terminal
     return decisions.apply_outcome(run, ends, review=review)
 
 
-__all__ = ["facts", "find_begun", "find_sent_back", "leave_end", "outcome", "redone", "refuse_to_go_on", "source", "take_back"]
+__all__ = ["cross_reviewed", "facts", "find_begun", "find_sent_back", "leave_end", "outcome", "redone", "refuse_to_go_on", "source", "take_back"]

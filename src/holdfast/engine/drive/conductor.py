@@ -547,7 +547,7 @@ class Conductor:
             doubts = await self._refuse_without(run)
         judged = await self._ask_policy(run, program, actor, force)
         if run.status in TERMINAL:
-            command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
+            command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force, precedes=run.precedes or await self._services.threads.find_next(run))
             loaded = await self._reader.load(run_id)
             facts = (*judged, *decisions.decide(loaded.run, command, now))
             judged = []

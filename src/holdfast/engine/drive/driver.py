@@ -493,7 +493,7 @@ class Driver:
         while True:
             checkpoint = journal.progress.checkpoint
             if not checkpoint.pending or reviews.AT in journal.progress.records:  # a review was answered, and the answer has not been applied yet
-                if await self._finish(Draft()) or (self._end is not None and await self._end_or_hand_back()):
+                if await self._finish() or (self._end is not None and await self._end_or_hand_back()):
                     return journal.run
                 continue
             enters = self._enters(checkpoint) if checkpoint.held or self._parked else True
@@ -628,7 +628,7 @@ class Driver:
         """Returns the tasks of the super-step that ends with these results, or None if none ends yet. A repeated run keeps the order of the original."""
         checkpoint = self.journal.progress.checkpoint
         before = self._before(checkpoint.step + 1) if self._repeats else None
-        if before is not None and set(before.tasks) <= {t.key for t in checkpoint.pending}:
+        if before is not None and not before.reviewed and set(before.tasks) <= {t.key for t in checkpoint.pending}:
             mine = tuple([t for t in checkpoint.pending if t.key in before.tasks])
             return mine if all(t.key in results for t in mine) else None
         return superstep.whole(checkpoint, results)
@@ -717,7 +717,7 @@ class Driver:
         """Whether a signal has come that lets a node run although all pending tasks wait (§5.11), or did so in the run that is repeated."""
         before = self._before(self.journal.progress.checkpoint.step + 1) if self._repeats else None
         if before is not None:
-            return not before.tasks
+            return not before.tasks and not before.reviewed
         if (echo := self.journal.echo) is not None and max(echo.ended, default=0) > self.journal.progress.checkpoint.step:
             return False  # the signal belongs to one of the barriers that are still to be repeated
         signals = self._signals()
@@ -727,38 +727,46 @@ class Driver:
             contain(e, "a reducer")
             return True  # the barrier will raise the same error and record it
 
-    async def _finish(self, draft: Draft, delivery: str | None = None) -> bool:
+    async def _finish(self, delivery: str | None = None) -> bool:
         """Ends a run that has nothing left to do, as the rule of §5.16 says. Returns False if the run continues with another round or with what a signal starts."""
         journal, program = self.journal, self._program
         if not journal.progress.checkpoint.pending and reviews.AT not in journal.progress.records and self._is_woken():
-            journal.hold(draft.join(Draft(facts=list(decisions.close_waits(journal.run, "a signal came, and there is more to review")))))
+            journal.hold(Draft(facts=list(decisions.close_waits(journal.run, "a signal came, and there is more to review"))))
             return await self._barrier({}, set(), {}, ())
         async with self._lock:
             feedback = compensation.find_sent_back(journal)
-            if feedback is not None:
-                delta, moved = superstep.again(program, journal.progress.checkpoint, compensation.redone(program, journal), feedback)
-                draft.facts += [*decisions.close_waits(journal.run, "the work is done again"), *superstep.list_starts(moved)]
-                self._parked = {}
-                await journal.checkpoint(draft, delta, moved)
+            outcome = None if feedback is not None else compensation.outcome(self._services, program, journal, delivery)
+            if outcome is not None and self._end is not None:
                 return False
-            outcome = compensation.outcome(self._services, program, journal, delivery)
-            if self._end is not None:
-                journal.hold(draft)
-                return False
-            self._over = True
-            ends = Draft(facts=[*compensation.facts(self._services, program, journal, outcome, delivery)])
+            draft, crossed, failed = Draft(), None, None
             try:
-                await journal.rest(draft.join(ends), compensation.source(journal.run, outcome))
-                return True
+                if outcome in (None, Terminal.DONE):
+                    crossed = compensation.cross_reviewed(self._services, journal, program, self._signals(), draft, feedback)
+            except BaseException as raised:
+                failed = contain(raised, "a reducer")
+            try:
+                if outcome is None and crossed is not None:
+                    draft.facts += [*decisions.close_waits(journal.run, "the work is done again", crossed[1].waiting), *superstep.list_starts(crossed[1])]
+                    self._parked = {}
+                    await journal.checkpoint(draft, *crossed)
+                    return False
+                if outcome is not None and failed is None:
+                    self._over = True
+                    draft.facts += compensation.facts(self._services, program, journal, outcome, delivery)
+                    await (journal.rest(draft, compensation.source(journal.run, outcome)) if crossed is None else journal.checkpoint(draft, *crossed, lease=RELEASE))
+                    return True
             except InboxUnread:
                 self._over = False
                 await self._take(tuple(await self._services.store.inbox(journal.run.run_id)))
-        return await self._finish(draft, delivery)
+            except StatementFailed as e:
+                self._over, failed = False, e
+        return await (self._finish(delivery) if failed is None else self._fail(Draft(), failed, record(failed)))
 
     async def _step_failed(self, draft: Draft, e: StepError) -> bool:
         """Ends the run as failed, unless the failed step is a delivery that was rejected: then the rule of §5.16 decides."""
         if e.outcome == REJECTED and self._program.nodes[ids.node_of(e.task)].delivers:
-            return await self._finish(draft, REJECTED)
+            self.journal.hold(draft)
+            return await self._finish(REJECTED)
         return await self._fail(draft, e.cause, e.error)
 
     async def _rest_in(self, waits: tuple[Wait, ...]) -> bool:

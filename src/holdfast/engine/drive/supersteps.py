@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Task, TaskResult, keys_of, list_ends
+from holdfast.core.checkpoint import REVIEW_TASK, Task, TaskResult, keys_of, list_ends
 from holdfast.core.graph import Program
 from holdfast.core.limits import Later
-from holdfast.core.superstep import REVIEW_TASK
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services

@@ -14,7 +14,7 @@ events is the same log. In addition, a run that refers to such an end names the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -74,6 +74,35 @@ class _Log(msgspec.Struct, frozen=True):
     carries: tuple[Carry, ...]
 
 
+class _Places:
+    """Puts the ended runs of a thread, which come by their turns, latest first, into the order in which their turns began: a run that was resumed after later
+    turns had begun comes after the run that it ``precedes``. ``moved``: there are such runs."""
+
+    def __init__(self) -> None:
+        self.moved = False
+        self._looked = 0
+        self._known: set[str] = set()
+        self._aside: dict[str, list[tuple[Run, Lease]]] = {}
+
+    def order(self, page: Sequence[tuple[Run, Lease]], *, last: bool) -> list[tuple[Run, Lease]]:
+        """Returns the runs of a page that no page before had. One whose later turn has not come yet waits for it, at most until the ``last`` page."""
+        found: list[tuple[Run, Lease]] = []
+        for entry in page[self._looked :]:
+            if (later := entry[0].precedes) and later not in self._known:
+                self._aside.setdefault(later, []).append(entry)
+                self.moved = True
+                continue
+            todo = [entry]
+            while todo:
+                found.append(todo.pop())
+                self._known.add(found[-1][0].run_id)
+                todo += reversed(self._aside.pop(found[-1][0].run_id, []))
+        self._looked = len(page)
+        if last:
+            found += [entry for left in self._aside.values() for entry in left]
+        return found
+
+
 class Threads:
     """Finds what runs carry, in one store."""
 
@@ -106,21 +135,23 @@ class Threads:
     async def find_carried_values(self, program: Program, tenant_id: str, thread_id: str) -> CarriedValues | None:
         """Returns what the thread's newest ended run has for the next one; None if the program carries nothing.
 
-        The newest run is found by its turn in the lane, which does not depend on a clock (§3.4). A run that was canceled before it started has no channels,
-        and a run of another skill may lack some. The missing channels are taken from earlier runs, so that a conversation is not lost
-        because of a run that did not take part in it.
+        The newest run is found by its turn in the lane, which does not depend on a clock (§3.4). A run that was resumed after later turns had begun has its old place
+        among them (decision 130). A run that was canceled before it started has no channels, and a run of another skill may lack some. The missing channels are taken
+        from earlier runs, so that a conversation is not lost because of a run that did not take part in it.
         """
         wanted = list(program.carried)
         if not wanted:
             return None
         found: dict[str, Any] = {}
         carries: list[Carry] = []
-        since = whole = looked = 0
+        since = whole = 0
+        places = _Places()
         limit = 1
         while wanted:
             page = await self._store.runs(RunFilter(tenant_id=tenant_id, thread_id=thread_id, statuses=tuple(TERMINAL), limit=limit, by_turn=True))
-            for run, lease in page[looked:]:
-                if run.started_at is None or not wanted or (end := await self._end(run, lease, newest=not found)) is None:
+            last = len(page) < limit or limit >= LOOKED_AT
+            for run, lease in places.order(page, last=last):
+                if run.started_at is None or not wanted or (end := await self._end(run, lease, newest=not found and not places.moved)) is None:
                     continue
                 values = end.checkpoint.values
                 if mine := {n: values[n] for n in wanted if n in values}:
@@ -129,10 +160,23 @@ class Threads:
                         carries.append(Carry(end.run_id, end.tip.seq, end.tip.hash, tuple(mine)))
                         since, whole = since + end.tip.since, whole + end.tip.whole
                     wanted = [n for n in wanted if n not in found]
-            if len(page) < limit or limit >= LOOKED_AT:
+            if last:
                 break
-            looked, limit = len(page), limit * 10
+            limit *= 10
         return CarriedValues(found, tuple(carries), since, whole)
+
+    async def find_next(self, run: Run) -> str:
+        """Returns the run that had the turn after this one in their thread; empty if no later turn was taken."""
+        limit = 1 if run.thread_id != run.run_id else 0
+        while limit:
+            page = await self._store.runs(RunFilter(tenant_id=run.tenant_id, thread_id=run.thread_id, limit=limit, by_turn=True))
+            ids = ["", *[r.run_id for r, _ in page]]
+            if run.run_id in ids:
+                return ids[ids.index(run.run_id) - 1]
+            if len(page) < limit or limit >= LOOKED_AT:
+                return ids[-1]
+            limit *= 10
+        return ""
 
     async def _end(self, run: Run, lease: Lease, *, newest: bool) -> _End | None:
         """Returns how a run's log ends: from memory if that is still up to date, else from the store."""
@@ -154,6 +198,9 @@ class Threads:
         """
         end, place = _End(run.run_id, tip, fence, checkpoint), (run.tenant_id, run.thread_id)
         old = self._ends.pop(place, ())
+        if run.precedes:
+            self._weight -= _weight(old)
+            return end  # later turns come after it, so the next run reads which is the newest
         self._ends[place] = (end, *[e for e in old if e.run_id != run.run_id][:1])
         self._weight += _weight(self._ends[place]) - _weight(old)
         while len(self._ends) > 1 and (self._weight > KEPT_BYTES or len(self._ends) > KEPT_THREADS):
