@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 
 import pytest
+from _pytest.assertion.rewrite import PYC_TAIL, get_cache_dir
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
@@ -38,6 +39,10 @@ STARTED = (
 )
 """What the processes import that tests start, and this one's workers: on two cores at once, half of it on each."""
 
+COMPILING = "import sys, {names}; import pytest; sys.argv[1:] and pytest.main(['--collect-only', '-q', '-n0', '-p', 'no:cacheprovider', *sys.argv[1:]])"
+MANY = 100
+"""How many tests files without bytecode are compiled beforehand; fewer take each worker less time than that."""
+
 COLLECTED_AFTER = (20_000, 20, 50)
 """Of the garbage collector: new objects, and generations, before it looks again."""
 
@@ -49,16 +54,34 @@ MEMORY, ROOM = "/dev/shm", 4 * 2**30
 """Where a disk costs nothing, and how many bytes have to be free there."""
 
 
+def list_uncompiled() -> list[str]:
+    """Returns the files of tests whose bytecode, with rewritten assertions, is missing or out of date."""
+    here = pathlib.Path(__file__).parent
+    found = []
+    for path in sorted(here.rglob("test_*.py")):
+        there = get_cache_dir(path) / f"{path.stem}{PYC_TAIL}"
+        if not there.exists() or there.stat().st_mtime < path.stat().st_mtime:
+            found.append(str(path))
+    return found
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Has the package and the frameworks compiled once, where Python is told to keep no bytecode: some hundred processes of the tests would each do it again.
+    Before a whole run the tests are compiled once too, or each worker would rewrite the assertions of all of them.
     Temporary folders are in memory where there is room: no test loses power, and the syncs of thousands of stores cost next to nothing there."""
     with contextlib.suppress(OSError):  # another system: on its disk
         if shutil.disk_usage(MEMORY).free >= ROOM and os.access(MEMORY, os.W_OK | os.X_OK):
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
-    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    whole = config.args_source is not pytest.Config.ArgsSource.ARGS and bool(config.getoption("numprocesses", None))
+    tests = list_uncompiled() if whole else []
+    if sys.dont_write_bytecode or len(tests) >= MANY:
         keeps = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        compiling = [subprocess.Popen([sys.executable, "-c", f"import {names}"], env=keeps) for names in STARTED]
-        for process in compiling:
+        half = len(tests) // 2 if len(tests) >= MANY else 0
+        parts = (tests[:half], tests[half:]) if half else ([], [])
+        commands = [[sys.executable, "-c", COMPILING.format(names=names), *part] for names, part in zip(STARTED, parts, strict=True)]
+        for process in [subprocess.Popen(command, env=keeps, stdout=subprocess.DEVNULL) for command in commands]:
             process.wait()  # whatever cannot be imported fails in its own tests
 
 
