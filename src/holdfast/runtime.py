@@ -1236,7 +1236,7 @@ class Runtime(EnteredAsync):
         await target.open()
         try:
             found = await transfer.dossier(self.store, run_id)
-            await target.adopt(found)
+            await transfer.write_out(found, target)
             if keys := transfer.keys_in(found):
                 told = {"keys": keys, "encrypted": "what programs and people said", "in clear": "ids, names, keys, tags, actors, times, statuses and digests"}
                 target.note(run_id, "encrypted.json", told)

@@ -510,6 +510,13 @@ SELECT 1 FROM put;
 SELECT name, key, data FROM holdfast.shelf WHERE name = %s AND key = %s;
 -- name: shelf_scan
 SELECT name, key, data FROM holdfast.shelf WHERE name = %(name)s AND key >= %(first)s AND key < %(end)s ORDER BY key LIMIT %(limit)s;
+-- name: shelf_names
+-- The names of shelves with rows: one look into the index for each.
+WITH RECURSIVE n (name) AS (
+  (SELECT name FROM holdfast.shelf ORDER BY name LIMIT 1)
+  UNION ALL SELECT (SELECT s.name FROM holdfast.shelf s WHERE s.name > n.name ORDER BY s.name LIMIT 1) FROM n WHERE n.name IS NOT NULL
+)
+SELECT name FROM n WHERE name IS NOT NULL;
 -- name: shelf_drop
 DELETE FROM holdfast.shelf WHERE name = %(name)s AND key >= %(first)s AND key < %(end)s RETURNING key;
 

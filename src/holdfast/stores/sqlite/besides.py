@@ -6,7 +6,7 @@ All functions work on a connection, inside whatever transaction is open there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import apsw
@@ -23,6 +23,7 @@ from holdfast.core.pruned import missing as said
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Kind, Voucher
+from holdfast.ports import ShelfRow
 from holdfast.stores import apply
 from holdfast.stores.sqlite.connection import Q, row, rows
 
@@ -247,6 +248,12 @@ def shelve(db: apsw.Connection, shelf: str, kept: Mapping[str, bytes], once: Col
     db.executemany(Q.shelf_put, [(shelf, key, data) for key, data in kept.items() if key not in once])
     vouch_for(db, [vouch.of_shelf(shelf, key, data) for key, data in kept.items() if key not in taken])
     return taken
+
+
+def adopt_shelved(db: apsw.Connection, kept: Iterable[ShelfRow]) -> None:
+    """Stores the rows that come with an adopted run; those that are here already stay, if they are the same."""
+    for shelf, mine in apply.by_shelf(kept).items():
+        apply.check_shelved(shelf, mine, {key: find_shelved(db, shelf, key) for key in shelve(db, shelf, mine, mine.keys())})
 
 
 def find_shelved(db: apsw.Connection, shelf: str, key: str) -> bytes | None:

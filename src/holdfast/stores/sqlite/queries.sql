@@ -772,6 +772,12 @@ LEFT JOIN shelf s ON s.name = ?1 AND s.key = ?2 LEFT JOIN vouch v ON v.run = '' 
 SELECT name, key, data FROM shelf WHERE name = ?1 AND key >= ?2 AND key < ?3 ORDER BY key LIMIT ?4;
 -- name: shelves_all
 SELECT name, key, data FROM shelf ORDER BY name, key;
+-- name: shelf_names
+-- The names of shelves with rows: one look into the index for each.
+WITH RECURSIVE n (name) AS (
+  SELECT min(name) FROM shelf UNION ALL SELECT (SELECT min(name) FROM shelf WHERE name > n.name) FROM n WHERE n.name IS NOT NULL
+)
+SELECT name FROM n WHERE name IS NOT NULL;
 -- name: shelf_drop
 DELETE FROM shelf WHERE name = ?1 AND key >= ?2 AND key < ?3;
 -- name: vouch_shelf
