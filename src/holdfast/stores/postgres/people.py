@@ -140,7 +140,7 @@ class People(Server):
     async def unshelve(self, shelf: str, prefix: str) -> int:
         async def work(db: Connection, sent: int) -> int:
             gone = await rows_of(db, Q.shelf_drop, besides.shelf_range(shelf, prefix))
-            await db.execute(Q.vouch_drop, (OWN, "shelf", [vouch.shelf_id(shelf, key) for (key,) in gone]))
+            await db.execute(Q.shelf_unvouch, {"name": shelf, "ids": [vouch.shelf_id(shelf, key) for (key,) in gone]})
             return len(gone)
 
         return await self._do(work)

@@ -246,7 +246,10 @@ def shelve(db: apsw.Connection, shelf: str, kept: Mapping[str, bytes], once: Col
         new = db.executemany(Q.shelf_add, [(shelf, key, kept[key], vouch.shelf_id(shelf, key)) for key in once]).fetchall()
         taken = sorted(set(once) - {key for (key,) in new})
     db.executemany(Q.shelf_put, [(shelf, key, data) for key, data in kept.items() if key not in once])
-    vouch_for(db, [vouch.of_shelf(shelf, key, data) for key, data in kept.items() if key not in taken])
+    vouchers = [vouch.of_shelf(shelf, key, data) for key, data in kept.items() if key not in taken]
+    if vouchers:
+        db.execute(Q.shelf_count, (shelf, len(vouchers), sum(vouch.heft(v.seal) for v in vouchers), json.dumps([v.id for v in vouchers])))
+    vouch_for(db, vouchers)
     return taken
 
 
@@ -277,7 +280,8 @@ def unshelve(db: apsw.Connection, shelf: str, prefix: str) -> int:
     db.execute(Q.shelf_drop, (shelf, prefix, _behind(prefix)))
     gone = db.changes()
     first = vouch.shelf_id(shelf, prefix)
-    db.execute(Q.vouch_shelf_drop, (shelf, first, _behind(first)))
+    if seals := [seal for (seal,) in rows(db, Q.vouch_shelf_drop, (shelf, first, _behind(first)))]:
+        db.execute(Q.shelf_discount, (shelf, len(seals), sum(map(vouch.heft, seals))))
     return gone
 
 
@@ -359,7 +363,10 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
     """Returns every record of the store itself, or of a run that is not here, that is lost or is not what was written."""
     out: list[RecordDamaged] = []
     for kind, records in _of_store(db).items():
-        out += vouch.damage(vouch.by_id(records), vouch.by_id(list_vouchers(db, OWN, kind)))
+        stated = list_vouchers(db, OWN, kind)
+        out += vouch.damage(vouch.by_id(records), vouch.by_id(stated))
+        if kind == "shelf":
+            out += vouch.find_miscounted_shelves({name: (n, total) for name, n, total in rows(db, Q.shelf_roll)}, records, stated)
     out += vouch.find_miscounted({kind: (n, total) for kind, n, total in rows(db, Q.roll)}, {k: _weigh_all(k, _list_known(db, k)) for k in vouch.COUNTED})
     left = {Voucher(*r) for r in rows(db, Q.vouch_runless)}
     runless = rows(db, Q.effects_runless)
@@ -404,6 +411,8 @@ def vouch_anew(db: apsw.Connection) -> None:
     found += [vouch.of_intent_row(r) for r in rows(db, Q.intents)]
     found += [vouch.of_ledger(LedgerRow(*r)) for r in rows(db, Q.ledger)]
     vouch_for(db, [v for v in found if isinstance(v.run_id, str) and isinstance(v.id, str)])
+    db.execute(Q.shelf_roll_forget)
+    db.execute(Q.shelf_roll_anew)
     db.execute(Q.roll_forget)
     db.executemany(Q.roll_anew, [(kind, *_weigh_all(kind, {str(v.id) for v in found if v.kind == kind})) for kind in vouch.COUNTED])
     for kept in rows(db, Q.effects_runless):
