@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute
 
 from holdfast.access import Access, Forbidden, Scope, check_site
+from holdfast.callers import acting
 from holdfast.core import bounds, describe
 from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, Rejected, TokenRefused
 from holdfast.core.intents import MARK_SENT
@@ -128,7 +129,8 @@ class Pages:
                     viewer.access.need(scope)
                 if request.method == "POST":
                     await _check_own(request, viewer, self._public)
-                response = await page(request, viewer)
+                with acting(viewer.access.id):
+                    response = await page(request, viewer)
             except HoldfastError as e:
                 response = self._answer_error(request, viewer, e)
             return _secure(response)
@@ -272,7 +274,7 @@ class Pages:
         actor = form.get("actor") or viewer.access.actor
         payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
         await self._rt.decide(
-            run_id, action, wait_id=form.get("wait_id") or None, actor=actor, feedback=form.get("feedback") or None, note=note, payload=payload, via=viewer.access.id
+            run_id, action, wait_id=form.get("wait_id") or None, actor=actor, feedback=form.get("feedback") or None, note=note, payload=payload
         )
         return RedirectResponse(f"/runs/{run_id}", 303)
 

@@ -790,7 +790,7 @@ def _limit(name: str, limit: Limit | None, rule: bounding.Rule | None, usage: Us
         in_use = sum(h.runs for h in usage.held) if name == bounding.WORKER else usage.calls.get(name, 0)
     changes = [
         describe.LimitChangeView(
-            at=views.iso(c.at), actor=c.actor, action=c.action, in_flight=_figures(c.limit)[0], per_second=_figures(c.limit)[1], burst=_figures(c.limit)[2],
+            at=views.iso(c.at), actor=c.actor, via=c.via or None, action=c.action, in_flight=_figures(c.limit)[0], per_second=_figures(c.limit)[1], burst=_figures(c.limit)[2],
             reason=c.reason,
         )
         for c in (() if rule is None else rule.changes)
