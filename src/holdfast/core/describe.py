@@ -746,9 +746,9 @@ class QueuedView(Shape, frozen=True, kw_only=True):
 
 
 class LedgerView(Shape, frozen=True, kw_only=True):
-    """A row that a step wrote for people and applications (§9.6). ``number`` is its position among all rows."""
+    """A row that a step wrote for people and applications (§9.6). ``number`` is its position among all rows, and None for one tenant."""
 
-    number: int
+    number: int | None
     run_id: str
     step_id: str
     topic: str
@@ -758,7 +758,7 @@ class LedgerView(Shape, frozen=True, kw_only=True):
 
 
 def ledger(of: LedgerRow) -> LedgerView:
-    return LedgerView(number=of.number, run_id=of.run_id, step_id=of.step_id, topic=of.topic, key=of.key, data=show(of.data), created_at=iso(of.at))
+    return LedgerView(number=of.number or None, run_id=of.run_id, step_id=of.step_id, topic=of.topic, key=of.key, data=show(of.data), created_at=iso(of.at))
 
 
 # -- workers, steps, lanes, queues, limits, skills --------------------------------------------------
