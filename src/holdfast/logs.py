@@ -22,6 +22,7 @@ from holdfast.core import ids
 from holdfast.core.commit import Commit
 from holdfast.core.errors import ErrorValue
 from holdfast.core.intents import Intent
+from holdfast.core.visible import escape
 from holdfast.meters import METERS
 
 ROOT = logging.getLogger("holdfast")
@@ -169,7 +170,7 @@ def _time(record: logging.LogRecord) -> str:
 
 def _visible(value: object) -> str:
     """Returns text with control characters escaped, so that one record stays one line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(value))
+    return escape(str(value), lambda c: not c.isprintable())
 
 
 class LastResort(logging.Handler):

@@ -460,11 +460,20 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     needs: Needs | None = None
 
 
+class ShelfRow(msgspec.Struct, frozen=True):
+    """A row of a shelf (§19.2)."""
+
+    shelf: str
+    key: str
+    data: bytes
+
+
 class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     """All records of one run, in the bytes in which they are stored: what is copied between stores (§12.5).
 
     ``origin`` is what the run carries from its thread, as a whole checkpoint numbered 0: the runs it carries from need not exist in the other store
-    (§4.15). ``held``: if the run is unfinished, nobody may claim it in the other store, because it may continue in the first.
+    (§4.15). ``held``: if the run is unfinished, nobody may claim it in the other store, because it may continue in the first. ``shelved``: the rows of
+    shelves whose keys begin with the run's id (§19.2). A row that the other store has already stays; one with another value refuses the run.
     """
 
     run: Run
@@ -477,6 +486,7 @@ class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     intents: tuple[Intent, ...] = ()
     ledger: tuple[LedgerRow, ...] = ()
     blobs: tuple[Blob, ...] = ()
+    shelved: tuple[ShelfRow, ...] = ()
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -671,6 +681,9 @@ class Shelves(Protocol):
 
     async def unshelve(self, shelf: str, prefix: str) -> int:
         """Deletes the rows whose keys have this prefix; returns how many."""
+
+    async def list_shelves(self) -> list[str]:
+        """Returns the names of the shelves that have rows, sorted."""
 
 
 @runtime_checkable
@@ -1033,6 +1046,6 @@ class Resolver(Protocol):
 
 __all__ = [
     "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "Gathering", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Releases", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Seat", "Served",
-    "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Watchful", "Worker", "as_kept", "offers_acknowledging", "offers_copies", "offers_gathering", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
+    "ShelfRow", "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Watchful", "Worker", "as_kept", "offers_acknowledging", "offers_copies", "offers_gathering", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
     "offers_steps", "offers_threads", "offers_upkeep", "outcome_told", "takes_statements",
 ]

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from holdfast import logs, machine, stores, workspaces
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
+from holdfast.callers import VIA
 from holdfast.core import bounds
 from holdfast.core import limits as bounding
 from holdfast.core import policy as policies
@@ -1205,7 +1206,7 @@ class Runtime(EnteredAsync):
         return next((q for q in await self.queues() if q.queue == queue), QueueView(queue=queue, depth=0, oldest_at=None, in_flight=0, paused=False, blocked={}))
 
     async def _change(self, name: str, action: str, limit: Limit | None, actor: str, reason: str) -> LimitView:
-        change = bounding.Change(self.store.now(), actor, action, limit, reason)
+        change = bounding.Change(self.store.now(), actor, action, limit, reason, VIA.get())
         for _ in range(CHANGE_TRIES):
             before = next((r for r in await self.store.rules() if r.name == name), None)
             if await self.store.put_rule((before or bounding.Rule(name)).change(change), before):
@@ -1237,7 +1238,7 @@ class Runtime(EnteredAsync):
         await target.open()
         try:
             found = await transfer.dossier(self.store, run_id)
-            await target.adopt(found)
+            await transfer.write_out(found, target)
             if keys := transfer.keys_in(found):
                 told = {"keys": keys, "encrypted": "what programs and people said", "in clear": "ids, names, keys, tags, actors, times, statuses and digests"}
                 target.note(run_id, "encrypted.json", told)

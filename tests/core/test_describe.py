@@ -228,7 +228,7 @@ def test_a_schedule_and_problems() -> None:
     schedule = Schedule(schedule_id="s", skill_id="notes", input=raw({"a": 1}), created_at=1, every_us=60_000_000, due=5, changes=(sch.Change(1, "ada", "created"),))
     shown = plain(describe.schedule(schedule, NOW, next_local="soon"))
     assert (shown["every_seconds"], shown["cron"], shown["inputs"], shown["overdue"], shown["next_at_local"]) == (60.0, None, {"a": 1}, True, "soon")
-    assert shown["changes"] == [{"at": "1970-01-01T00:00:00.000001Z", "actor": "ada", "what": "created"}]
+    assert shown["changes"] == [{"at": "1970-01-01T00:00:00.000001Z", "actor": "ada", "via": None, "what": "created"}]
     found = problem("event_seq_gap", "2 is missing", "restore a backup", "r")
     detail = plain(describe.detail(describe.run(folded(), None, NOW), [found], deduplicated=True))
     assert detail["deduplicated"] is True and detail["problems"] == [

@@ -148,5 +148,5 @@ def test_an_answer_that_is_given_back_answers_its_wait_no_more(returned: ev.Sign
 
 def test_an_event_tells_what_was_given_back() -> None:
     told = describe.payload(RUN, ev.Event(1, 0, ev.WaitClosed("w", "done", ev.SignalReceived("go", "k", raw([1]), "ada"))))
-    assert told == {"wait_id": "w", "reason": "done", "returned": {"name": "go", "key": "k", "payload": [1], "actor": "ada"}}
+    assert told == {"wait_id": "w", "reason": "done", "returned": {"name": "go", "key": "k", "payload": [1], "actor": "ada", "via": ""}}
     assert describe.payload(RUN, ev.Event(1, 0, ev.WaitClosed("w", "done"))) == {"wait_id": "w", "reason": "done"}

@@ -36,7 +36,7 @@ SQLITE = {
     "meta": By.ANCHOR, "log": By.CHAIN, "run": By.FOLD, "whole": By.CACHE, "inbox": By.VOUCHER, "claim": By.VOUCHER, "effect": By.VOUCHER,
     "intent": By.VOUCHER, "ledger": By.VOUCHER, "worker": By.VOUCHER, "offer": By.VOUCHER, "token": By.VOUCHER, "schedule": By.VOUCHER, "slot": By.UNUSED,
     "blob": By.NEED, "blob_use": By.NEED, "carry": By.NEED, "vouch": By.RECORDS, "shelf": By.VOUCHER, "pruned": By.VOUCHER, "rule": By.VOUCHER,
-    "bucket": By.VOUCHER, "call": By.VOUCHER, "chunk": By.PROVISIONAL, "sqlite_sequence": By.PROVISIONAL, "tail": By.CACHE, "roll": By.COUNT,
+    "bucket": By.VOUCHER, "call": By.VOUCHER, "chunk": By.PROVISIONAL, "sqlite_sequence": By.PROVISIONAL, "tail": By.CACHE, "roll": By.COUNT, "shelf_roll": By.COUNT,
 }
 SQLITE_FILES = {"s.db": By.ANCHOR, "s.db-anchor": By.STORE}
 POSTGRES = {

@@ -11,6 +11,7 @@ from holdfast import Context, Graph, Runtime, State
 from holdfast.access import SHELF, Tokens
 from holdfast.api.table import ROUTES
 from holdfast.core.limits import Limit
+from holdfast.ports import RunFilter
 from tests.http.support import bearer, graph, served, token
 
 COUNT = 4
@@ -194,3 +195,37 @@ async def test_no_value_is_a_value_that_was_left_out(given: str) -> None:
             for name in {"cursor", "after", "limit", "wait"}.intersection(route.query.__struct_fields__):
                 refused = await http.head(path, params={name: given}) if route.path.endswith("/stream") else await http.get(path, params={name: given})
                 assert refused.status_code in (404, 422), (path, name, refused.text[:200])
+
+
+async def test_ledger_rows_tell_one_tenant_nothing_of_others() -> None:
+    """§14.2: rows are numbered over all tenants, and who counted the gaps learned how much others do."""
+    made = graph()
+    async with Runtime("memory:", skills=[made]) as rt, served(rt) as http:
+        mine, every = bearer(await token(rt, tenant="mine")), bearer(await token(rt, tenant="*"))
+        runs = []
+        for tenant in ("mine", "theirs", "mine", "theirs", "theirs", "mine"):
+            run = await rt.invoke(made, {"name": tenant}, tenant_id=tenant)
+            runs += [run.run_id] if tenant == "mine" else []
+        for path, wanted in (("/v1/ledger", runs), (f"/v1/runs/{runs[2]}/ledger", runs[2:])):
+            rows = await walk_under(http, path, mine)
+            assert [row["run_id"] for row in rows] == wanted and {row["number"] for row in rows} == {None}
+        page = (await http.get("/v1/ledger?limit=1", headers=mine)).json()
+        assert page["next_cursor"] == f"1/{runs[0]}"
+        (there,) = [run.run_id for run, _ in await rt.store.runs(RunFilter(tenant_id="theirs", limit=1))]
+        for cursor in ("1", "5", "0/x", f"0/{runs[0]}", f"2/{runs[0]}", f"1/{there}", "1/", f"-1/{runs[0]}"):
+            said = await http.get("/v1/ledger", params={"cursor": cursor}, headers=mine)
+            assert (said.status_code, said.json()["field"]) == (422, "cursor"), (cursor, said.text)
+        assert [row["number"] for row in await walk_under(http, "/v1/ledger", every)] == sorted(r.number for r in await rt.store.ledger())
+        assert (await http.get("/v1/ledger", params={"cursor": f"1/{runs[0]}"}, headers=every)).status_code == 422
+
+
+async def walk_under(http: httpx.AsyncClient, path: str, headers: dict[str, str]) -> list[Any]:
+    """All rows of a list, one for each page, under a token."""
+    found: list[Any] = []
+    cursor: dict[str, Any] = {}
+    while True:
+        page = (await http.get(path, params={"limit": 1, **cursor}, headers=headers)).json()
+        found += rows_of(page)
+        if page["next_cursor"] is None:
+            return found
+        cursor = {"cursor": page["next_cursor"]}

@@ -48,7 +48,7 @@ async def test_an_intent_is_sent_again_and_settled() -> None:
         assert (foreign.status_code, foreign.json()["code"]) == (404, "intent_not_found")
         again = await http.post(f"/v1/intents/{intent}/redrive", headers=mine, json={"reason": "the mailbox is back"})
         assert (again.status_code, again.json()["state"]) == (202, "queued"), again.text
-        assert again.json()["rulings"][0] | {"at": None} == {"at": None, "actor": "ada", "reason": "the mailbox is back", "action": "redrive", "forced": False}
+        assert again.json()["rulings"][0] | {"at": None} == {"at": None, "actor": "ada", "via": mine["Authorization"].split("_")[1], "reason": "the mailbox is back", "action": "redrive", "forced": False}
         await rt.dispatch(until_idle=True)
         settled = await http.post(f"/v1/intents/{intent}/settle", headers=mine, json={"as": "abandoned", "reason": "no such person"})
         assert (settled.status_code, settled.json()["state"]) == (200, "abandoned"), settled.text

@@ -360,3 +360,41 @@ async def test_what_a_page_loads_is_its_own(name: str) -> None:
     async with Runtime("memory:") as rt, served(rt) as http:
         assert (await http.get(f"/static/{name}")).status_code == 200
         assert (await http.get("/static/..%2fapp.py")).status_code == 404
+
+
+async def test_the_events_of_a_long_run_are_read_page_by_page() -> None:
+    """§17.4: the newest 200 come first, and links lead to all others, with a filter or without one, and without a script."""
+    made = Graph("long", Notes)
+
+    @made.node(start=True)
+    async def act(state: Notes, ctx: Context) -> None:
+        for n in range(460):
+            await ctx.step(abs, n)
+
+    async with Runtime("memory:", skills=[made]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(made, {})
+        total, seen, at = run.version, [], ""
+        assert total > 450
+        while True:
+            page = (await http.get(f"/runs/{run.run_id}{at}")).text
+            part = page[page.index('id="events"') :]
+            numbers = [int(n) for n in re.findall(r'<tr><td class="num">(\d+)</td>', part[: part.index("</table>")])]
+            assert f"{len(numbers)} of {total}, newest first: from {numbers[-1]} to {numbers[0]}." in part
+            seen += numbers
+            later = re.search(r'href="([^"]+)">(\d+) later events</a>', part)
+            assert (later is None) == (numbers[0] == total)
+            if (link := re.search(r'href="([^"]+)">(\d+) earlier events</a>', part)) is None:
+                break
+            at, count = html.unescape(link[1]), int(link[2])
+            assert count == min(200, numbers[-1] - 1)
+        assert seen == list(range(total, 0, -1))
+        assert later is not None
+        newer = (await http.get(f"/runs/{run.run_id}{html.unescape(later[1])}")).text
+        assert f"from {seen[0] % 200 + 1} to" in newer or "later events" in newer
+        only = (await http.get(f"/runs/{run.run_id}?event=run.submitted&before=150")).text
+        assert "1 of" in only and "of type run.submitted: from 1 to 149" in only and ">run.submitted <" in only and "event=run.submitted" in only
+        assert "No such events here" in (await http.get(f"/runs/{run.run_id}?event=run.submitted&before=400")).text
+        for wrong in ("x", "-1", "1" * 30, "²"):
+            assert (await http.get(f"/runs/{run.run_id}", params={"before": wrong})).status_code == 422
+        assert (await http.get(f"/runs/{run.run_id}?before=99999")).text.count("later events") == 0
+        assert (await http.get(f"/runs/{run.run_id}?before=0")).status_code == 200

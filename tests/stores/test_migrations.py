@@ -30,7 +30,7 @@ from holdfast.testing.conformance_blobs import bulk, recording
 from holdfast.testing.conformance_people import plan
 
 LATEST = len(MIGRATIONS)
-NEW = ("blob_use", "bucket", "call", "carry", "chunk", "offer", "pruned", "roll", "rule", "shelf", "sqlite_sequence", "tail", "vouch")
+NEW = ("blob_use", "bucket", "call", "carry", "chunk", "offer", "pruned", "roll", "rule", "shelf", "shelf_roll", "sqlite_sequence", "tail", "vouch")
 ORDERED = ("effect", "inbox", "intent", "schedule")
 OLD = Path(__file__).resolve().parents[1] / "histories" / "0.1.0" / "store.db"
 
@@ -177,11 +177,31 @@ async def test_what_a_release_before_has_written_is_counted(tmp_path: Path) -> N
     await store.close()
     kept = tables(path)["roll"]
     with contextlib.closing(apsw.Connection(str(path))) as db:
-        db.execute("DROP TABLE roll; PRAGMA user_version = 17")
+        db.execute("DROP TABLE roll; DROP TABLE shelf_roll; PRAGMA user_version = 17")
     await store.open()
     assert await Checker(store).all() == []
     await store.close()
     assert version(path) == LATEST and tables(path)["roll"] == kept and {(kind, n) for kind, n, _ in kept} == {("schedule", 2), ("limit", 2), ("token", 0), ("pruned", 0)}
+
+
+async def test_rows_of_shelves_that_a_release_before_has_put_are_counted(tmp_path: Path) -> None:
+    """§12.1: schema 19 counts them by shelf; from then on one that is lost together with its voucher is named."""
+    path = tmp_path / "s.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.shelve("cups", {"a": b"1", "b": b"2"})
+    await store.shelve("plates", {"a": b"3"})
+    await store.close()
+    kept = tables(path)["shelf_roll"]
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        db.execute("DROP TABLE shelf_roll; PRAGMA user_version = 18")
+    await store.open()
+    assert await Checker(store).all() == []
+    assert version(path) == LATEST and tables(path)["shelf_roll"] == kept and [(name, n) for name, n, _ in kept] == [("cups", 2), ("plates", 1)]
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        db.execute("DELETE FROM shelf WHERE name = 'plates'; DELETE FROM vouch WHERE under = 'plates'")
+    assert [p.code for p in await Checker(store).all()] == ["shelf_record_missing"]
+    await store.close()
 
 
 def test_processes_that_come_at_once_migrate_once(old: Path) -> None:

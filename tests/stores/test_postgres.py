@@ -628,6 +628,27 @@ async def test_an_older_schema_is_brought_up_to_date() -> None:
         await s.close()
 
 
+async def test_rows_of_shelves_that_a_release_before_has_put_are_counted() -> None:
+    """§12.1: schema 16 counts them by shelf; from then on one that is lost together with its voucher is named."""
+    url = shared().fresh("counted_shelves")
+    store = PostgresStore(url)
+    await store.open()
+    await store.shelve("cups", {"a": b"1", "b": b"2"})
+    await store.shelve("cups", {"a": b"3"})
+    await store.close()
+    with shared().admin("counted_shelves") as db:
+        db.execute("DROP TABLE holdfast.shelf_roll; ALTER TABLE holdfast.vouch DROP COLUMN was; UPDATE holdfast.meta SET value = 15 WHERE key = 'schema'")
+        store = PostgresStore(url)
+        await store.open()
+        assert await Checker(store).all() == []
+        assert db.execute("SELECT name, n FROM holdfast.shelf_roll").fetchall() == [("cups", 2)]
+        await store.shelve("cups", {"a": b"4", "c": b"5"})
+        assert await Checker(store).all() == []
+        db.execute("DELETE FROM holdfast.shelf WHERE key = 'c'; DELETE FROM holdfast.vouch WHERE under = 'cups' AND id LIKE '%c'")
+        assert [p.code for p in await Checker(store).all()] == ["shelf_record_missing"]
+    await store.close()
+
+
 @pytest.mark.parametrize("damage", ["DELETE FROM holdfast.doc", "UPDATE holdfast.doc SET data = '\\xc1'"], ids=["lost", "altered"])
 @pytest.mark.parametrize("mends", ["repair", "end"])
 async def test_what_lies_beside_a_runs_row_is_missed_and_written_again(damage: str, mends: str) -> None:

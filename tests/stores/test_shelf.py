@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.statements import counting_statements
 
 from holdfast import Runtime
 from holdfast.core.errors import InvalidInput, StoreClosed, UsageError
@@ -122,3 +123,23 @@ async def test_a_prefix_ends_where_the_next_text_begins(url: str, limit: int) ->
             assert found == [(key, key.encode()) for key in keys if key.startswith(prefix)], prefix
         assert await shelf.delete("a\ud7ff") == 2
         assert [key for key, _ in await shelf.scan()] == [key for key in keys if not key.startswith("a\ud7ff")]
+
+
+async def test_a_put_counts_its_rows_with_one_statement(tmp_path: Path) -> None:
+    """§12.1: how many rows a shelf has does not matter, nor how many are put."""
+    with counting_statements() as found:
+        async with Shelf.open(f"sqlite:///{tmp_path}/runs.db", "mine") as shelf:
+            await shelf.put("first", b"")
+            found.clear()
+            await shelf.put("a", b"1")
+            assert found == {"BEGIN": 1, "INSERT": 4, "COMMIT": 1}, "the row, its voucher, the count, and that something was written"
+            await shelf.put_many({f"k{n:03}": b"x" for n in range(300)})
+            found.clear()
+            await shelf.put_many({f"k{n:03}": b"y" for n in range(100)})
+            assert found == {"BEGIN": 1, "INSERT": 202, "COMMIT": 1}
+            found.clear()
+            await shelf.delete("k")
+            assert found == {"BEGIN": 1, "INSERT": 1, "DELETE": 2, "UPDATE": 1, "COMMIT": 1}
+            found.clear()
+            await shelf.delete("k")
+            assert found == {"BEGIN": 1, "INSERT": 1, "DELETE": 2, "COMMIT": 1}

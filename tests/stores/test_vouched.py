@@ -25,6 +25,7 @@ from holdfast.core.errors import LogRolledBack, RecordDamaged
 from holdfast.core.limits import Change, Limit, Rule
 from holdfast.core.offers import Offer
 from holdfast.core.tokens import hash_secret
+from holdfast.core.vouch import shelf_seal
 from holdfast.engine.keep.check import Checker, keeper
 from holdfast.engine.keep.repair import Repairer
 from holdfast.ports import Shelves, Store
@@ -144,6 +145,8 @@ async def at_length(n: int) -> str:
 class InSqlite:
     """Copies of a populated store in a file, altered by hand."""
 
+    separator = "char(31)"
+
     def __init__(self, folder: Path) -> None:
         self._whole, self._folder, self._count = folder / "s.db", folder, 0
         asyncio.run(fill(SqliteStore(self._whole)))
@@ -167,6 +170,10 @@ class InSqlite:
         finally:
             await store.close()
 
+    def blob(self, data: bytes) -> str:
+        """Bytes in a statement by hand."""
+        return f"x'{data.hex()}'"
+
     def hand(self, statement: str) -> None:
         """Alters the copy that is open."""
         with contextlib.closing(apsw.Connection(str(self._folder / str(self._count) / "s.db"))) as db:
@@ -181,6 +188,8 @@ class InSqlite:
 
 class InPostgres:
     """A populated store in a database: altered by hand, and put back as it was."""
+
+    separator = "chr(31)"
 
     def __init__(self) -> None:
         self._url, self._server = shared().fresh("vouched"), shared()
@@ -211,6 +220,9 @@ class InPostgres:
             yield store
         finally:
             await store.close()
+
+    def blob(self, data: bytes) -> str:
+        return f"'\\x{data.hex()}'::bytea"
 
     def hand(self, statement: str) -> None:
         self._touched = {"all"}
@@ -456,6 +468,81 @@ async def test_what_is_added_changed_and_deleted_stays_counted(kept: InSqlite | 
         assert await codes(store) == set()
         for name in ("p3", "p1"):  # the second is pruned again
             await pruned(store, name)
+        assert await codes(store) == set()
+    kept.hand("SELECT 1")
+
+
+LOST = ("DELETE FROM shelf WHERE key = 'r1a'", "DELETE FROM vouch WHERE kind = 'shelf' AND id LIKE '%r1a'")
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+async def test_a_row_of_a_shelf_that_is_lost_together_with_its_voucher_is_counted(kept: InSqlite | InPostgres, all_of_them: bool) -> None:
+    """§12.1: the store says for each shelf how many rows it must have."""
+    async with kept.after(*(["DELETE FROM shelf", "DELETE FROM vouch WHERE kind = 'shelf'"] if all_of_them else LOST)) as store:
+        found = [p for p in await Checker(store).all() if p.code == "shelf_record_missing"]
+        assert [f"'cups {4 if all_of_them else 1} of 4'" in p.message for p in found] == [True], found
+        await store.shelve("cups", {"r1a": b"another"})
+        assert "shelf_record_missing" in await codes(store), "a new row under its key hides no loss"
+        await store.vouch_anew()  # type: ignore[attr-defined]
+        assert await codes(store) == set(), "the operator accepts the loss"
+    kept.hand("SELECT 1")
+
+
+async def test_a_row_of_a_shelf_that_is_put_back_together_with_its_voucher_is_named(kept: InSqlite | InPostgres) -> None:
+    """§12.1: an access token that was revoked counts again if its row is put back."""
+    async with kept.after() as store:
+        old = shelf_seal("cups", "r1a", b"a")
+        await store.shelve("cups", {"r1a": b"newer"})
+        assert await codes(store) == set()
+        kept.hand(f"UPDATE shelf SET data = {kept.blob(b'a')} WHERE key = 'r1a'")
+        assert await codes(store) == {"shelf_record_altered"}, "its voucher is the newer one"
+        kept.hand(f"UPDATE vouch SET seal = {kept.blob(old)} WHERE kind = 'shelf' AND id LIKE '%r1a'")
+        assert await store.find_shelved("cups", "r1a") == b"a"
+        found = [p for p in await Checker(store).all() if p.severity == "error"]
+        assert [(p.code, "'cups at least 1 of 4'" in p.message) for p in found] == [("shelf_record_altered", True)]
+        await store.vouch_anew()  # type: ignore[attr-defined]
+        assert await codes(store) == set()
+    kept.hand("SELECT 1")
+
+
+async def test_a_deleted_row_of_a_shelf_that_is_put_back_is_named(kept: InSqlite | InPostgres) -> None:
+    """§12.1: there is a row more than the store tells of."""
+    async with kept.after() as store:
+        await store.unshelve("cups", "r1a")
+        kept.hand(f"INSERT INTO shelf (name, key, data) VALUES ('cups', 'r1a', {kept.blob(b'a')})")
+        id, seal = f"'cups' || {kept.separator} || 'r1a'", kept.blob(shelf_seal("cups", "r1a", b"a"))
+        kept.hand(f"INSERT INTO vouch (run, kind, id, seal, under) VALUES ('', 'shelf', {id}, {seal}, 'cups')")
+        assert await store.find_shelved("cups", "r1a") == b"a"
+        assert await codes(store) == {"shelf_record_altered"}
+    kept.hand("SELECT 1")
+
+
+@pytest.mark.parametrize(("change", "code"), [("n = n + 1", "missing"), ("n = n - 1", "altered"), ("sum = sum + 1", "altered")])
+async def test_a_count_of_a_shelf_that_is_altered_is_named(kept: InSqlite | InPostgres, change: str, code: str) -> None:
+    one = " AND shard = (SELECT min(shard) FROM shelf_roll)" if isinstance(kept, InPostgres) else ""
+    async with kept.after(f"UPDATE shelf_roll SET {change} WHERE name = 'cups'{one}") as store:
+        assert await codes(store) == {f"shelf_record_{code}"}
+        await store.vouch_anew()  # type: ignore[attr-defined]
+        assert await codes(store) == set()
+    async with kept.after("DELETE FROM shelf_roll") as store:
+        assert await codes(store) == {"shelf_record_altered"}
+    kept.hand("SELECT 1")
+
+
+async def test_rows_of_shelves_stay_counted(kept: InSqlite | InPostgres) -> None:
+    """§12.1: whatever verb puts, replaces or deletes them, also at the same time."""
+    async with kept.after() as store:
+        await store.shelve("cups", {"r1a": b"1", "r1b": b"2", "new": b"3"})
+        assert await codes(store) == set()
+        assert await store.shelve("cups", {"r1a": b"4", "free": b"5", "new": b"6"}, ("r1a", "free")) == ["r1a"]
+        assert await store.shelve("cups", {"r1a": b"4"}, ("r1a",)) == ["r1a"]
+        assert await store.shelve_new("cups", "added", b"7") is None and await store.shelve_new("cups", "added", b"8") == b"7"
+        assert await store.unshelve("cups", "r1") == 2 and await store.unshelve("cups", "r1") == 0
+        assert await codes(store) == set()
+        await store.shelve("plates é", {"a": b"", "b": b""})
+        await asyncio.gather(*(store.shelve("plates é", {"a": str(n).encode(), f"k{n % 5}": b""}) for n in range(40)), *(store.unshelve("plates é", f"k{n}") for n in range(5)))
+        assert await codes(store) == set()
+        assert await store.unshelve("plates é", "") > 0 and await store.unshelve("cups", "") > 0
         assert await codes(store) == set()
     kept.hand("SELECT 1")
 

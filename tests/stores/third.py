@@ -426,6 +426,9 @@ class ThirdStore(Small):
         with self._writing() as books:
             return books.cups.drop("shelf = ?1 AND substr(key, 1, length(?2)) = ?2", shelf, prefix)
 
+    async def list_shelves(self) -> list[str]:
+        return sorted({shelf for shelf, _, _ in self._books.cups.where()})
+
     async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
         return [k.run.run_id for k in self._books.runs.where("run_id > ? ORDER BY run_id", after)][:limit]
 
@@ -459,6 +462,9 @@ class ThirdStore(Small):
             books.wholes.put(*([(run_id, 0, d.origin)] if d.origin is not None else ()))
             books.carries.put(*((run_id, predecessor) for predecessor in a.carries))
             books.inbox.put(*d.inbox)
+            for shelf, mine in apply.by_shelf(d.shelved).items():
+                apply.check_shelved(shelf, mine, {key: there[2] for key in mine if (there := books.cups.get(shelf, key)) is not None})
+            books.cups.put(*((row.shelf, row.key, row.data) for row in d.shelved))
             books.claims.put(*(c for c in d.claims if books.claims.get(c.kind, c.scope, c.key) is None))
             self._keep(books, run_id, d.effects, d.intents, d.ledger, d.blobs)
             later = [k.turn for k in books.runs.where("thread_id = ? AND tenant_id = ? AND run_id > ?", d.run.thread_id, d.run.tenant_id, run_id)]

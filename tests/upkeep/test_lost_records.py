@@ -19,6 +19,7 @@ from holdfast.core.errors import EffectFailed, HoldfastError, RecordDamaged
 from holdfast.engine.keep.transfer import copy
 from holdfast.stores import MemoryStore
 from holdfast.testing.conformance import TTL
+from holdfast.transports import Signal
 from tests.postgres.server import shared
 
 KINDS = ("sqlite", "postgres")
@@ -205,6 +206,49 @@ async def test_a_key_whose_run_was_pruned_is_not_acted_upon_again(kind: str, tmp
 
 async def _mail(payload: Any, key: str) -> None:
     pass
+
+
+class Answering:
+    """Sends, and tells the run what it was answered. Before that it notes how the message is recorded."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    async def send(self, payload: Any, key: str) -> str:
+        acts.append(key)
+        self._place.run("CREATE TABLE old_intent AS SELECT * FROM intent", "CREATE TABLE old_vouch AS SELECT * FROM vouch WHERE kind = 'intent'")
+        return "250 accepted"
+
+    def on_response(self, intent: Any, answer: Any) -> list[Any]:
+        return [Signal("answered", answer)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_intent_that_is_older_than_the_log_is_named(kind: str, tmp_path: Path) -> None:
+    """It was put back as it was before it was sent, with what vouched for it then: the log has its answer. Otherwise it would be sent again in silence."""
+    place = Place(kind, tmp_path)
+    asking = Graph("asking", Job, version="1")
+
+    @asking.node(start=True)
+    async def send(state: Job, ctx: Context) -> None:
+        ctx.send("mail", {"n": 1})
+
+    @asking.node(after=send)
+    async def hear(state: Job, ctx: Context) -> None:
+        assert await ctx.wait("answered") == "250 accepted"
+
+    async with Runtime(place.url, skills=[asking], transports={"mail": Answering(place)}) as rt:
+        run = await rt.invoke(asking, {})
+        await rt.dispatch(until_idle=True)
+        run = await rt.resume(run.run_id) if run.status != "completed" else run
+        assert (run.status, len(acts), await told(rt)) == ("completed", 1, set())
+    place.run("DELETE FROM intent", "DELETE FROM vouch WHERE kind = 'intent'", "INSERT INTO intent SELECT * FROM old_intent", "INSERT INTO vouch SELECT * FROM old_vouch")
+    place.run("DROP TABLE old_intent", "DROP TABLE old_vouch")
+    async with Runtime(place.url, skills=[asking]) as rt:
+        (intent,) = await rt.intents(run.run_id)
+        assert intent.state == "sending" and await told(rt, run.run_id) == await told(rt) == {"intent_record_altered"}
+        await rt.settle(intent.intent_id, "sent", actor="ada")
+        assert await told(rt) == set()
 
 
 MOVES: dict[str, Callable[[Runtime, str], Any]] = {

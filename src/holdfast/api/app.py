@@ -33,6 +33,7 @@ from holdfast.api.answers import ANSWERS, Answers, Kept, Seen, in_progress, plac
 from holdfast.api.boards import Boards
 from holdfast.api.problems import Stopped, headers, problem, status_of
 from holdfast.api.table import ROUTES, Answer, Call, Route, await_start, names_tag
+from holdfast.callers import acting
 from holdfast.core.bounds import address, text
 from holdfast.core.errors import HoldfastError, InvalidInput, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
@@ -183,6 +184,10 @@ class Api:
         if route.scope is not None and not (route.path == "/metrics" and self.open_metrics):
             access = await self.access(request)
             access.need(route.scope)
+        with acting("" if route.scope is None else access.id):
+            return await self._carry_out(route, request, access)
+
+    async def _carry_out(self, route: Route, request: Request, access: Access) -> Response:
         if route.method == "POST" and not self.asks:  # without tokens, any web page could make a browser act; a browser never adds a token by itself
             check_site(request.headers, self._public_url)
         if route.body is not None and not route.matches and request.headers.get("if-match", "*").strip() != "*":

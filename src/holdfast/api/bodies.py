@@ -216,7 +216,7 @@ class LedgerQuery(Body, frozen=True, kw_only=True):
     topic: str | None = None
     key: str | None = None
     limit: Limit = 100
-    cursor: Number | None = None
+    cursor: str | None = None
 
 
 class HistoryQuery(Body, frozen=True, kw_only=True):
@@ -310,7 +310,7 @@ class Attempts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     ledger: list[describe.LedgerView]
-    next_cursor: int | None = None
+    next_cursor: str | None = None
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):

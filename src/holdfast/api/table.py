@@ -60,11 +60,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return self.access.tenant
 
     @property
-    def via(self) -> str:
-        """The id of the caller's token (§16.2)."""
-        return self.access.id
-
-    @property
     def run_id(self) -> str:
         return self.path["run_id"]
 
@@ -490,14 +485,14 @@ async def _wait(c: Call, given: str | None) -> str | None:
 async def approve(c: Call) -> Answer:
     body: b.Approve = c.body
     wait_id = await _wait(c, body.wait_id)
-    await c.rt.approve(c.run_id, wait_id=wait_id, actor=c.actor, note=body.note or body.reason, payload=_payload(body.payload), drive=False, via=c.via)
+    await c.rt.approve(c.run_id, wait_id=wait_id, actor=c.actor, note=body.note or body.reason, payload=_payload(body.payload), drive=False)
     return await _show(c, c.run_id)
 
 
 async def deny(c: Call) -> Answer:
     body: b.Deny = c.body
     wait_id = await _wait(c, body.wait_id)
-    await c.rt.deny(c.run_id, reason=body.reason or body.note or "", wait_id=wait_id, actor=c.actor, drive=False, via=c.via)
+    await c.rt.deny(c.run_id, reason=body.reason or body.note or "", wait_id=wait_id, actor=c.actor, drive=False)
     return await _show(c, c.run_id)
 
 
@@ -506,7 +501,7 @@ async def decide(c: Call) -> Answer:
     wait_id = await _wait(c, body.wait_id)
     await c.rt.decide(
         c.run_id, body.action, wait_id=wait_id, actor=c.actor, feedback=body.feedback, note=body.note or body.reason, payload=_payload(body.payload),
-        resume=body.resume, force=body.force, via=c.via,
+        resume=body.resume, force=body.force,
     )
     return await _show(c, c.run_id)
 

@@ -24,6 +24,7 @@ import click
 from holdfast.core import canon, wording
 from holdfast.core.errors import HoldfastError
 from holdfast.core.status import Condition
+from holdfast.core.visible import JOINER, NON_JOINER, escape
 
 COLOURS: dict[str, str] = {
     Condition.QUEUED: "cyan",
@@ -116,7 +117,7 @@ def keeping_apart() -> Iterator[None]:
 def as_json(data: Any, indent: int | None = None) -> str:
     """Returns JSON in which no character moves a cursor or reverses a line; such characters have JSON escapes."""
     text = json.dumps(data, ensure_ascii=False, indent=indent, default=str)
-    return "".join([c if c == "\n" or not _would_obey(c) else json.dumps(c)[1:-1] for c in text])
+    return escape(text, lambda c: c != "\n" and _would_obey(c), lambda c: json.dumps(c)[1:-1])
 
 
 def show(value: Any) -> Any:
@@ -153,13 +154,9 @@ def _would_obey(c: str) -> bool:
     return c < " " or (c > "~" and (unicodedata.category(c)[0] == "C" or c in "\u2028\u2029"))
 
 
-def _visible(c: str) -> str:
-    return c.encode("unicode_escape").decode()
-
-
 def clean(text: object) -> str:
     """Makes text of a run safe to print: control characters are shown, not obeyed."""
-    return "".join([c if c in "\n\t" or not _would_obey(c) else _visible(c) for c in str(text)])
+    return escape(str(text), lambda c: c not in "\n\t" and _would_obey(c))
 
 
 _OURS = re.compile(r"\x1b\[[0-9;]*m|\r\x1b\[2K|[\n\t]")
@@ -169,11 +166,9 @@ def show_raw(text: str) -> str:
     """Makes text safe for a terminal: keeps our own colours and the progress line's own return, and shows anything else that a terminal would obey."""
     out, at = [], 0
     for own in _OURS.finditer(text):
-        out += [c if not _would_obey(c) else _visible(c) for c in text[at : own.start()]]
-        out.append(own[0])
+        out += [escape(text[at : own.start()], _would_obey), own[0]]
         at = own.end()
-    out += [c if not _would_obey(c) else _visible(c) for c in text[at:]]
-    return "".join(out)
+    return "".join([*out, escape(text[at:], _would_obey)])
 
 
 class Shown:
@@ -274,7 +269,7 @@ def width() -> int:
 
 def columns(text: str) -> int:
     """Returns how many columns a text takes on a terminal."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in click.unstyle(text))
+    return sum(0 if unicodedata.combining(c) or c in (NON_JOINER, JOINER) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in click.unstyle(text))
 
 
 def pad(text: str, to: int) -> str:

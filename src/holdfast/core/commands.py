@@ -55,6 +55,7 @@ class Signal(Command, frozen=True, tag=3):
     signal_key: str
     payload: bytes
     actor: str
+    via: str = ""
 
     @property
     def key(self) -> str:
@@ -68,6 +69,7 @@ class Cancel(Command, frozen=True, tag=4):
     reason: str = ""
     nonce: str = ""
     queued: bool = False
+    via: str = ""
 
     @property
     def key(self) -> str:
@@ -97,6 +99,7 @@ class Resume(Command, frozen=True, tag=6):
     nonce: str = ""
     upgraded: str | None = None
     precedes: str = ""
+    via: str = ""
 
     @property
     def key(self) -> str:

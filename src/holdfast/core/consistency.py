@@ -20,12 +20,12 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Carry, Checkpoint, voucher
 from holdfast.core.effects import OPEN, Effect, EffectStatus
 from holdfast.core.errors import HoldfastError, RecordDamaged, StoreError, UnknownStatus
-from holdfast.core.intents import Intent
+from holdfast.core.intents import Intent, IntentState
 from holdfast.core.lease import Lease
 from holdfast.core.outcomes import completes
 from holdfast.core.run import Run, fold
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Condition, Status
-from holdfast.core.toolcalls import place_of
+from holdfast.core.toolcalls import TYPE, place_of
 from holdfast.core.views import condition
 from holdfast.core.vouch import KINDS
 from holdfast.core.waits import HALT, HALTING, Decision, find_halt
@@ -167,6 +167,7 @@ class Diagnosis:
         self._sends: dict[str, str] = {}
         self._entries: Counter[tuple[str, str]] = Counter()
         self._signals: dict[str, int] = {}
+        self._answers: dict[str, int] = {}
         self.request: tuple[str, int] | None = None
         self.lost: set[str] = set()
         self.lost_codes: set[str] = set()
@@ -245,6 +246,11 @@ class Diagnosis:
     def feed_intent(self, intent: Intent) -> None:
         """Takes an intent of the run."""
         self._sends.pop(intent.intent_id, None)
+        answered = self._answers.get(f"intent:{intent.intent_id}") or self._answers.get(f"{intent.key}:word")
+        if answered is not None and intent.state not in (IntentState.SENT, IntentState.ABANDONED):  # its answer was put into the inbox by the commit that settled it, and nothing reopens it
+            said = f"the record of the intent {intent.intent_id} says {intent.state}, which is older than the log, where event {answered} is its answer"
+            self._note("intent_record_altered", said, "before a dispatcher sends it again, settle it as it was: holdfast settle INTENT --as sent, or --as abandoned; or restore a backup")
+            return
         if intent.state == "queued":
             self.queued[intent.type] += 1
         if (lacking := intent.not_configured) is not None:
@@ -301,8 +307,12 @@ class Diagnosis:
                 self._sends[intent_id] = type
             case ev.LedgerAppended(topic=topic, key=key):
                 self._entries[topic, key] += 1
-            case ev.SignalReceived(name=name, key=key):
+            case ev.SignalReceived(name=name, key=key, actor=actor):
                 self._signals[f"signal:{name}:{key}"] = event.seq
+                if actor.startswith("intent:"):
+                    self._answers[actor] = event.seq
+                elif name.startswith(TYPE) and key.endswith(":word"):  # a person has answered a tool's request
+                    self._answers[key] = event.seq
             case ev.RunSubmitted(request_key=str(key)):
                 self.request = (key, event.at)
             case ev.StateRepaired(code="inbox_record_missing"):

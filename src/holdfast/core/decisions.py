@@ -191,7 +191,7 @@ def _cancel(run: Run, c: cmd.Cancel, now: int) -> Facts:
         return ()
     if run.status in TERMINAL:
         raise AlreadyTerminal(f"the run is already {run.status}", hint="nothing is left to cancel")
-    asked: Facts = () if run.cancel_requested_at is not None else (ev.RunCancelRequested(c.reason),)
+    asked: Facts = () if run.cancel_requested_at is not None else (ev.RunCancelRequested(c.reason, c.via),)
     return asked if run.status in LIVE and run.interrupted_at is None else asked + mark_run_canceled(run)
 
 
@@ -204,7 +204,7 @@ def _resume(run: Run, c: cmd.Resume, now: int) -> Facts:
     if run.status is Status.PENDING or run.status in LIVE:
         return ()
     resumed = ev.RunResumed(
-        cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=c.acknowledge, forced=c.force, upgraded=c.upgraded, precedes=c.precedes
+        cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=c.acknowledge, forced=c.force, upgraded=c.upgraded, precedes=c.precedes, via=c.via
     )
     if not run.rearm:
         return (resumed,)
@@ -304,16 +304,16 @@ def _signal(run: Run, c: cmd.Signal, now: int) -> Facts:
         raise TooManySignals(f"{MAX_SIGNALS} signals wait for {run.run_id} already", hint="let the run handle some of them first")
     if len(run.signals) >= MAX_AT_HAND and run.at_hand(c.name):
         raise TooManySignals(f"signals with {MAX_AT_HAND} different names wait for {run.run_id} already", hint="let the run handle some of them first, or use fewer names")
-    received = ev.SignalReceived(c.name, c.signal_key, c.payload, c.actor)
+    received = ev.SignalReceived(c.name, c.signal_key, c.payload, c.actor, c.via)
     wait = next((w for w in run.waits if w.kind is WaitKind.SIGNAL and w.name == c.name), None)
     if wait is None or run.status is Status.FAILED:
         return (received,)
-    return (received, ev.WaitDecided(answer_by_signal(wait, c.signal_key, c.payload, c.actor, now)))
+    return (received, ev.WaitDecided(answer_by_signal(wait, c.signal_key, c.payload, c.actor, now, via=c.via)))
 
 
-def answer_by_signal(wait: Wait, key: str, payload: bytes, actor: str, now: int, came: int = 0) -> Decision:
+def answer_by_signal(wait: Wait, key: str, payload: bytes, actor: str, now: int, came: int = 0, via: str = "") -> Decision:
     """Returns a signal as the answer to the wait that asked for it. ``came``: the event that reported the signal, if the run's record does not contain it."""
-    return Decision(wait_id=wait.wait_id, action=ws.SIGNAL, actor=actor, payload=payload, decided_at=now, asked=wait.asked, key=key, came=came)
+    return Decision(wait_id=wait.wait_id, action=ws.SIGNAL, actor=actor, payload=payload, decided_at=now, asked=wait.asked, key=key, came=came, via=via)
 
 
 def _child(run: Run, c: cmd.ChildEnded, now: int) -> Facts:

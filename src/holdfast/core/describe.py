@@ -671,6 +671,7 @@ class RulingView(Shape, frozen=True, kw_only=True):
 
     at: str | None
     actor: str
+    via: str | None
     reason: str
     action: str
     forced: bool
@@ -731,7 +732,7 @@ def intent(of: Intent, *, no_transport: bool = False) -> IntentView:
         target=of.target,
         owner=of.owner,
         lease_until=iso(of.lease_until),
-        rulings=[RulingView(at=iso(r.at), actor=r.actor, reason=legible(r.reason), action=r.action, forced=r.forced) for r in of.rulings],
+        rulings=[RulingView(at=iso(r.at), actor=r.actor, via=r.via or None, reason=legible(r.reason), action=r.action, forced=r.forced) for r in of.rulings],
         wait_id=of.wait_id,
     )
 
@@ -745,9 +746,9 @@ class QueuedView(Shape, frozen=True, kw_only=True):
 
 
 class LedgerView(Shape, frozen=True, kw_only=True):
-    """A row that a step wrote for people and applications (§9.6). ``number`` is its position among all rows."""
+    """A row that a step wrote for people and applications (§9.6). ``number`` is its position among all rows, and None for one tenant."""
 
-    number: int
+    number: int | None
     run_id: str
     step_id: str
     topic: str
@@ -757,7 +758,7 @@ class LedgerView(Shape, frozen=True, kw_only=True):
 
 
 def ledger(of: LedgerRow) -> LedgerView:
-    return LedgerView(number=of.number, run_id=of.run_id, step_id=of.step_id, topic=of.topic, key=of.key, data=show(of.data), created_at=iso(of.at))
+    return LedgerView(number=of.number or None, run_id=of.run_id, step_id=of.step_id, topic=of.topic, key=of.key, data=show(of.data), created_at=iso(of.at))
 
 
 # -- workers, steps, lanes, queues, limits, skills --------------------------------------------------
@@ -850,6 +851,7 @@ class LimitChangeView(Shape, frozen=True, kw_only=True):
 
     at: str | None
     actor: str
+    via: str | None
     action: str
     in_flight: int | None
     per_second: float | None
@@ -966,6 +968,7 @@ class ScheduleChangeView(Shape, frozen=True, kw_only=True):
 
     at: str | None
     actor: str
+    via: str | None
     what: str
 
 
@@ -1027,5 +1030,5 @@ def schedule(of: Schedule, now: int, *, next_local: str | None = None, last_loca
         skipped_overlap=of.skipped_overlap,
         error=legible(of.error) or None,
         created_at=iso(of.created_at),
-        changes=[ScheduleChangeView(at=iso(c.at), actor=c.actor, what=c.what) for c in of.changes],
+        changes=[ScheduleChangeView(at=iso(c.at), actor=c.actor, via=c.via or None, what=c.what) for c in of.changes],
     )

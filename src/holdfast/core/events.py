@@ -53,7 +53,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunSubmitted(Fact, frozen=True, tag=1):
-    """The first event of every run: all that is known before anything runs. ``input`` is encoded (``canon``)."""
+    """The first event of every run: all that is known before anything runs. ``input`` is encoded (``canon``). ``via``, here and in other facts: the id
+    of the access token with which a person did this (§16.2)."""
 
     wire: ClassVar[str] = "run.submitted"
     run_id: str
@@ -92,6 +93,7 @@ class RunSubmitted(Fact, frozen=True, tag=1):
     schedule_id: str | None = None
     slot: int | None = None
     secrets: tuple[str, ...] = ()
+    via: str = ""
 
 
 class RunQueued(Fact, frozen=True, tag=2):
@@ -122,12 +124,14 @@ class RunResumed(Fact, frozen=True, tag=5):
     forced: bool = False
     upgraded: str | None = None
     precedes: str = ""
+    via: str = ""
 
 
 class RunRecovered(Fact, frozen=True, tag=6):
     wire: ClassVar[str] = "run.recovered"
     previous_owner: str
     cause: str
+    via: str = ""
 
 
 class RunWaitingForHuman(Fact, frozen=True, tag=7):
@@ -169,6 +173,7 @@ class RunCanceled(Fact, frozen=True, tag=12):
 class RunCancelRequested(Fact, frozen=True, tag=13):
     wire: ClassVar[str] = "run.cancel_requested"
     reason: str = ""
+    via: str = ""
 
 
 class RunInterrupted(Fact, frozen=True, tag=14):
@@ -365,6 +370,7 @@ class SignalReceived(Fact, frozen=True, tag=36):
     key: str
     payload: bytes
     actor: str = SYSTEM
+    via: str = ""
 
 
 # -- side effects -----------------------------------------------------------------------------------
@@ -468,6 +474,7 @@ class StateRepaired(Fact, frozen=True, tag=60):
     wire: ClassVar[str] = "state.repaired"
     code: str
     detail: str = ""
+    via: str = ""
 
 
 class StatePatched(Fact, frozen=True, tag=61):

@@ -73,7 +73,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ruling(msgspec.Struct, frozen=True, array_like=True):
-    """What a person said about an intent. ``after`` is the number of the last attempt before it."""
+    """What a person said about an intent. ``after`` is the number of the last attempt before it; ``via`` the id of the access token (§16.2)."""
 
     at: int
     actor: str
@@ -81,6 +81,7 @@ class Ruling(msgspec.Struct, frozen=True, array_like=True):
     action: str
     after: int
     forced: bool = False
+    via: str = ""
 
 
 class Intent(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -387,7 +388,7 @@ def may_live(intent: Intent, alive: Mapping[str, Alive]) -> Delivery | None:
     return next((t for t in intent.doubts if not t.closed and alive.get(t.owner, Alive.UNKNOWN) is not Alive.NO), None)
 
 
-def redrive(intent: Intent, *, actor: str, reason: str, forced: bool, now: int) -> Intent:
+def redrive(intent: Intent, *, actor: str, reason: str, forced: bool, now: int, via: str = "") -> Intent:
     """Returns the intent, queued to be sent again because a person asks for it.
 
     Raises:
@@ -401,11 +402,11 @@ def redrive(intent: Intent, *, actor: str, reason: str, forced: bool, now: int) 
         raise IntentInFlight(f"{intent.owner} is sending {intent.intent_id}", hint="wait until this attempt has ended")
     if not intent.payload:
         raise InvalidInput(f"the payload of {intent.intent_id} has been dropped")
-    ruling = Ruling(now, actor, reason, REDRIVE, intent.attempts, forced)
+    ruling = Ruling(now, actor, reason, REDRIVE, intent.attempts, forced, via)
     return replace(intent, state=IntentState.QUEUED, due=at_once(now), detail="", settled_at=None, rulings=(*intent.rulings, ruling))
 
 
-def rule(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) -> Intent:
+def rule(intent: Intent, outcome: str, *, actor: str, reason: str, now: int, via: str = "") -> Intent:
     """Returns the intent, settled as a person says; the same ruling again changes nothing.
 
     Raises:
@@ -421,7 +422,7 @@ def rule(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) -> 
         raise IntentSettled(f"{intent.intent_id} is {intent.state}", hint="look at it: holdfast outbox")
     if intent.state is IntentState.SENDING:
         raise IntentInFlight(f"{intent.owner} is sending {intent.intent_id}", hint="wait until this attempt has ended")
-    ruling = Ruling(now, actor, reason, outcome, intent.attempts)
+    ruling = Ruling(now, actor, reason, outcome, intent.attempts, via=via)
     return replace(intent, state=IntentState(outcome), settled_at=now, detail=reason, rulings=(*intent.rulings, ruling))
 
 

@@ -69,13 +69,14 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change of a limit or a queue: ``action`` is set, unset, paused or unpaused."""
+    """A change of a limit or a queue: ``action`` is set, unset, paused or unpaused. ``via``: the id of the access token (§16.2)."""
 
     at: int
     actor: str
     action: str
     limit: Limit | None = None
     reason: str = ""
+    via: str = ""
 
 
 class Rule(msgspec.Struct, frozen=True):

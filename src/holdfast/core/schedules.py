@@ -44,11 +44,12 @@ class Missed(StrEnum):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Who did what to a schedule, and when: microseconds since 1970."""
+    """Who did what to a schedule, and when: microseconds since 1970. ``via``: the id of the access token (§16.2)."""
 
     at: int
     actor: str
     what: str
+    via: str = ""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,18 +234,18 @@ def revise(old: Schedule | None, new: Schedule, now: int, actor: str, times: Tim
     return _restart(s, now, times) if _RULE & set(differs) and not s.paused else s
 
 
-def pause(s: Schedule, now: int, actor: str) -> Schedule:
+def pause(s: Schedule, now: int, actor: str, via: str = "") -> Schedule:
     """Pauses a schedule: it fires nothing until it is unpaused."""
-    return s if s.paused else _note(replace(s, due=None, paused=True), now, actor, "paused")
+    return s if s.paused else _note(replace(s, due=None, paused=True), now, actor, "paused", via)
 
 
-def unpause(s: Schedule, now: int, actor: str, times: Times) -> Schedule:
+def unpause(s: Schedule, now: int, actor: str, times: Times, via: str = "") -> Schedule:
     """Unpauses a schedule: it continues with its first slot after ``now``. Slots that passed during the pause do not count as missed."""
-    return _restart(_note(replace(s, paused=False), now, actor, "unpaused"), now, times) if s.paused else s
+    return _restart(_note(replace(s, paused=False), now, actor, "unpaused", via), now, times) if s.paused else s
 
 
-def _note(s: Schedule, now: int, actor: str, what: str) -> Schedule:
-    return replace(s, changes=(*s.changes, Change(now, actor, what))[-MAX_CHANGES:])
+def _note(s: Schedule, now: int, actor: str, what: str, via: str = "") -> Schedule:
+    return replace(s, changes=(*s.changes, Change(now, actor, what, via))[-MAX_CHANGES:])
 
 
 def _restart(s: Schedule, now: int, times: Times) -> Schedule:

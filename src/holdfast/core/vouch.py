@@ -207,6 +207,37 @@ def find_miscounted(stated: Mapping[str, tuple[int, int]], found: Mapping[str, t
             yield RecordDamaged(kind, OWN, f"{max(n - m, 1)} of {n}", missing=True) if m <= n else RecordDamaged(kind, OWN, f"count of all: {n}, not {m}")
 
 
+def heft(seal: bytes) -> int:
+    """Returns the number that a row of a shelf adds to the sum of its shelf, from its voucher's digest. It covers the content, so the sum also changes
+    when a row is replaced. Database statements compute the same number."""
+    return int.from_bytes(seal[:4])
+
+
+def find_miscounted_shelves(stated: Mapping[str, tuple[int, int]], found: Iterable[Voucher], vouchers: Iterable[Voucher]) -> Iterator[RecordDamaged]:
+    """Yields an error for each shelf whose rows differ from the stored number and sum: rows were lost, or put back from an older copy, together with
+    their vouchers. ``found``: the vouchers of the rows as they are. A row that differs from its voucher is reported as such, and then the sum says nothing."""
+    rows, vouched = by_id(found), by_id(vouchers)
+    there: dict[str, list[int]] = {name: [0, 0] for name in stated}
+    harmed: set[str] = set()
+    for id in rows.keys() | vouched.keys():
+        row, voucher = rows.get(id), vouched.get(id)
+        known = row or voucher
+        assert known is not None
+        if row != voucher:
+            harmed.add(known.under)
+        counted = there.setdefault(known.under, [0, 0])
+        counted[0] += 1
+        counted[1] += heft(known.seal)
+    for name in sorted(there, key=str):
+        (n, total), (m, sum) = stated.get(name, (0, 0)), there[name]
+        if m < n:
+            yield RecordDamaged("shelf", OWN, f"{name}\x1f{n - m} of {n}", missing=True)
+        elif m > n:
+            yield RecordDamaged("shelf", OWN, f"{name}\x1fcount of all: {n}, not {m}")
+        elif total != sum and name not in harmed:
+            yield RecordDamaged("shelf", OWN, f"{name}\x1fat least 1 of {n}")
+
+
 # -- the values in a run's row that its log does not contain ------------------------------------------
 
 
@@ -266,6 +297,8 @@ __all__ = [
     "claim_id",
     "damage",
     "find_miscounted",
+    "find_miscounted_shelves",
+    "heft",
     "ledger_id",
     "list_readings",
     "of_bucket",

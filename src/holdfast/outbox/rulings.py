@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast import logs
+from holdfast.callers import VIA
 from holdfast.core import canon, toolcalls
 from holdfast.core.blobs import Blob, blob_of
 from holdfast.core.commands import Signal
@@ -59,7 +60,7 @@ class Rulings:
         before = await self._intent(intent_id)
         alive = await self._alive()
         known = self._look_at(before, alive)
-        after = redrive(known, actor=actor, reason=reason, forced=force, now=self._store.now())
+        after = redrive(known, actor=actor, reason=reason, forced=force, now=self._store.now(), via=VIA.get())
         if not force and (attempt := may_live(known, alive)) is not None:
             if attempt.owner == ELSEWHERE:
                 way_out = "give it up in that store (holdfast settle), then send it here with --force"
@@ -87,7 +88,7 @@ class Rulings:
             raise InvalidInput("a result is that of a tool's call that happened", field="result", hint=f"only a request of the type {toolcalls.TYPE}… has one, settled as {MARK_SENT}")
         found = ToolOutcome() if result is ... else outcome_told(result, "result")
         known = self._look_at(before, await self._alive())
-        after = rule(known, outcome, actor=actor, reason=reason, now=self._store.now())
+        after = rule(known, outcome, actor=actor, reason=reason, now=self._store.now(), via=VIA.get())
         if after is known:
             if result is not ... and before.answer and _outcome(before.answer) != _fields(found)[0]:
                 raise IntentSettled(f"{intent_id} is {before.state} with another result", hint="look at it: holdfast outbox")
@@ -105,7 +106,7 @@ class Rulings:
         fields, blobs = ({}, ()) if outcome is None else _fields(outcome)
         owner = before.tries[-1].owner if before.tries else toolcalls.owner_of(before.type, toolcalls.place_in(before.intent_id))
         payload = canon.pack(toolcalls.plain(Answer(owner=owner, word=word, **fields)), "answer")[1]
-        signal = Signal(toolcalls.owner_of(before.type, toolcalls.place_in(before.intent_id)), f"{before.key}:word", payload, word.actor)
+        signal = Signal(toolcalls.owner_of(before.type, toolcalls.place_in(before.intent_id)), f"{before.key}:word", payload, word.actor, VIA.get())
         puts = (InboxItem(before.run_id, signal.key, signal, self._store.now()),) if waits else ()
         return Settlement(before, replace(after, answer=payload), puts=puts, blobs=blobs)
 

@@ -57,7 +57,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import Voucher
-from holdfast.ports import Claim, Dossier, Evidence, Loaded, News, Pruned
+from holdfast.ports import Claim, Dossier, Evidence, Loaded, News, Pruned, ShelfRow
 
 LAST_TURN = 2**62
 _NOWHERE = Tip(0, b"", 0)
@@ -647,6 +647,24 @@ def place_adopted(run: Run, next_turn: int | None, number: int) -> int:
     return number if next_turn is None or not run.terminal else next_turn - 1
 
 
+def by_shelf(rows: Iterable[ShelfRow]) -> dict[str, dict[str, bytes]]:
+    """Returns the rows of shelves that come with an adopted run, by shelf and key."""
+    found: dict[str, dict[str, bytes]] = {}
+    for row in rows:
+        found.setdefault(row.shelf, {})[row.key] = row.data
+    return found
+
+
+def check_shelved(shelf: str, mine: Mapping[str, bytes], there: Mapping[str, bytes | None]) -> None:
+    """Compares rows that come with an adopted run with those ``there`` under the same keys: an application's row is never replaced by an import.
+
+    Raises:
+        VersionConflict: a row has another value here, or it was lost.
+    """
+    if (key := next((key for key in sorted(there) if there[key] != mine[key]), None)) is not None:
+        raise VersionConflict(f"the row {key!r} of the shelf {shelf!r} is here already, with another value", hint="compare both; nothing was changed. To take the other one, delete this row first")
+
+
 def newest_fence(row: codec.Row) -> int:
     """Returns the counter of the fence under which a log row was written; 0 if that cannot be read."""
     try:
@@ -827,7 +845,9 @@ __all__ = [
     "admit",
     "adopt",
     "backlog",
+    "by_shelf",
     "by_turns",
+    "check_shelved",
     "choose",
     "claim_taken",
     "due_after",

@@ -957,6 +957,9 @@ class MemoryStore(Small):
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
         return sorted((k, data) for (s, k), data in self._shelves.items() if s == shelf and k.startswith(prefix) and k > after)[:limit]
 
+    async def list_shelves(self) -> list[str]:
+        return sorted({shelf for shelf, _ in self._shelves})
+
     async def unshelve(self, shelf: str, prefix: str) -> int:
         gone = [place for place in self._shelves if place[0] == shelf and place[1].startswith(prefix)]
         for place in gone:
@@ -1037,10 +1040,16 @@ class MemoryStore(Small):
             return not apply.same(dossier, await self.rows(run_id))
         if run_id in self._pruned:
             raise self._missing(run_id)
+        self._check_shelved(dossier)
         with self._atomic():
             self._take_over(dossier, None)
         self.changes.tell()
         return True
+
+    def _check_shelved(self, d: Dossier) -> None:
+        """Refuses an adopted run with a row of a shelf that is here already with another value."""
+        for shelf, mine in apply.by_shelf(d.shelved).items():
+            apply.check_shelved(shelf, mine, {key: self._shelves[shelf, key] for key in mine if (shelf, key) in self._shelves})
 
     def _take_over(self, d: Dossier, owner: str | None) -> None:
         """Adds a run from another store to the tables."""
@@ -1067,6 +1076,7 @@ class MemoryStore(Small):
             self._set(self._ledger, number := self._next(), msgspec.structs.replace(entry, number=number))
         for blob in d.blobs:
             self._keep(run_id, blob)
+        self._shelves = {**self._shelves, **{(row.shelf, row.key): row.data for row in d.shelved}}
         number = self._next()
         later = [r.turn for r in self._runs.values() if r.run.thread_id == run.thread_id and r.run.tenant_id == run.tenant_id and r.run.run_id > run_id]
         tip = Tip(stands.seq, stands.hash, self._next(), stands.since, stands.whole)

@@ -52,7 +52,7 @@ VERBS: Mapping[str, Passes] = {
     **dict.fromkeys(
         (
             "abandon", "acknowledge", "backlog", "backup", "claim", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "find_claim",
-            "find_marked", "find_pruned", "folder", "has_server", "health", "incarnation", "intent_counts", "issue_token", "leave", "list_carries", "look_again", "now",
+            "find_marked", "find_pruned", "folder", "has_server", "health", "incarnation", "intent_counts", "issue_token", "leave", "list_carries", "list_shelves", "look_again", "now",
             "offer", "open", "outlive", "owner_alive", "path", "patience", "place", "prune", "put_rule", "register", "reindex", "release", "renew", "renew_intents",
             "restore", "retire", "rules", "run_ids", "suspect", "takes_statements", "tally", "thread_end", "token", "unshelve", "url", "usage", "verify",
             "vouch_anew", "wait_for_change", "workers",
@@ -543,6 +543,8 @@ class SealedStore:
             for blob in dossier.blobs:
                 if blob.data is not None and blobs.envelope_of(blob.data) is None:
                     raise of.refuse(blobs.place(blob.digest))
+            for kept in dossier.shelved:
+                self._take(kept.shelf, kept.key, kept.data)
         taken: bool = await self.as_kept.adopt(dossier)  # type: ignore[attr-defined]
         return taken
 

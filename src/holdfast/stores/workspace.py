@@ -311,7 +311,7 @@ class WorkspaceStore(MemoryStore):
         self._unshelved = damaged.get(SHELVES)
         try:
             kept_rows = (_read_json(os.path.join(self.folder, SHELVES)) or {}).get("rows", []) if self._unshelved is None else []
-            self._shelves = {(name, key): base64.b64decode(data) for name, key, data in kept_rows}
+            self._shelves = {(_text({"shelf": name}, "shelf"), _text({"key": key}, "key")): base64.b64decode(data) for name, key, data in kept_rows}
         except _MALFORMED as e:
             self._shelves, self._unshelved = {}, EventUnreadable(f"{SHELVES} cannot be read: {e}", hint="restore it from a backup")
             house.append(problem("shelf_record_altered", self._unshelved.message, self._unshelved.hint))
@@ -754,6 +754,10 @@ class WorkspaceStore(MemoryStore):
         self._readable()
         return await super().shelf_scan(shelf, prefix, after, limit)
 
+    async def list_shelves(self) -> list[str]:
+        self._readable()
+        return await super().list_shelves()
+
     def _readable(self) -> None:
         self._look()
         if self._unshelved is not None:
@@ -1076,7 +1080,9 @@ class WorkspaceStore(MemoryStore):
         self._writable()
         mine = [self._log[run_id, seq].data for seq in self._order.get(run_id, ())]
         if mine and len(mine) < len(dossier.rows) and mine == [r.data for r in dossier.rows[: len(mine)]]:
+            self._check_shelved(dossier)
             self._forget({run_id})  # an older export of the same run, which has continued since
+        shelves = self._shelves
         if not await super().adopt(dossier):
             return False
         final, building = self._at(run_id), self._at(f".{run_id}.tmp")
@@ -1086,6 +1092,8 @@ class WorkspaceStore(MemoryStore):
                 shutil.rmtree(building, ignore_errors=True)
                 os.makedirs(building)
                 self._write_dossier(dossier, building)
+                if dossier.shelved:
+                    self._write_shelves(self._shelves)
                 older = self._at(f".{run_id}.gone")
                 if os.path.isdir(final):
                     os.rename(final, older)
@@ -1094,6 +1102,7 @@ class WorkspaceStore(MemoryStore):
                 _sync_folder(self.folder)
         except BaseException:
             self._forget({run_id})
+            self._shelves = shelves
             shutil.rmtree(building, ignore_errors=True)
             raise
         self._meta([run_id])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.ports import offers_shelves
-from holdfast.testing.conformance import Harness, case
+from holdfast.core.errors import VersionConflict
+from holdfast.engine.keep.check import keeper
+from holdfast.engine.keep.transfer import dossier
+from holdfast.ports import as_kept, offers_shelves
+from holdfast.testing.conformance import TTL, Harness, Script, case, elsewhere, refused
 
 
 @case
@@ -84,6 +87,43 @@ async def case_shelf_is_scanned_between_the_ends_of_a_prefix(h: Harness) -> None
     kept = [key for key in keys if not key.startswith(tuple(letters[1::2]))]
     assert [key for key, _ in await store.shelf_scan("cups", limit=1000)] == kept
     assert [key for key, _ in await store.shelf_scan("cup", limit=1000)] == keys
+    assert await h.store.verify() == []
+
+
+@case
+async def case_shelves_are_listed(h: Harness) -> None:
+    """§19.2: the names of shelves are those that have rows, each once."""
+    store = h.store
+    assert offers_shelves(store)
+    assert await store.list_shelves() == []
+    await store.shelve("plates", {"a": b"1", "b": b"2"})
+    await store.shelve("Cups é", {"a": b"1"})
+    await store.shelve("cups", {"a": b"1"})
+    assert await store.list_shelves() == sorted(["plates", "Cups é", "cups"])
+    await store.unshelve("plates", "")
+    assert await store.list_shelves() == sorted(["Cups é", "cups"])
+
+
+@case
+async def case_adopted_rows_replace_none(h: Harness) -> None:
+    """§19.2: a run comes with its rows of shelves; one that is here with another value refuses the run, and then nothing of it is here."""
+    store, source = h.store, elsewhere(h)
+    there = source
+    assert offers_shelves(store) and offers_shelves(there)
+    await source.register("w", TTL)
+    await (await Script(source, "r1").begin("w")).steps(1)
+    await there.shelve("cups", {"r1/a": b"1", "r1/b": b"2", "r2": b"no"})
+    await there.shelve("plates", {"r1": b"3"})
+    found = await dossier(source, "r1")
+    await store.shelve("cups", {"r1/a": b"1", "r1/b": b"another"})
+    await refused(VersionConflict, keeper(h.store).adopt(found))
+    assert await h.store.get("r1") is None and await store.list_shelves() == ["cups"]
+    await store.unshelve("cups", "r1/b")
+    kept = as_kept(h.store)
+    assert offers_shelves(kept)
+    await kept.shelve("cups", {"r1/a": found.shelved[0].data})
+    assert await keeper(h.store).adopt(found)
+    assert await store.shelf_scan("cups") == [("r1/a", b"1"), ("r1/b", b"2")] and await store.find_shelved("plates", "r1") == b"3"
     assert await h.store.verify() == []
 
 

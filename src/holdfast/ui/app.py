@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute
 
 from holdfast.access import Access, Forbidden, Scope, check_site
+from holdfast.callers import acting
 from holdfast.core import bounds, describe
 from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, Rejected, TokenRefused
 from holdfast.core.intents import MARK_SENT
@@ -128,7 +129,8 @@ class Pages:
                     viewer.access.need(scope)
                 if request.method == "POST":
                     await _check_own(request, viewer, self._public)
-                response = await page(request, viewer)
+                with acting(viewer.access.id):
+                    response = await page(request, viewer)
             except HoldfastError as e:
                 response = self._answer_error(request, viewer, e)
             return _secure(response)
@@ -195,7 +197,12 @@ class Pages:
         seen = await look.glance(run_id, tenant)
         skill = next((describe.skill(p, seen.walk.progress.checkpoint) for p in self._rt.skills if p.id == seen.run.skill_id), None)
         query = request.query_params
-        context = render.run_context(seen, skill, await look.lineage(seen.run), await look.children(seen.run), kind=query.get("event") or None)
+        kind, before = query.get("event") or None, _before(query.get("before"), seen.run.version)
+        earlier = None
+        if before is not None:
+            found = await look.events(run_id, max(0, before - 1 - render.EVENTS), min(render.EVENTS, before - 1), tenant) if before > 1 else []
+            earlier = render.earlier_events(found, before, kind)
+        context = render.run_context(seen, skill, await look.lineage(seen.run), await look.children(seen.run), kind=kind, events_page=earlier)
         a, b, at = query.get("a"), query.get("b"), query.get("at")
         diff = await look.diff(run_id, a, b, tenant) if a and b else None
         shown = await look.checkpoint(run_id, at, tenant) if at else None
@@ -272,7 +279,7 @@ class Pages:
         actor = form.get("actor") or viewer.access.actor
         payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
         await self._rt.decide(
-            run_id, action, wait_id=form.get("wait_id") or None, actor=actor, feedback=form.get("feedback") or None, note=note, payload=payload, via=viewer.access.id
+            run_id, action, wait_id=form.get("wait_id") or None, actor=actor, feedback=form.get("feedback") or None, note=note, payload=payload
         )
         return RedirectResponse(f"/runs/{run_id}", 303)
 
@@ -442,6 +449,19 @@ class Pages:
         response = Response(render.asset(name), media_type=TYPES[name])
         response.headers["Cache-Control"] = "public, max-age=3600"
         return response
+
+
+def _before(given: str | None, version: int) -> int | None:
+    """Returns the event before which a run's page shows events; None for the newest.
+
+    Raises:
+        InvalidInput: it is not the number of an event.
+    """
+    if not given:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) < 18):
+        raise InvalidInput(f"{given[:80]!r} is not the number of an event", field="before", hint="follow the page's own link")
+    return None if int(given) > version else max(1, int(given))
 
 
 def _points(seen: Any) -> list[describe.CheckpointView]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import jinja2
@@ -17,6 +17,8 @@ from holdfast.handle import when
 from holdfast.ui import drawings, words
 
 _FILES = files("holdfast.ui")
+EVENTS = 200
+"""How many events a run's page shows."""
 
 
 @jinja2.pass_context
@@ -60,8 +62,31 @@ def page(name: str, **context: Any) -> str:
     return ENVIRONMENT.get_template(name).render(**{"viewer": None, "store": "", "open": True, "alone": None, "section": "", "base": "", "here": "/", "zone": dt.UTC, **context})
 
 
-def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[describe.RunView], children: list[describe.RunView], *, most: int = 200, kind: str | None = None) -> dict[str, Any]:
-    """Returns everything that a run's page shows, as of one moment."""
+class EventsPage(NamedTuple):
+    """The events that a run's page shows, newest first, of one type if that was asked for: those from ``first`` to ``last``, as they are numbered."""
+
+    shown: list[describe.EventView]
+    first: int
+    last: int
+
+
+def newest_events(events: list[describe.EventView], kind: str | None, most: int = EVENTS) -> EventsPage:
+    """Returns the newest events of those that were read, of any type or of one."""
+    found = [e for e in events if kind in (None, e.event_type)]
+    first = (found[-most] if len(found) > most else events[0]).seq if events else 1
+    return EventsPage(found[-most:][::-1], first, events[-1].seq if events else 0)
+
+
+def earlier_events(events: list[describe.EventView], before: int, kind: str | None) -> EventsPage:
+    """Returns the events before the event ``before``."""
+    return EventsPage([e for e in events if kind in (None, e.event_type)][::-1], max(1, before - EVENTS), before - 1)
+
+
+def run_context(
+    seen: Snapshot, skill: describe.SkillView | None, family: list[describe.RunView], children: list[describe.RunView], *, most: int = EVENTS, kind: str | None = None,
+    events_page: EventsPage | None = None,
+) -> dict[str, Any]:
+    """Returns everything that a run's page shows, as of one moment. ``events_page``: earlier events in the place of the newest."""
     run, effects, steps, attempts, events, intents = seen.detail(), seen.effects(), seen.steps(), seen.attempts(), seen.events(), seen.intents()
     now, gone = when(seen.now), bool(seen.gone)
     states: dict[str, tuple[str, str]] = {}
@@ -75,7 +100,7 @@ def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[d
         states[w.task.partition("~")[0]] = ("person" if w.available_actions else "waits", "waits")
     return {
         "run": run, "gone": gone, "behind": seen.behind, "now": now, "effects": sorted(effects, key=lambda e: e.status != "unknown")[:most], "effects_total": len(effects), "steps": steps,
-        "attempts": attempts, "events": [e for e in events if kind in (None, e.event_type)][-most:][::-1], "events_total": run.version, "kind": kind,
+        "attempts": attempts, "events": events_page or newest_events(events, kind, most), "events_total": run.version, "kind": kind, "events_step": EVENTS,
         "kinds": sorted({e.event_type for e in events}), "earlier": seen.walked is not None,
         "finding": words.finding(run, effects, gone=gone, behind=seen.behind), "picture": drawings.graph(drawings.list_declared(skill) if skill is not None and skill.nodes else drawings.list_taken(steps), states),
         "timeline": drawings.timeline(steps, attempts, events, now, run.finished_at, intents), "family": family, "children": children, "intents": intents[:most],
@@ -89,4 +114,4 @@ def alone(seen: Snapshot, family: list[describe.RunView], store: str) -> str:
     return page("run.html", **context, checkpoints=[], at=None, alone=asset("style.css").decode(), store=store)
 
 
-__all__ = ["alone", "asset", "page", "run_context"]
+__all__ = ["EVENTS", "EventsPage", "alone", "asset", "earlier_events", "newest_events", "page", "run_context"]

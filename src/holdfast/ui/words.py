@@ -16,6 +16,7 @@ from holdfast.core import wording
 from holdfast.core.describe import EffectView, RunView, WaitView
 from holdfast.core.errors import InvalidInput
 from holdfast.core.lanes import Blocked
+from holdfast.core.visible import escape
 from holdfast.core.wording import answering
 
 SIGNS = {
@@ -138,7 +139,7 @@ def _without_null(field: dict[str, Any], kinds: Mapping[str, Any]) -> tuple[dict
 
 def clean(text: object) -> str:
     """Makes text of a run safe to show: control characters, and those that reverse the direction of a line, become visible escapes."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else c.encode("unicode_escape").decode() for c in str(text))
+    return escape(str(text), lambda c: c not in "\n\t" and unicodedata.category(c)[0] == "C")
 
 
 def show(value: Any) -> str:

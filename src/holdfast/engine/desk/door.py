@@ -19,6 +19,7 @@ from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
+from holdfast.callers import VIA
 from holdfast.core import bounds, canon
 from holdfast.core import commands as cmd
 from holdfast.core.bounds import wrong
@@ -366,7 +367,7 @@ def decision(
         at=at,
         resume=bounds.flag(resume, "resume"),
         force=bounds.flag(force, "force"),
-        via="" if via is None else bounds.who(via, "via"),
+        via=VIA.get() if via is None else bounds.who(via, "via"),
     )
 
 
@@ -381,6 +382,7 @@ def signal(name: str, given: Any, *, key: str | None, actor: str, fresh: str) ->
         signal_key=fresh if key is None else bounds.text(key, "key"),
         payload=payload(given),
         actor=bounds.who(actor, "actor"),
+        via=VIA.get(),
     )
 
 
@@ -390,7 +392,7 @@ def cancel(*, actor: str, reason: str, nonce: str) -> cmd.Cancel:
     Raises:
         InvalidInput, TooLarge: they name the argument.
     """
-    return cmd.Cancel(actor=bounds.who(actor, "actor"), reason=bounds.note(reason, "reason"), nonce=nonce)
+    return cmd.Cancel(actor=bounds.who(actor, "actor"), reason=bounds.note(reason, "reason"), nonce=nonce, via=VIA.get())
 
 
 __all__ = ["FIELDS", "FORK", "FORKED", "KEPT", "OPTIONS", "REPLAY", "OnBusy", "Request", "Wish", "cancel", "check_made", "decision", "due", "event", "fork", "has", "inputs", "payload", "request", "several", "signal", "transports"]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast import machine
+from holdfast.callers import VIA
 from holdfast.core import bounds, canon, ids, superstep
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult
@@ -101,6 +102,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         schedule_id=request.schedule_id,
         slot=request.slot,
         secrets=program.secrets,
+        via=VIA.get(),
     )
     claims: tuple[DedupClaim, ...] = ()
     if request.key is not None:

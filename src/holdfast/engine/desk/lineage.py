@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.callers import VIA
 from holdfast.core import bounds, canon, compensation, decisions, ids, outdated, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
@@ -380,6 +381,7 @@ async def create(services: Services, source: Loaded, wish: Wish) -> str:
         source_checkpoint_id=found.checkpoint_id,
         lineage_root=run.lineage_root,
         request_key=wish.key,
+        via=VIA.get(),
         **anew,
     )
     facts: list[ev.Fact] = [submitted]

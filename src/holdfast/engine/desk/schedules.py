@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.calendar import CALENDAR
+from holdfast.callers import VIA
 from holdfast.core import bounds, canon, superstep
 from holdfast.core import schedules as sch
 from holdfast.core.bounds import check_known
@@ -90,10 +91,10 @@ class Scheduler:
         return _there(schedule_id, await self._store.schedule(schedule_id))
 
     async def pause(self, schedule_id: str, actor: str) -> Schedule:
-        return await self._change(schedule_id, lambda old, now: sch.pause(_there(schedule_id, old), now, actor))
+        return await self._change(schedule_id, lambda old, now: sch.pause(_there(schedule_id, old), now, actor, VIA.get()))
 
     async def unpause(self, schedule_id: str, actor: str) -> Schedule:
-        return await self._change(schedule_id, lambda old, now: sch.unpause(_there(schedule_id, old), now, actor, CALENDAR))
+        return await self._change(schedule_id, lambda old, now: sch.unpause(_there(schedule_id, old), now, actor, CALENDAR, VIA.get()))
 
     async def drop(self, schedule_id: str) -> None:
         if not await self._store.drop_schedule(schedule_id):

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.callers import VIA
 from holdfast.core import commands as cmd
 from holdfast.core import compensation as undone
 from holdfast.core import decisions, superstep, views
@@ -547,7 +548,8 @@ class Conductor:
             doubts = await self._refuse_without(run)
         judged = await self._ask_policy(run, program, actor, force)
         if run.status in TERMINAL:
-            command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force, precedes=run.precedes or await self._services.threads.find_next(run))
+            precedes = run.precedes or await self._services.threads.find_next(run)
+            command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force, precedes=precedes, via=VIA.get())
             loaded = await self._reader.load(run_id)
             facts = (*judged, *decisions.decide(loaded.run, command, now))
             judged = []

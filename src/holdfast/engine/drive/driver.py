@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.callers import VIA
 from holdfast.core import canon, decisions, ids, reviews, starts, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
@@ -74,6 +75,7 @@ class Driver:
         self.journal = journal
         self._limit = step_limit or program.step_limit
         self._forced = forced
+        self._via = ""
         self._lock = asyncio.Lock()
         self._parked: dict[str, tuple[Wait, ...]] = {}
         self._task: asyncio.Task[Any] | None = None
@@ -279,12 +281,16 @@ class Driver:
         Raises:
             LeaseLost, StoreError: the run is left as the last commit made it; another process continues it (§1.12).
         """
+        via = VIA.get()
+        self._via = via if named else ""
+        VIA.set("")  # what the run does is not done by whoever asked that it is driven
         try:
             run = await self._drive(claim, inbox, named)
             if self._program.carried and run.terminal and self.journal.tip is not None:
                 self._services.threads.keep(run, self.journal.tip, self.journal.fence, self.journal.progress.checkpoint)
             return run
         finally:
+            VIA.set(via)
             self._over = True
             self.journal.safe_points.on_reached = call_nobody  # breaks a reference cycle; else only the garbage collector would free the run and its values
             self._services.quarantine.leave(self.journal.progress.checkpoint.run_id)
@@ -375,11 +381,11 @@ class Driver:
                 ev.AttemptTakenOver(
                     self._services.owner, progress.takeovers + (begun and not self._late), progress.late + 1 if self._late else 0, begun=begun
                 ),
-                ev.RunRecovered(claim.previous_owner, claim.cause),
+                ev.RunRecovered(claim.previous_owner, claim.cause, self._via),
                 *facts,
             ]
         elif run.interrupted_at is not None and (run.status in LIVE or run.status is Status.PENDING):
-            facts = [ev.RunRecovered("", "a person resumed it"), *facts]
+            facts = [ev.RunRecovered("", "a person resumed it", self._via), *facts]
         return facts
 
     async def _stop_here(self, named: bool) -> bool:
@@ -469,7 +475,7 @@ class Driver:
         self._parked = find_parked(self._program, run.waits, self.journal.progress.checkpoint.pending, told) if run.waits else {}
         upgraded = self._program.fingerprint if self._program.fingerprint != run.fingerprint else None
         cause, wait_id = (decisions.cause_of(run.decisions[-1]), run.decisions[-1].wait_id) if run.decisions else ("signal", None)
-        resumed = ev.RunResumed(cause=cause, wait_id=wait_id, checkpoint_id=run.checkpoint_head, forced=self._forced, upgraded=upgraded)
+        resumed = ev.RunResumed(cause=cause, wait_id=wait_id, checkpoint_id=run.checkpoint_head, forced=self._forced, upgraded=upgraded, via=self._via)
         self.journal.hold(Draft(facts=[resumed], results=list(records)))
         return True
 

@@ -13,6 +13,7 @@ from collections.abc import Collection
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.callers import VIA
 from holdfast.core import canon, codec, decisions
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, Delta, Source, boundaries
@@ -228,7 +229,7 @@ def _commits(told: _Folded, evidence: Evidence, codes: list[str], actor: str, no
         sealed = codec.seal(commits[-1], tip.hash).row
         tip = Tip(sealed.seq, sealed.hash, tip.row, tip.since, tip.whole)
         fence += 1
-    facts: list[ev.Fact] = [ev.StateRepaired(code, _detail(code, evidence, told.run)) for code in codes]
+    facts: list[ev.Fact] = [ev.StateRepaired(code, _detail(code, evidence, told.run), VIA.get()) for code in codes]
     facts += [ev.SideEffectUnknown(e.effect_id, e.key, e.step, e.task, e.path, LOST) for e in told.effects if e.open]
     commits.append(replace(_commit(run, tip, tuple(facts), fence, now, actor), effects=told.effects))
     return commits

@@ -6,22 +6,26 @@ from msgspec.structs import replace
 
 from holdfast.core import blobs, envelopes, ids, intents, payloads
 from holdfast.core import events as ev
+from holdfast.core.bounds import text
 from holdfast.core.codec import Row, encode_whole, open_row
 from holdfast.core.commit import Commit
-from holdfast.core.errors import InvalidInput, RunNotFound, VersionConflict
+from holdfast.core.errors import InvalidInput, RunNotFound, UsageError, VersionConflict
 from holdfast.core.lease import TOUCH, counter
 from holdfast.core.run import Run, fold, fold_all
 from holdfast.engine.keep.check import keeper
 from holdfast.engine.look.snapshot import missing
 from holdfast.engine.look.threads import Threads
-from holdfast.ports import Dossier, Store, as_kept, offers_sealing
+from holdfast.ports import Dossier, ShelfRow, Store, as_kept, offers_sealing, offers_shelves
 
 MOST = 1_000_000
+PAGE = 500
+OURS = "holdfast."
+"""Shelves whose names begin like this are the runtime's own: access tokens, sessions, answers. No run takes rows of them along, and none brings any."""
 
 
 async def dossier(source: Store, run_id: str, *, opened: bool = False) -> Dossier:
     """Reads everything about a run. Its record is the fold of its events, whatever the row says. Encrypted data stays encrypted unless
-    ``opened``: then the dossier is only for reading, and no store accepts it.
+    ``opened``: then the dossier is only for reading, without rows of shelves, and no store accepts it.
 
     Raises:
         InvalidInput, RunNotFound: there is no such run.
@@ -66,7 +70,37 @@ async def dossier(source: Store, run_id: str, *, opened: bool = False) -> Dossie
         intents=tuple(await store.intents(run_id, limit=MOST)),
         ledger=tuple(await store.ledger(run_id)),
         blobs=tuple([blobs.Blob(digest, len(data), data) for digest in named for data in [await store.blob(digest)]]),
+        shelved=() if opened else await _find_shelved(store, run_id),
     )
+
+
+async def _find_shelved(store: Store, run_id: str) -> tuple[ShelfRow, ...]:
+    """Returns the rows of shelves whose keys begin with the run's id, except those of the runtime's own shelves (§19.2)."""
+    if not offers_shelves(store):
+        return ()
+    found: list[ShelfRow] = []
+    for shelf in await store.list_shelves():
+        after = ""
+        while not shelf.startswith(OURS) and (page := await store.shelf_scan(shelf, run_id, after, PAGE)):
+            found += [ShelfRow(shelf, key, data) for key, data in page]
+            after = page[-1][0]
+    return tuple(found)
+
+
+async def write_out(d: Dossier, target: Store) -> None:
+    """Exports a run into a workspace. The rows of shelves that an older export of it left there are replaced by those of this one.
+
+    Raises:
+        VersionConflict: a different run with that id is there.
+    """
+    run_id = d.run.run_id
+    await keeper(target).adopt(replace(d, shelved=()))
+    there = await _find_shelved(target, run_id)
+    if there == d.shelved or not offers_shelves(target):
+        return
+    for shelf in sorted({row.shelf for row in (*there, *d.shelved)}):
+        await target.unshelve(shelf, run_id)
+        await target.shelve(shelf, {row.key: row.data for row in d.shelved if row.shelf == shelf})
 
 
 def keys_in(d: Dossier) -> tuple[str, ...]:
@@ -79,6 +113,7 @@ def keys_in(d: Dossier) -> tuple[str, ...]:
             found.update(*(payloads.keys_of(part) for part in parts if part is not None))
     for beside in (d.inbox, d.effects, d.intents, d.ledger):
         found.update(payloads.keys_of(beside))
+    found.update(header.key_id for row in d.shelved if envelopes.is_sealed(row.data) and (header := envelopes.header_of(row.data)) is not None)
     return tuple(sorted(found))
 
 
@@ -99,13 +134,17 @@ async def take_in(source: Store, target: Store, run_id: str) -> bool:
 
     Raises:
         InvalidInput: an id in it is not valid, or belongs to another run.
-        VersionConflict: a different run with that id is here, or a different record with the id of one of its records.
+        VersionConflict: a different run with that id is here, or a different record with the id of one of its records, or another value under the
+            key of one of its rows of shelves.
+        UsageError: it has rows of shelves, and this store has no shelves.
     """
     found = replace(await dossier(source, run_id), held=True)
     if found.run.run_id != run_id:
         raise InvalidInput(f"the directory {run_id!r} holds a run that names itself {found.run.run_id!r}", hint="export it again")
     if (why := foreign(found)) is not None:
         raise InvalidInput(f"{run_id} cannot be imported: {why}", hint="export it again, from the store where it ran")
+    if found.shelved and not offers_shelves(target):
+        raise UsageError(f"{run_id} has rows of shelves, and {target.url} does not support shelves", hint="import it into a store of another kind")
     await _check_unused(target, found)
     found = replace(found, intents=tuple([intents.take_in(i, target.now()) for i in found.intents]))
     if not await keeper(target).adopt(found):
@@ -136,6 +175,13 @@ def foreign(d: Dossier) -> str | None:
                 return f"{name} of a {type(record).__name__} is a number that a store cannot hold"
             if isinstance(value, str) and ("\0" in value or (not value.isascii() and value != value.encode("utf-8", "replace").decode())):
                 return f"{name} of a {type(record).__name__} is a text that a store cannot hold"
+    for row in d.shelved:
+        if row.shelf.startswith(OURS):
+            return f"it has a row of the shelf {row.shelf!r}, which is the runtime's own"
+        if not row.key.startswith(run_id):
+            return f"the row {row.key!r} of the shelf {row.shelf!r} does not begin with its id"
+        text(row.shelf, "the name of a shelf")
+        text(row.key, "the key of a row")
     others = [*((c.run_id, "claim") for c in d.claims), *((i.run_id, "inbox item") for i in d.inbox), *((r.run_id, "ledger row") for r in d.ledger)]
     return next((f"a {what} belongs to the run {owner!r}" for owner, what in others if owner != run_id), None)
 
@@ -163,4 +209,4 @@ async def _hold(target: Store, run_id: str) -> None:
     await target.commit(Commit(run=run, events=(event,), after=loaded.tip, fence=fence, at=at, actor="import", lease=TOUCH))
 
 
-__all__ = ["copy", "dossier", "foreign", "keys_in", "take_in"]
+__all__ = ["copy", "dossier", "foreign", "keys_in", "take_in", "write_out"]

@@ -21,6 +21,7 @@ from holdfast.calendar import CALENDAR
 from holdfast.core import bounds, canon, describe, views
 from holdfast.core import limits as bounding
 from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.commit import LedgerRow
 from holdfast.core.consistency import Problem
 from holdfast.core.errors import (
     CheckpointNotFound,
@@ -107,7 +108,7 @@ class Ledger(msgspec.Struct, frozen=True):
     """A page of ledger rows, and the cursor of the next one."""
 
     rows: list[describe.LedgerView]
-    next_cursor: int | None
+    next_cursor: str | None
 
 
 class _Fold(msgspec.Struct, frozen=True):
@@ -570,21 +571,51 @@ class Looker:
         *,
         topic: str | None = None,
         key: str | None = None,
-        after: int | None = None,
+        after: str | None = None,
         limit: int = 100,
     ) -> Ledger:
-        """Returns ledger rows of one run or of all, oldest first. ``after``: a row's number, which is the ``next_cursor`` of the page before."""
+        """Returns ledger rows of one run or of all, oldest first. ``after``: the ``next_cursor`` of the page before.
+
+        Rows are numbered over all tenants, and their numbers would tell one tenant how much others do. So for one tenant rows have no number, and a
+        cursor names a run and how many of its rows come before.
+        """
         if not 1 <= limit <= PAGE:
             raise InvalidInput(f"limit is 1 to {PAGE}, not {limit}")
-        if after is not None:
-            bounds.number(after, "after")
         if run_id is not None:
             await self.find_row(run_id, tenant_id)
+        behind = None if after is None else await self._find_entry(after, tenant_id)
         masks = _Masks(self)
-        found = await self._store.ledger(run_id, topic=topic, key=key, tenant_id=tenant_id, after=after, limit=limit + 1)
+        found = await self._store.ledger(run_id, topic=topic, key=key, tenant_id=tenant_id, after=behind, limit=limit + 1)
         page = found[:limit]
-        out = [describe.hide(describe.ledger(row), await masks.of(row.run_id)) for row in page]
-        return Ledger(out, page[-1].number if len(found) > limit else None)
+        shown = page if tenant_id is None else [msgspec.structs.replace(row, number=0) for row in page]
+        out = [describe.hide(describe.ledger(row), await masks.of(row.run_id)) for row in shown]
+        return Ledger(out, await self._place_entry(page[-1], tenant_id) if len(found) > limit else None)
+
+    async def _place_entry(self, row: LedgerRow, tenant_id: str | None) -> str:
+        """Returns the cursor of a ledger row."""
+        if tenant_id is None:
+            return str(row.number)
+        return f"{sum(r.number <= row.number for r in await self._store.ledger(row.run_id))}/{row.run_id}"
+
+    async def _find_entry(self, cursor: str, tenant_id: str | None) -> int:
+        """Returns the number of the ledger row that a cursor names.
+
+        Raises:
+            InvalidInput: it is not a cursor for this tenant, or its run was pruned.
+        """
+        place, _, run_id = bounds.text(cursor, "cursor", bounds.NOTE_BYTES).partition("/")
+        if not place.isascii() or not place.isdigit() or int(place) > bounds.BIGGEST or bool(run_id) is (tenant_id is None):
+            raise refuse_cursor(cursor)
+        if tenant_id is None:
+            return int(place)
+        try:
+            await self.find_row(run_id, tenant_id)
+        except (InvalidInput, RunNotFound):
+            raise refuse_cursor(cursor) from None
+        rows = await self._store.ledger(run_id)
+        if not 1 <= int(place) <= len(rows):
+            raise refuse_cursor(cursor)
+        return rows[int(place) - 1].number
 
     # -- who works ----------------------------------------------------------------------------------
 
@@ -790,7 +821,7 @@ def _limit(name: str, limit: Limit | None, rule: bounding.Rule | None, usage: Us
         in_use = sum(h.runs for h in usage.held) if name == bounding.WORKER else usage.calls.get(name, 0)
     changes = [
         describe.LimitChangeView(
-            at=views.iso(c.at), actor=c.actor, action=c.action, in_flight=_figures(c.limit)[0], per_second=_figures(c.limit)[1], burst=_figures(c.limit)[2],
+            at=views.iso(c.at), actor=c.actor, via=c.via or None, action=c.action, in_flight=_figures(c.limit)[0], per_second=_figures(c.limit)[1], burst=_figures(c.limit)[2],
             reason=c.reason,
         )
         for c in (() if rule is None else rule.changes)

@@ -314,14 +314,14 @@ def ask_kept_by_store(now: int | None) -> list[Statement]:
     """Returns the statements whose answers ``damage_of_store`` takes."""
     own = [(Q.vouch_of_run, (OWN, kind)) for kind in _OWN_KINDS]
     rows = [(Q.schedules_all, None), (Q.shelves_all, None), (Q.workers_all, {"now": now}), (Q.offers_all, None), (Q.pruned_all, None), *LIMITS, (Q.meta, None)]
-    return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None), (Q.uses_runless, None), (Q.keys_lost, None), (Q.roll, None), (Q.roll_found, None)]
+    return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None), (Q.uses_runless, None), (Q.keys_lost, None), (Q.roll, None), (Q.roll_found, None), (Q.shelf_roll, None)]
 
 
 def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
     """Returns every record of the store itself, except its claims, or of a run that is not here, that is lost or is not what was written."""
     kinds = len(_OWN_KINDS)
     schedules, shelves, workers, offers, pruned, limits, buckets, calls, meta, *stated = answers[: 2 * kinds]
-    effects, runless, claims, uses, keys, roll, there = answers[2 * kinds :]
+    effects, runless, claims, uses, keys, roll, there, shelf_roll = answers[2 * kinds :]
     found: list[Iterable[Voucher]] = [
         map(vouch.of_schedule_row, schedules),
         map(shelf_row, shelves),
@@ -340,6 +340,8 @@ def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
         RecordDamaged("worker", OWN, row[0]) for row in workers if row[6] > row[2] + SLACK_US
     ]  # no lease is longer than was requested
     out += vouch.find_miscounted({row[0]: (row[1], row[2]) for row in roll}, dict.fromkeys(vouch.COUNTED, (0, 0)) | {row[0]: (row[1], row[2]) for row in there})
+    shelf_vouchers = stated[_OWN_KINDS.index("shelf")]
+    out += vouch.find_miscounted_shelves({row[0]: (row[1], row[2]) for row in shelf_roll}, map(shelf_row, shelves), (Voucher(*row) for row in shelf_vouchers))
     left = [Voucher(*row) for row in runless]
     out += vouch.damage(vouch.by_id(map(vouch.of_effect_row, effects)), vouch.by_id(v for v in left if v.kind == "effect"))
     out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]

@@ -133,10 +133,14 @@ class People(Server):
         (found,) = await self._ask((besides.SCAN_SHELF, asked))
         return besides.shelf_rows(found)
 
+    async def list_shelves(self) -> list[str]:
+        (found,) = await self._ask((Q.shelf_names, None))
+        return sorted(name for (name,) in found)
+
     async def unshelve(self, shelf: str, prefix: str) -> int:
         async def work(db: Connection, sent: int) -> int:
             gone = await rows_of(db, Q.shelf_drop, besides.shelf_range(shelf, prefix))
-            await db.execute(Q.vouch_drop, (OWN, "shelf", [vouch.shelf_id(shelf, key) for (key,) in gone]))
+            await db.execute(Q.shelf_unvouch, {"name": shelf, "ids": [vouch.shelf_id(shelf, key) for (key,) in gone]})
             return len(gone)
 
         return await self._do(work)

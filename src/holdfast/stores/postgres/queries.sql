@@ -492,8 +492,12 @@ WITH put AS (
   INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark)
   SELECT '', 'shelf', %(name)s::text || chr(31) || x.key, x.seal, %(name)s, NULL FROM unnest(%(keys)s::text[], %(seals)b::bytea[]) AS x (key, seal)
   WHERE x.key = ANY(ARRAY(SELECT key FROM put))
-  ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark
-  WHERE vouch.id <> ALL(ARRAY(SELECT %(name)s::text || chr(31) || k FROM unnest(%(once)s::text[]) AS k)) RETURNING id
+  ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark, was = vouch.seal
+  WHERE vouch.id <> ALL(ARRAY(SELECT %(name)s::text || chr(31) || k FROM unnest(%(once)s::text[]) AS k)) RETURNING id, seal, was
+), counted AS (
+  INSERT INTO holdfast.shelf_roll (name, shard, n, sum)
+  SELECT %(name)s, mod(pg_backend_pid(), 64), count(*) - count(was), sum(holdfast.heft(seal)) - coalesce(sum(holdfast.heft(was)), 0) FROM vouched HAVING count(*) > 0
+  ON CONFLICT (name, shard) DO UPDATE SET n = shelf_roll.n + excluded.n, sum = shelf_roll.sum + excluded.sum
 )
 SELECT k FROM unnest(%(once)s::text[]) AS k WHERE %(name)s::text || chr(31) || k <> ALL(ARRAY(SELECT id FROM vouched));
 -- name: shelf_some
@@ -503,13 +507,38 @@ SELECT key, data FROM holdfast.shelf WHERE name = %s AND key = ANY(%s::text[]);
 WITH put AS (
   INSERT INTO holdfast.shelf (name, key, data) VALUES (%(name)s, %(key)s, %(data)b) ON CONFLICT DO NOTHING RETURNING 1
 ), vouched AS (
-  INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'shelf', %(id)s, %(seal)b, %(name)s, NULL FROM put ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark
+  INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'shelf', %(id)s, %(seal)b, %(name)s, NULL FROM put
+  ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark, was = vouch.seal RETURNING seal, was
+), counted AS (
+  INSERT INTO holdfast.shelf_roll (name, shard, n, sum)
+  SELECT %(name)s, mod(pg_backend_pid(), 64), count(*) - count(was), sum(holdfast.heft(seal)) - coalesce(sum(holdfast.heft(was)), 0) FROM vouched HAVING count(*) > 0
+  ON CONFLICT (name, shard) DO UPDATE SET n = shelf_roll.n + excluded.n, sum = shelf_roll.sum + excluded.sum
 )
 SELECT 1 FROM put;
 -- name: shelf_get
 SELECT name, key, data FROM holdfast.shelf WHERE name = %s AND key = %s;
 -- name: shelf_scan
 SELECT name, key, data FROM holdfast.shelf WHERE name = %(name)s AND key >= %(first)s AND key < %(end)s ORDER BY key LIMIT %(limit)s;
+-- name: shelf_names
+-- The names of shelves with rows: one look into the index for each.
+WITH RECURSIVE n (name) AS (
+  (SELECT name FROM holdfast.shelf ORDER BY name LIMIT 1)
+  UNION ALL SELECT (SELECT s.name FROM holdfast.shelf s WHERE s.name > n.name ORDER BY s.name LIMIT 1) FROM n WHERE n.name IS NOT NULL
+)
+SELECT name FROM n WHERE name IS NOT NULL;
+-- name: shelf_unvouch
+-- Deletes the vouchers of rows that this transaction deletes, and counts them no longer.
+WITH gone AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'shelf' AND id = ANY(%(ids)s::text[]) RETURNING seal)
+INSERT INTO holdfast.shelf_roll (name, shard, n, sum) SELECT %(name)s, mod(pg_backend_pid(), 64), -count(*), -sum(holdfast.heft(seal)) FROM gone HAVING count(*) > 0
+ON CONFLICT (name, shard) DO UPDATE SET n = shelf_roll.n + excluded.n, sum = shelf_roll.sum + excluded.sum;
+-- name: shelf_roll
+-- How many rows a shelf must have, and the sum of a number from each voucher.
+SELECT name, sum(n)::bigint, sum(sum)::bigint FROM holdfast.shelf_roll GROUP BY name;
+-- name: shelf_roll_forget
+DELETE FROM holdfast.shelf_roll;
+-- name: shelf_roll_anew
+INSERT INTO holdfast.shelf_roll (name, shard, n, sum)
+SELECT under, 0, count(*), sum(holdfast.heft(seal)) FROM holdfast.vouch WHERE run = '' AND kind = 'shelf' GROUP BY under;
 -- name: shelf_drop
 DELETE FROM holdfast.shelf WHERE name = %(name)s AND key >= %(first)s AND key < %(end)s RETURNING key;
 

@@ -530,7 +530,7 @@ async def vouch_for_meta(db: Connection) -> None:
 async def vouch_anew(db: Connection) -> None:
     """Inside a transaction: vouches for all records as they are now, and for no others."""
     _, _, *kept = await many(db, [(Q.keys_free, None), (Q.place_anew, None), *besides.KEPT])
-    await many(db, [(Q.vouch_forget, None), *besides.vouch_for_all(kept), (Q.roll_anew, (list(vouch.COUNTED),))])
+    await many(db, [(Q.vouch_forget, None), *besides.vouch_for_all(kept), (Q.roll_anew, (list(vouch.COUNTED),)), (Q.shelf_roll_forget, None), (Q.shelf_roll_anew, None)])
 
 
 __all__ = ["CROWDED", "Seen", "Server", "vouch_anew", "vouch_for_meta"]

@@ -195,6 +195,10 @@ async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
         writes.append((Q.origin_insert, (d.origin, bucket, run.run_id)))
     writes += [(Q.carry_insert, (predecessor, run.run_id)) for predecessor in stands.carries]
     await many(db, writes)
+    for shelf, mine in sorted(apply.by_shelf(d.shelved).items()):
+        if taken := [key for (key,) in (await many(db, [besides.put_shelf(shelf, mine, mine.keys())]))[0]]:
+            there: dict[str, bytes] = dict((await many(db, [(Q.shelf_some, (shelf, taken))]))[0])
+            apply.check_shelved(shelf, mine, {key: there.get(key) for key in taken})
 
 
 # -- pruning ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ All functions work on a connection, inside whatever transaction is open there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import apsw
@@ -23,6 +23,7 @@ from holdfast.core.pruned import missing as said
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Kind, Voucher
+from holdfast.ports import ShelfRow
 from holdfast.stores import apply
 from holdfast.stores.sqlite.connection import Q, row, rows
 
@@ -245,8 +246,17 @@ def shelve(db: apsw.Connection, shelf: str, kept: Mapping[str, bytes], once: Col
         new = db.executemany(Q.shelf_add, [(shelf, key, kept[key], vouch.shelf_id(shelf, key)) for key in once]).fetchall()
         taken = sorted(set(once) - {key for (key,) in new})
     db.executemany(Q.shelf_put, [(shelf, key, data) for key, data in kept.items() if key not in once])
-    vouch_for(db, [vouch.of_shelf(shelf, key, data) for key, data in kept.items() if key not in taken])
+    vouchers = [vouch.of_shelf(shelf, key, data) for key, data in kept.items() if key not in taken]
+    if vouchers:
+        db.execute(Q.shelf_count, (shelf, len(vouchers), sum(vouch.heft(v.seal) for v in vouchers), json.dumps([v.id for v in vouchers])))
+    vouch_for(db, vouchers)
     return taken
+
+
+def adopt_shelved(db: apsw.Connection, kept: Iterable[ShelfRow]) -> None:
+    """Stores the rows that come with an adopted run; those that are here already stay, if they are the same."""
+    for shelf, mine in apply.by_shelf(kept).items():
+        apply.check_shelved(shelf, mine, {key: find_shelved(db, shelf, key) for key in shelve(db, shelf, mine, mine.keys())})
 
 
 def find_shelved(db: apsw.Connection, shelf: str, key: str) -> bytes | None:
@@ -270,7 +280,8 @@ def unshelve(db: apsw.Connection, shelf: str, prefix: str) -> int:
     db.execute(Q.shelf_drop, (shelf, prefix, _behind(prefix)))
     gone = db.changes()
     first = vouch.shelf_id(shelf, prefix)
-    db.execute(Q.vouch_shelf_drop, (shelf, first, _behind(first)))
+    if seals := [seal for (seal,) in rows(db, Q.vouch_shelf_drop, (shelf, first, _behind(first)))]:
+        db.execute(Q.shelf_discount, (shelf, len(seals), sum(map(vouch.heft, seals))))
     return gone
 
 
@@ -352,7 +363,10 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
     """Returns every record of the store itself, or of a run that is not here, that is lost or is not what was written."""
     out: list[RecordDamaged] = []
     for kind, records in _of_store(db).items():
-        out += vouch.damage(vouch.by_id(records), vouch.by_id(list_vouchers(db, OWN, kind)))
+        stated = list_vouchers(db, OWN, kind)
+        out += vouch.damage(vouch.by_id(records), vouch.by_id(stated))
+        if kind == "shelf":
+            out += vouch.find_miscounted_shelves({name: (n, total) for name, n, total in rows(db, Q.shelf_roll)}, records, stated)
     out += vouch.find_miscounted({kind: (n, total) for kind, n, total in rows(db, Q.roll)}, {k: _weigh_all(k, _list_known(db, k)) for k in vouch.COUNTED})
     left = {Voucher(*r) for r in rows(db, Q.vouch_runless)}
     runless = rows(db, Q.effects_runless)
@@ -397,6 +411,8 @@ def vouch_anew(db: apsw.Connection) -> None:
     found += [vouch.of_intent_row(r) for r in rows(db, Q.intents)]
     found += [vouch.of_ledger(LedgerRow(*r)) for r in rows(db, Q.ledger)]
     vouch_for(db, [v for v in found if isinstance(v.run_id, str) and isinstance(v.id, str)])
+    db.execute(Q.shelf_roll_forget)
+    db.execute(Q.shelf_roll_anew)
     db.execute(Q.roll_forget)
     db.executemany(Q.roll_anew, [(kind, *_weigh_all(kind, {str(v.id) for v in found if v.kind == kind})) for kind in vouch.COUNTED])
     for kept in rows(db, Q.effects_runless):

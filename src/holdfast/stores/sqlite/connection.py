@@ -412,6 +412,7 @@ def _teach(db: apsw.Connection) -> None:
     """Gives a connection the functions that statements and migrations use."""
     db.create_scalar_function("standing", _standing, 6, deterministic=True)
     db.create_scalar_function("weigh", _weigh, 2, deterministic=True)
+    db.create_scalar_function("heft", _heft, 1, deterministic=True)
 
 
 def _seal(*parts: Any) -> bytes:
@@ -427,6 +428,11 @@ def _standing(*columns: Any) -> bytes:
 def _weigh(*named: Any) -> int:
     """``vouch.weigh`` as a function of SQL; what a damaged page gives may be anything."""
     return vouch.weigh(*map(str, named))
+
+
+def _heft(*seals: Any) -> int:
+    """``vouch.heft`` as a function of SQL."""
+    return vouch.heft(*seals) if isinstance(seals[0], bytes) else 0
 
 
 def schema_number(path: str) -> int:

@@ -13,6 +13,7 @@ from holdfast.stores import apply
 from holdfast.stores.sqlite import besides
 from holdfast.stores.sqlite.commits import Committer
 from holdfast.stores.sqlite.connection import Q, map_errors, reading, row
+from holdfast.stores.sqlite.connection import rows as rows_of
 from holdfast.stores.sqlite.file import File
 
 
@@ -114,6 +115,10 @@ class People(File):
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
         with map_errors(self.path), reading(self._read()):
             return besides.shelf_scan(self._read(), shelf, prefix, after, limit)
+
+    async def list_shelves(self) -> list[str]:
+        with map_errors(self.path):
+            return [name for (name,) in rows_of(self._read(), Q.shelf_names)]
 
     async def unshelve(self, shelf: str, prefix: str) -> int:
         def work(committer: Committer) -> int:

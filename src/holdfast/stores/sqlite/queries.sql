@@ -772,13 +772,32 @@ LEFT JOIN shelf s ON s.name = ?1 AND s.key = ?2 LEFT JOIN vouch v ON v.run = '' 
 SELECT name, key, data FROM shelf WHERE name = ?1 AND key >= ?2 AND key < ?3 ORDER BY key LIMIT ?4;
 -- name: shelves_all
 SELECT name, key, data FROM shelf ORDER BY name, key;
+-- name: shelf_names
+-- The names of shelves with rows: one look into the index for each.
+WITH RECURSIVE n (name) AS (
+  SELECT min(name) FROM shelf UNION ALL SELECT (SELECT min(name) FROM shelf WHERE name > n.name) FROM n WHERE n.name IS NOT NULL
+)
+SELECT name FROM n WHERE name IS NOT NULL;
 -- name: shelf_drop
 DELETE FROM shelf WHERE name = ?1 AND key >= ?2 AND key < ?3;
 -- name: vouch_shelf
 -- The vouchers of the rows of a shelf within a range.
 SELECT run, kind, id, seal, under, mark FROM vouch WHERE run = '' AND kind = 'shelf' AND id >= ?2 AND id < ?3 AND +under = ?1 ORDER BY id;
 -- name: vouch_shelf_drop
-DELETE FROM vouch WHERE run = '' AND kind = 'shelf' AND id >= ?2 AND id < ?3 AND +under = ?1;
+DELETE FROM vouch WHERE run = '' AND kind = 'shelf' AND id >= ?2 AND id < ?3 AND +under = ?1 RETURNING seal;
+-- name: shelf_count
+-- Counts rows before their vouchers are written: what these replace is subtracted.
+INSERT INTO shelf_roll (name, n, sum)
+SELECT ?1, ?2 - count(*), ?3 - ifnull(sum(heft(seal)), 0) FROM vouch WHERE run = '' AND kind = 'shelf' AND id IN (SELECT value FROM json_each(?4))
+ON CONFLICT (name) DO UPDATE SET n = n + excluded.n, sum = sum + excluded.sum;
+-- name: shelf_discount
+UPDATE shelf_roll SET n = n - ?2, sum = sum - ?3 WHERE name = ?1;
+-- name: shelf_roll
+SELECT name, n, sum FROM shelf_roll;
+-- name: shelf_roll_forget
+DELETE FROM shelf_roll;
+-- name: shelf_roll_anew
+INSERT INTO shelf_roll (name, n, sum) SELECT under, count(*), sum(heft(seal)) FROM vouch WHERE run = '' AND kind = 'shelf' GROUP BY under;
 
 -- Runs that were pruned -----------------------------------------------------------------------------
 

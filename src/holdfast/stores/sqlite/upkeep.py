@@ -204,6 +204,7 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
     vouchers += [outbox.put_intent(db, intent) for intent in d.intents]
     vouchers += outbox.put_ledger(db, d.ledger)
     besides.vouch_for(db, vouchers)
+    besides.adopt_shelved(db, d.shelved)
     for blob in d.blobs:
         keep_blob(db, run.run_id, blob, now)
     if d.origin is not None:
