@@ -355,6 +355,48 @@ async def test_a_function_nobody_can_find_is_for_a_person(house: House) -> None:
     assert (run.status, flight.undone, undo.status) == ("canceled", undo.effect_id, "recorded")
 
 
+async def test_what_a_person_undid_is_not_undone_again(house: House) -> None:
+    """The process that has the function goes on after somebody was asked by one that has not: the answer counts (§6.5)."""
+    shop = Shop()
+
+    @flow("closed")
+    async def closed(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=lambda receipt: shop.log.append(f"undid {receipt}"))
+        await ctx.approve("Go?")
+
+    knows = await house.process(closed)
+    run = await knows.invoke(closed)
+    other = await house.process(closed)
+    await other.cancel(run.run_id)
+    await other.decide(run.run_id, "record_result", payload="by hand", actor="ada")
+    run = await knows.resume(run.run_id)
+    flight, undo = await knows.effects(run.run_id)
+    assert (run.status, flight.undone, undo.status, shop.undone) == ("canceled", undo.effect_id, "recorded", [])
+
+
+async def test_a_cancel_that_reaches_a_run_with_its_answer_may_ask_about_the_undo(house: House) -> None:
+    """A worker has claimed the run because it was answered; it begins to undo before the run has left its rest, and must ask a person (§2.4, §6.11)."""
+    shop = Shop()
+
+    @flow("closed")
+    async def closed(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=lambda receipt: None)
+        await ctx.gather(ctx.approve("Go?"), ctx.approve("Sure?"))
+
+    rt = await house.process(closed)
+    run = await rt.invoke(closed)
+    other = await house.process(closed)
+    await rt.approve(run.run_id, wait_id=run.waits[0].wait_id, drive=False)
+    await rt.store.put(InboxItem(run_id=run.run_id, key="cancel", command=cmd.Cancel("ada"), put_at=rt.store.now()))
+    await other.worker(until_idle=True)
+    run = await other.get(run.run_id)
+    [wait] = run.waits
+    assert (run.status, wait.kind) == ("waiting_for_human", "effect") and "cannot find" in wait.prompt
+    await other.decide(run.run_id, "record_result", actor="ada")
+    await other.worker(until_idle=True)
+    assert (await other.get(run.run_id)).status == "canceled"
+
+
 async def withdraw(receipt: str) -> None:
     """Takes a letter back; it stands in its module, not in a class."""
 

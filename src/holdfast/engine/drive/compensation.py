@@ -137,7 +137,9 @@ async def take_back(services: Services, journal: Journal, program: Program, end:
         if not standing.stack:
             journal.hold(standing.found)
             return None
-        journal.hold(Draft(facts=core.before(end.facts), results=[record]).join(Draft(results=end.results, took=end.took)))
+        leaves = journal.run.status in WAITING and not any(isinstance(f, ev.RunResumed) for f in journal.held.facts)
+        facts = core.wake_facts(journal.run, end.facts, record) if leaves else core.before(end.facts)  # a person may have to be asked about an undo
+        journal.hold(Draft(facts=facts, results=[record]).join(Draft(results=end.results, took=end.took)))
     if standing.found:
         await journal.save(standing.found)  # each undo depends on what is recorded
     for effect in standing.stack:
@@ -167,6 +169,7 @@ class _Undoing:
         self._effect = effect
         self._path = core.place(effect)
         self._attempt = Attempt(services, journal, NODE, Task(core.TASK))
+        self._by_hand = f"{self._path}?code"
         self._name = effect.undo.rpartition(":")[2].rpartition(".")[2]
 
     async def run(self) -> None:
@@ -197,7 +200,7 @@ class _Undoing:
             idempotent=effect.idempotent and undo is not None and accepts_key(undo),
             name=self._name,
         )
-        if undo is None:
+        if undo is None or self._journal.record(core.TASK, self._by_hand) is not None:  # a person did it for a process that could not find the function
             await self._performance(_nothing, (), options).by_hand(await self._ask())
         else:
             args = undos.fitting(undo, undos.read_given(await whole(self._services.store, effect)))
@@ -213,12 +216,11 @@ class _Undoing:
             "Undo it by hand and record that, or abandon it."
         )
         show = {"effect": self._effect.capability, "key": self._effect.key, "undo": self._effect.undo, "step": self._effect.step}
-        place = f"{self._path}?code"
         return await request(
             self._attempt,
             Ask(
                 kind=WaitKind.EFFECT, prompt=prompt, name=self._name, show=show, actions=(RECORD_RESULT, ABANDON, HALT),
-                effect_id=self._effect.effect_id, path=place,
+                effect_id=self._effect.effect_id, path=self._by_hand,
             ),
         )
 
