@@ -12,5 +12,5 @@ from tests.searches import search
 
 @pytest.mark.parametrize("part", range(4))
 def test_what_a_node_is_told_is_what_was_accepted(part: int) -> None:
-    done, wrong = search(range(part * 15, part * 15 + 15), time.monotonic() + 600, any_answer.tell)
-    assert (done, wrong) == (15, [])
+    done, wrong = search(range(part * 8, part * 8 + 8), time.monotonic() + 600, any_answer.over(None))
+    assert (done, wrong) == (8, [])
