@@ -546,7 +546,7 @@ class Play:
                 wrong.append(f"{e.effect_id} is on record with {result}, and was not done")
             elif done is not None and done.result != result:
                 wrong.append(f"{e.effect_id} is on record with {result} in place of {done.result}")
-            elif done is not None and e.effect_id not in doubtful and bool(e.undone) == world.stands(done.result):
+            elif done is not None and e.effect_id not in doubtful and not world.is_shared(done.result) and bool(e.undone) == world.stands(done.result):
                 wrong.append(f"{e.effect_id} is {'' if e.undone else 'not '}taken back on record, and outside it is otherwise")
             ends = (run.status == "failed" and run.stop_reason not in LIMITS) or run.condition == "cancelled"
             if e.undo and ends and not given_up and not e.undone and e.effect_id not in doubtful:
