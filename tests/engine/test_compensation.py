@@ -393,6 +393,71 @@ async def test_an_undo_that_died_in_its_act_is_asked_about_where_nobody_may_do_i
     assert [p.code for p in await other.check(run.run_id)] == []
 
 
+async def test_what_a_person_undid_is_not_undone_again(house: House) -> None:
+    """The process that has the function goes on after somebody was asked by one that has not: the answer counts (§6.5)."""
+    shop = Shop()
+
+    @flow("closed")
+    async def closed(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=lambda receipt: shop.log.append(f"undid {receipt}"))
+        await ctx.approve("Go?")
+
+    knows = await house.process(closed)
+    run = await knows.invoke(closed)
+    other = await house.process(closed)
+    await other.cancel(run.run_id)
+    await other.decide(run.run_id, "record_result", payload="by hand", actor="ada")
+    run = await knows.resume(run.run_id)
+    flight, undo = await knows.effects(run.run_id)
+    assert (run.status, flight.undone, undo.status, shop.undone) == ("canceled", undo.effect_id, "recorded", [])
+
+
+async def test_what_a_person_said_of_an_undo_in_doubt_counts_where_it_may_be_done(house: House) -> None:
+    """The answer was given to a process whose policy forbids the undo; one without that policy goes on before the attempt is settled (§6.5)."""
+    shop = Shop()
+
+    @flow("closed")
+    async def closed(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=shop.cancel)
+        raise RuntimeError("no")
+
+    shop.crash_at = "cancel flight"
+    rt = await house.process(closed)
+    with pytest.raises(Crash):
+        await rt.invoke(closed)
+    house.kill(rt)
+    [run] = await (other := await house.process(closed, policy=lambda request: deny("the season is over") if request.undo else allow())).runs()
+    run = await other.resume(run.run_id)
+    assert "the season is over" in run.waits[0].prompt
+    await other.decide(run.run_id, "record_result", payload="looked", actor="ada")
+    run = await (await house.process(closed)).resume(run.run_id)
+    flight, undo = await other.effects(run.run_id)
+    assert (run.status, undo.status, flight.undone, shop.undone) == ("failed", "recorded", undo.effect_id, ["cancel flight"])
+
+
+async def test_a_cancel_that_reaches_a_run_with_its_answer_may_ask_about_the_undo(house: House) -> None:
+    """A worker has claimed the run because it was answered; it begins to undo before the run has left its rest, and must ask a person (§2.4, §6.11)."""
+    shop = Shop()
+
+    @flow("closed")
+    async def closed(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=lambda receipt: None)
+        await ctx.gather(ctx.approve("Go?"), ctx.approve("Sure?"))
+
+    rt = await house.process(closed)
+    run = await rt.invoke(closed)
+    other = await house.process(closed)
+    await rt.approve(run.run_id, wait_id=run.waits[0].wait_id, drive=False)
+    await rt.store.put(InboxItem(run_id=run.run_id, key="cancel", command=cmd.Cancel("ada"), put_at=rt.store.now()))
+    await other.worker(until_idle=True)
+    run = await other.get(run.run_id)
+    [wait] = run.waits
+    assert (run.status, wait.kind) == ("waiting_for_human", "effect") and "cannot find" in wait.prompt
+    await other.decide(run.run_id, "record_result", actor="ada")
+    await other.worker(until_idle=True)
+    assert (await other.get(run.run_id)).status == "canceled"
+
+
 async def withdraw(receipt: str) -> None:
     """Takes a letter back; it stands in its module, not in a class."""
 

@@ -67,11 +67,16 @@ def _there() -> asyncio.AbstractEventLoop:
     return _loop
 
 
+def hold(store: PostgresStore | SqliteStore) -> Blocking:
+    """A store whose verbs are done at once, beside others; whoever asked for it ends it."""
+    return Blocking(store, _there())
+
+
 def at_once(store: PostgresStore | SqliteStore) -> Store:
     """A store whose verbs are done at once. There is one at a time: the one before is closed."""
     global _last
     finish()
-    _last = Blocking(store, _there())
+    _last = hold(store)
     return cast(Store, _last)
 
 

@@ -51,9 +51,14 @@ def find_outdated(records: Sequence[StepRecord], path: str) -> Outdated:
 
 def list_around(path: str) -> list[str]:
     """Returns the places of the records around ``path``: of the scopes and steps that contain it, and of step results that are being reviewed."""
-    places = path.split("/")
-    scopes = ["/".join(places[:n]) for n in range(1, len(places))]
+    scopes = list_scopes(path)
     return [*scopes, CHECK, *(f"{scope}/{CHECK}" for scope in scopes), f"{path}/{CHECK}"]
+
+
+def list_scopes(path: str) -> list[str]:
+    """Returns the places of the scopes and steps that contain ``path``, the outermost first."""
+    places = path.split("/")
+    return ["/".join(places[:n]) for n in range(1, len(places))]
 
 
 def is_beside(record: StepRecord) -> bool:
@@ -98,4 +103,4 @@ def _tells_all(fn: Callable[..., Any]) -> bool:
     return not (inner and (fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__))
 
 
-__all__ = ["Outdated", "find_outdated", "goes_on", "is_beside", "is_same", "list_around"]
+__all__ = ["Outdated", "find_outdated", "goes_on", "is_beside", "is_same", "list_around", "list_scopes"]

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import msgspec
 
-from holdfast.core import decisions
+from holdfast.core import compensation, decisions
 from holdfast.core import events as ev
 from holdfast.core.codec import Record, Row, open_row
 from holdfast.core.commands import Decide
@@ -167,6 +167,9 @@ def _lifecycle(events: Iterable[ev.Event], tell: Callable[[str, str], None]) -> 
             _, step, _ = fact.wait_id.split(".", 2)
             task, path = decisions.place(fact.wait_id)
             completed = {c for c in completed if c[:2] != (int(step), task) or not path.startswith(f"{c[2]}/")}  # what was made of the signal is made anew
+        elif isinstance(fact, ev.SideEffectRecorded) and fact.task == compensation.TASK:
+            undone = compensation.undone_at(fact.path)[:2]
+            completed = {c for c in completed if c[:2] != undone}  # a resume does the effect again, and what was recorded after it
         elif isinstance(fact, ev.StepEnded):
             place = (fact.step, fact.task, fact.path)
             if place in completed:

@@ -353,12 +353,16 @@ class Journal:
         if known is not None or self.echo is None:
             return known
         echoed = self.find_echo(task, path)
-        if echoed is None or echoed.kind == "effect":
+        if echoed is None or echoed.kind == "effect" or self._asks_itself(task, path):
             return None
         if call is not None and not self.echo.answers((self.progress.checkpoint.step_of(task), task, path), echoed, call):
             return None
         self.hold(Draft(results=[echoed]))
         return echoed
+
+    def _asks_itself(self, task: str, path: str) -> bool:
+        """Whether this run has asked or waited there itself, because its source had not come that far: what the source was told since is no answer to it."""
+        return any(by == task and (at == path or at.startswith(f"{path}/")) for by, at in self.progress.questions)
 
     async def whole(self, record: StepRecord) -> StepRecord:
         """Returns the record with its value, which is read if it is stored separately. If it cannot be read, the run stops where it is (§1.12)."""

@@ -97,7 +97,7 @@ class Read(NamedTuple):
 
 def read_records(rows: list[Row], progress: Progress) -> Read:
     """Returns the records that answer a replay. ``progress``: at the run's beginning."""
-    out, stale = dict[Place, StepRecord](), set[Place]()
+    out, stale, asked, acted = dict[Place, StepRecord](), set[Place](), set[Place](), set[Place]()
     ended: dict[int, Ended] = {}
     for row in rows:
         record = open_row(row, progress.hash)
@@ -108,6 +108,10 @@ def read_records(rows: list[Row], progress: Progress) -> Read:
             out.pop(place, None)  # an earlier record at this place belongs to a path that the run has left
             if not _of_people(result):
                 out[place] = result
+                if result.kind == "effect":
+                    acted.add(place)
+            elif not outdated.is_beside(result):
+                asked.add(place)
         if record.delta is not None and (how := cps.note_end(record.delta)) is not None:
             ended[record.delta.step] = how
         before = _list_outdated(progress)
@@ -117,6 +121,12 @@ def read_records(rows: list[Row], progress: Progress) -> Read:
             # Records that the run dropped, such as a failure or an answer that nobody waits for, are not served: the replay makes them again.
             for place in [p for p in out if p[0] == progress.checkpoint.step_of(p[1]) and p[1:] not in progress.records]:
                 del out[place]
+    # What a scope gave answers for none of the people and effects in it, each of which has a policy of its own. The other calls in it are served. A race that no
+    # person has decided stays decided, because what it cut off would act.
+    for step, task, path in asked | acted:
+        for around in outdated.list_scopes(path):
+            if (scope := out.get((step, task, around))) is not None and (scope.kind != "first_of" or (step, task, path) in asked):
+                del out[step, task, around]
     return Read(out, stale | _list_outdated(progress), ended)
 
 

@@ -140,7 +140,9 @@ async def take_back(services: Services, journal: Journal, program: Program, end:
         if not standing.stack:
             journal.hold(standing.found)
             return None
-        journal.hold(Draft(facts=core.before(end.facts), results=[record]).join(Draft(results=end.results, took=end.took)))
+        leaves = journal.run.status in WAITING and not any(isinstance(f, ev.RunResumed) for f in journal.held.facts)
+        facts = core.wake_facts(journal.run, end.facts, record) if leaves else core.before(end.facts)  # a person may have to be asked about an undo
+        journal.hold(Draft(facts=facts, results=[record]).join(Draft(results=end.results, took=end.took)))
     if standing.found:
         await journal.save(standing.found)  # each undo depends on what is recorded
     for effect in standing.stack:
@@ -170,6 +172,7 @@ class _Undoing:
         self._effect = effect
         self._path = core.place(effect)
         self._attempt = Attempt(services, journal, NODE, Task(core.TASK))
+        self._by_hand = f"{self._path}?code"
         self._name = effect.undo.rpartition(":")[2].rpartition(".")[2]
 
     async def run(self) -> None:
@@ -202,10 +205,11 @@ class _Undoing:
             name=self._name,
         )
         by_hand = self._performance(_nothing, (), options)
-        left = await by_hand.find_left() if undo is None or ban is not None else None
-        if ban is not None and left is None:
+        answered = any(task == core.TASK and path.startswith(self._by_hand) for task, path in self._journal.progress.records)  # to a process that could not undo it
+        left = await by_hand.find_left() if undo is None or ban is not None or answered else None
+        if ban is not None and left is None and not answered:
             raise await by_hand.block(ban)
-        if undo is None or left is not None:
+        if undo is None or left is not None or answered:
             await by_hand.by_hand(await self._ask(left, ban), left)
         else:
             args = undos.fitting(undo, undos.read_given(await whole(self._services.store, effect)))
@@ -217,7 +221,7 @@ class _Undoing:
     async def _ask(self, left: Effect | None, ban: str | None) -> Decision:
         """Asks a person about an undo that is not carried out here; returns the answer. ``left``: an attempt at it that has no outcome. ``ban``: why it is not
         allowed; if it is, this process cannot find the function."""
-        effect, name, place = self._effect, self._name, f"{self._path}?code"
+        effect, name, place = self._effect, self._name, self._by_hand
         show = {"effect": effect.capability, "key": effect.key, "undo": effect.undo, "step": effect.step}
         if left is None:
             prompt = f"{effect.capability} is to be undone by {name}, which the process that executes the run cannot find. Undo it by hand and record that, or abandon it."

@@ -182,10 +182,10 @@ class Driver:
         return Draft(facts=list(decisions.mark_run_canceled(self.journal.run)))
 
     def _ending(self, item: InboxItem) -> Draft:
-        """Returns the draft of a command that ends the run, decided on the run as it is at the boundary."""
+        """Returns the draft of a command that ends the run, decided on the run as it is at the boundary. It may have come too late."""
         now = self._services.clock.now()
         run = decisions.fold_facts(self.journal.run, self.journal.held.facts, now)
-        return Draft(facts=list(decisions.decide(run, item.command, now)), took=[item.key])
+        return Draft(facts=list(decisions.take(run, [(item.key, item.command)], now).facts), took=[item.key])
 
     def _interrupt(self) -> None:
         """Ends the current step once no effect is in flight, or after a grace period by force."""
@@ -220,7 +220,11 @@ class Driver:
         if self._end is None:
             return await self._hand_back()
         await self._threads_end()
-        back = None if compensation.rests(self.journal) else await compensation.take_back(self._services, self.journal, self._program, self._end())
+        end, now = self._end(), self._services.clock.now()
+        if end.took and not decisions.fold_facts(self.journal.run, [*self.journal.held.facts, *end.facts], now).terminal:
+            self._end = None  # its question was settled while the step came to its boundary; the step was cut off, so the run begins it anew
+            return await self._hand_back(end)
+        back = None if compensation.rests(self.journal) else await compensation.take_back(self._services, self.journal, self._program, end)
         async with self._lock:
             self._over = True
             await self._rest_for_good(*(back or (self._end(), Source.CANCEL)))
@@ -256,10 +260,11 @@ class Driver:
                 return False
         return True
 
-    async def _hand_back(self) -> bool:
+    async def _hand_back(self, late: Draft | None = None) -> bool:
+        """Leaves the run to whoever claims it next. ``late``: what became of a command that came too late."""
         async with self._lock:
             self._over = True
-            await self.journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
+            await self.journal.leave((late or Draft()).join(Draft(facts=[ev.RunHandedBack(self._services.owner)])))
             self._services.drivers.left.append(self.journal.run.run_id)
         return True
 
