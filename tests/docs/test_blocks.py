@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,7 +94,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [n for n in os.environ if n.startswith(("HOLDFAST_", "OTEL_"))]:
         monkeypatch.delenv(name)
     (tmp_path / "bin").mkdir()
-    for name, command in (("holdfast", f'exec {sys.executable} -m holdfast "$@"'), ("curl", '[ "$1" = -N ] && set -- -m 1 "$@"; PATH="$REAL" exec curl -sS "$@"')):
+    curl = 'PATH="$REAL" exec curl' if shutil.which("curl") else f"exec {sys.executable} {ROOT / 'tests' / 'docs' / 'curl.py'}"
+    for name, command in (("holdfast", f'exec {sys.executable} -m holdfast "$@"'), ("curl", f'[ "$1" = -N ] && set -- -m 1 "$@"; {curl} -sS "$@"')):
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{command}\n", "utf-8")
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("REAL", os.environ["PATH"])
