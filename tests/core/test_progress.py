@@ -18,7 +18,7 @@ from holdfast.core.errors import ChainBroken, ChildFailed, ErrorValue, EventUnre
 from holdfast.core.lease import TOUCH
 from holdfast.core.progress import LEFT, LEFT_AT_ONCE, Progress
 from holdfast.core.waits import OnTimeout, WaitKind
-from tests.core.build import RUN, Log, decided, node, program, raw, wait
+from tests.core.build import RUN, Log, decided, folded, node, program, raw, wait
 from tests.core.test_payloads import SEALED
 
 BOOM = ErrorValue("ValueError", "boom")
@@ -445,3 +445,62 @@ def test_an_operator_forgives_what_answered_nobody(facts: list[ev.Fact], results
     log.commit(ev.RunFailed("step_failed", BOOM))
     log.commit(ev.RunResumed(cause="operator"))
     assert {path for _, path in walked(log).records} == left
+
+
+# -- a new owner -------------------------------------------------------------------------------------
+
+
+RUNS = {
+    "pending": folded(), "running": folded(ev.RunStarted()), "interrupted": folded(ev.RunStarted(), ev.RunInterrupted("why")),
+    "waiting": folded(ev.RunStarted(), ev.WaitRequested(wait()), ev.RunWaitingForHuman()),
+}
+MINE = ev.RunClaimed("me", 5)
+RESUMED, EXPIRED = ev.RunRecovered("", "a person resumed it", "t1"), ev.AttemptLeaseExpired("other", "owner_dead")
+
+
+def over(n: int, late: int = 0, *, begun: bool = True) -> list[ev.Fact]:
+    return [EXPIRED, ev.AttemptTakenOver("me", n, late, begun=begun), ev.RunRecovered("other", "owner_dead", "t1"), MINE]
+
+
+@pytest.mark.parametrize(
+    ("status", "before", "late", "stays", "facts"),
+    [
+        ("running", None, False, False, [MINE]),
+        ("interrupted", None, False, False, [RESUMED, MINE]),
+        ("waiting", "other", False, False, [MINE]),
+        ("pending", "other", False, False, [MINE]),
+        ("running", "me", False, False, [ev.RunHandedBack("me"), MINE]),
+        ("running", "other", False, True, [EXPIRED, MINE]),
+        ("running", "other", False, False, over(1)),
+        ("running", "other", True, False, over(0, 1)),
+    ],
+)
+def test_what_the_first_commit_of_a_new_owner_tells(status: str, before: str | None, late: bool, stays: bool, facts: list[ev.Fact]) -> None:
+    """§1.4, §10.6."""
+    assert Progress(RUN).enter(RUNS[status], MINE, before, "owner_dead", late=late, stays=stays, via="t1") == facts
+
+
+@pytest.mark.parametrize(("fence", "begun"), [(0, True), (4, True), (3, False)])
+def test_an_owner_that_had_claimed_a_run_and_not_begun_it_is_not_counted(fence: int, begun: bool) -> None:
+    progress = Progress(RUN)
+    progress.takeovers, progress.fence = 2, fence
+    assert progress.enter(RUNS["running"], MINE, "other", "owner_dead", late=False, stays=False, via="t1") == over(2 + begun, begun=begun)
+
+
+@pytest.mark.parametrize(
+    ("takeovers", "cuts", "late", "was_late", "code", "said"),
+    [
+        (2, 0, 0, False, None, ""),
+        (3, 0, 0, False, "takeover_limit", "its owners died 3 times without any progress in between"),
+        (1, 2, 0, False, "takeover_limit", "its owners died 1 times, and were canceled 2 times right after they had begun to execute it, without"),
+        (3, 0, 2, True, None, ""),
+        (0, 0, 3, True, "lease_too_short", "3 owners in a row renewed their lease too late"),
+        (0, 0, 3, False, None, ""),
+    ],
+)
+def test_a_run_goes_on_until_one_of_its_budgets_is_spent(takeovers: int, cuts: int, late: int, was_late: bool, code: str | None, said: str) -> None:
+    """§10.6: owners that died and owners that were late are counted apart."""
+    progress = Progress(RUN)
+    progress.takeovers, progress.cuts, progress.late = takeovers, cuts, late
+    spent = progress.why_spent(3, late=was_late)
+    assert (spent and spent.code, said in str(spent)) == (code, code is not None or said == "")

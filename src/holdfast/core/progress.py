@@ -30,8 +30,10 @@ from holdfast.core.checkpoint import (
     decode_writes,
 )
 from holdfast.core.codec import UNDECODABLE, Record, Row, open_to_checkpoint, plain_decoders
-from holdfast.core.errors import ChainBroken, ChildFailed, ErrorValue, StoreCorrupt
+from holdfast.core.errors import ChainBroken, ChildFailed, ErrorValue, StepFailure, StoreCorrupt
 from holdfast.core.outcomes import OK
+from holdfast.core.run import Run
+from holdfast.core.status import LIVE, Status
 from holdfast.core.waits import ABANDON, Decision, Wait, tell_child, times_out_for_good
 
 CHILD_FAILED = ErrorValue.of(ChildFailed("")).type
@@ -177,6 +179,33 @@ class Progress:
     def busy(self) -> bool:
         """Whether anything is recorded since the last barrier."""
         return bool(self.results or self.records or self.attempts or self.failed or self.asked or self.questions or self.news or self.older)
+
+    def enter(self, run: Run, claimed: ev.RunClaimed, before: str | None, cause: str, *, late: bool, stays: bool, via: str) -> list[ev.Fact]:
+        """Returns the facts of the first commit under a new claim (§1.4). ``before``: the owner that had not released the run, and ``cause``: why it does not have it
+        any more; ``late``: it lives, and was late. ``stays``: the run does not go on. ``via``: the token of the person who asked for this very run."""
+        if before is None or run.status not in LIVE:
+            resumed = run.interrupted_at is not None and (run.status in LIVE or run.status is Status.PENDING)
+            return [ev.RunRecovered("", "a person resumed it", via), claimed] if resumed else [claimed]
+        if before == claimed.owner:
+            return [ev.RunHandedBack(before), claimed]
+        expired = ev.AttemptLeaseExpired(before, cause)
+        if stays:
+            return [expired, claimed]
+        begun = not self.takeovers or self.fence in (0, claimed.fence - 1)  # an owner that had claimed it but not begun it was killed by another run
+        over = ev.AttemptTakenOver(claimed.owner, self.takeovers + (begun and not late), self.late + 1 if late else 0, begun=begun)
+        return [expired, over, ev.RunRecovered(before, cause, via), claimed]
+
+    def why_spent(self, most: int, *, late: bool) -> StepFailure | None:
+        """Returns why a run does not continue that has used up one of its two budgets: for owners that died, or for owners that were late (§10.6)."""
+        if late and self.late >= most:
+            said = f"{self.late} owners in a row renewed their lease too late, without any progress in between"
+            hint = "find out what blocks the Python process for so long, or increase the lease (Runtime(lease=), --lease); then resume"
+            return StepFailure(said, code=compensation.LEASE_TOO_SHORT, hint=hint)
+        if not late and self.takeovers + self.cuts >= most:
+            cut = f", and were canceled {self.cuts} times right after they had begun to execute it," if self.cuts else ""
+            said = f"its owners died {self.takeovers} times{cut} without any progress in between"
+            return StepFailure(said, code=compensation.TAKEOVER_LIMIT, hint="find out what kills the workers, then resume")
+        return None
 
     def barrier(self, *, first: bool = False) -> None:
         """Clears what the barrier took and keeps the records of the tasks that it carried on. The first checkpoint takes no signals, so these stay."""

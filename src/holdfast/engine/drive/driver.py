@@ -38,7 +38,7 @@ from holdfast.core.errors import (
     make_own,
 )
 from holdfast.core.graph import Program
-from holdfast.core.lease import EXPIRED, KEEP, RELEASE, Alive, Take, counter
+from holdfast.core.lease import EXPIRED, KEEP, RELEASE, Alive, Take
 from holdfast.core.limits import Later
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
@@ -364,34 +364,13 @@ class Driver:
         """Whether the driver began to execute the run a moment ago."""
         return self._began is not None and self._services.clock.monotonic() - self._began < ALONE_SECONDS
 
-    def _is_taken_over(self, claim: Claim) -> bool:
-        """Whether another owner had the run. A process that claims its own run again, after an outage or a late renewal, does not count (§10.6)."""
-        return claim.previous_owner not in (None, self._services.owner)
-
     def _entry(self, claim: Claim, named: bool) -> list[ev.Fact]:
         """Returns the facts to write with the first commit under a new fence (§1.4)."""
-        facts: list[ev.Fact] = [ev.RunClaimed(self._services.owner, claim.fence & 0xFFFFFFFF)]
-        run = self.journal.run
-        if claim.previous_owner == self._services.owner and run.status in LIVE:
-            return [ev.RunHandedBack(self._services.owner), *facts]
-        if claim.previous_owner is not None and run.status in LIVE:
-            expired = ev.AttemptLeaseExpired(claim.previous_owner, claim.cause)
-            progress = self.journal.progress
-            # If its last owner had claimed it but not begun it, another run has killed that owner.
-            begun = not progress.takeovers or progress.fence in (0, counter(claim.fence) - 1)
-            if (run.recovery == "hold" and not named) or self._why_spent() is not None:
-                return [expired, *facts]
-            facts = [
-                expired,
-                ev.AttemptTakenOver(
-                    self._services.owner, progress.takeovers + (begun and not self._late), progress.late + 1 if self._late else 0, begun=begun
-                ),
-                ev.RunRecovered(claim.previous_owner, claim.cause, self._via),
-                *facts,
-            ]
-        elif run.interrupted_at is not None and (run.status in LIVE or run.status is Status.PENDING):
-            facts = [ev.RunRecovered("", "a person resumed it", self._via), *facts]
-        return facts
+        claimed, run = ev.RunClaimed(self._services.owner, claim.fence & 0xFFFFFFFF), self.journal.run
+        if claim.previous_owner is None and run.interrupted_at is None:
+            return [claimed]
+        stays = (run.recovery == "hold" and not named) or self._why_spent() is not None
+        return self.journal.progress.enter(run, claimed, claim.previous_owner, claim.cause, late=self._late, stays=stays, via=self._via)
 
     async def _stop_here(self, named: bool) -> bool:
         """Whether a run that was taken over must not simply continue (§10.6): it is held for a person, or has used up its takeovers."""
@@ -413,16 +392,8 @@ class Driver:
         return False
 
     def _why_spent(self) -> StepFailure | None:
-        """Returns why a run does not continue that has used up one of its two budgets: for owners that died, or for owners that were late."""
-        progress, most = self.journal.progress, self._services.max_takeovers
-        if self._late and progress.late >= most:
-            said = f"{progress.late} owners in a row renewed their lease too late, without any progress in between"
-            return StepFailure(said, code=undone.LEASE_TOO_SHORT, hint="find out what blocks the Python process for so long, or increase the lease (Runtime(lease=), --lease); then resume")
-        if not self._late and progress.takeovers + progress.cuts >= most:
-            cut = f", and were canceled {progress.cuts} times right after they had begun to execute it," if progress.cuts else ""
-            said = f"its owners died {progress.takeovers} times{cut} without any progress in between"
-            return StepFailure(said, code=undone.TAKEOVER_LIMIT, hint="find out what kills the workers, then resume")
-        return None
+        progress = self.journal.progress
+        return progress.why_spent(self._services.max_takeovers, late=self._late) if progress.takeovers or progress.cuts or progress.late else None
 
     async def begin(self, born: Draft | None = None, carried_values: CarriedValues | None = None, writes: Mapping[str, Any] | None = None) -> None:
         """Writes the first checkpoint: the input through the reducers. With ``born`` the same commit creates the run. ``carried_values``: what its thread
