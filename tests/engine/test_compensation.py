@@ -412,6 +412,35 @@ async def test_what_a_person_undid_is_not_undone_again(house: House) -> None:
     assert (run.status, flight.undone, undo.status, shop.undone) == ("canceled", undo.effect_id, "recorded", [])
 
 
+@pytest.mark.parametrize("who", ["at_rest", "worker"])
+async def test_a_second_cancel_does_not_pass_over_an_answer_about_an_undo(house: House, who: str) -> None:
+    """§6.5, §10.12: what a person has said about an undo is recorded before the run ends as it stands; a resume does not go by what they have undone."""
+    shop = Shop()
+
+    @flow("closed")
+    async def closed(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=lambda receipt: None)
+        await ctx.effect(shop.book, "hotel", undo=lambda receipt: None)
+        await ctx.approve("Go?")
+
+    run = await (await house.process(closed)).invoke(closed)
+    other = await house.process(closed)
+    await other.cancel(run.run_id)
+    [wait] = (await other.get(run.run_id)).waits
+    assert "book is to be undone" in wait.prompt
+    await other.decide(run.run_id, "record_result", payload="by hand", actor="ada")
+    if who == "at_rest":
+        await other.cancel(run.run_id)
+    else:
+        await other.store.put(InboxItem(run_id=run.run_id, key="cancel", command=cmd.Cancel("ada"), put_at=other.store.now()))
+    await other.worker(until_idle=True)
+    run = await other.get(run.run_id)
+    flight, hotel, undo = await other.effects(run.run_id)
+    assert (run.status, run.waits, hotel.undone, undo.status, flight.undone) == ("canceled", (), undo.effect_id, "recorded", "")
+    run = await other.resume(run.run_id)
+    assert (run.condition, shop.log) == ("awaiting_gate_decision", ["book flight", "book hotel", "book hotel"])
+
+
 async def test_what_a_person_said_of_an_undo_in_doubt_counts_where_it_may_be_done(house: House) -> None:
     """The answer was given to a process whose policy forbids the undo; one without that policy goes on before the attempt is settled (§6.5)."""
     shop = Shop()

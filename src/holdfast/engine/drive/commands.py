@@ -300,7 +300,10 @@ class Desk:
             waiting, now = [(i.key, i.command) for i in loaded.inbox], self._store.now()
             found = decisions.take(loaded.run, waiting, now)
             if found.ends:
-                told = compensation.tell_only(Journal.load(self._store, loaded, 0).progress, decisions.take(loaded.run, waiting[:1], now).facts)
+                journal = Journal.load(self._store, loaded, 0)
+                if compensation.is_told(journal):
+                    break  # the process that executes the run next records what was said about its undo, and settles this then
+                told = compensation.tell_only(journal.progress, decisions.take(loaded.run, waiting[:1], now).facts)
                 found = found if told is None else decisions.Taken(tuple(told), (first.key,), {}, ends=False)
             if found.ends and (left := await self._leave(loaded, decisions.take(loaded.run, waiting[:1], now).facts, first)) is not None:
                 if left:
@@ -361,7 +364,8 @@ class Desk:
             run, lease = loaded.run, loaded.lease
             command = door.cancel(actor=actor, reason=reason, nonce=str(run.version))
             facts = decisions.decide(run, command, self._store.now())
-            if lease.live(self._store.now()):
+            told = run.status in WAITING and compensation.is_told(Journal.load(self._store, loaded, 0))
+            if told or lease.live(self._store.now()):
                 await self._put(run_id, command)
                 return
             if loaded.inbox and run.status not in LIVE:  # earlier commands are taken first

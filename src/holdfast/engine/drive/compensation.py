@@ -95,8 +95,17 @@ def tell_only(progress: Progress, facts: Iterable[ev.Fact]) -> list[ev.Fact] | N
 
 def rests(journal: Journal) -> bool:
     """Whether the run has begun to undo effects and waits in between; if it is ended then, it ends as it stands. A run that is about to continue does not wait any more."""
-    goes_on = any(isinstance(f, ev.RunResumed) for f in journal.held.facts)
+    goes_on = any(isinstance(f, ev.RunResumed) for f in journal.held.facts) or is_told(journal)
     return find_begun(journal.progress) is not None and journal.run.status in WAITING and not goes_on
+
+
+def is_told(journal: Journal) -> bool:
+    """Whether a person has said how an undo ended, and the run has not continued since: that is recorded before the run may end, so that no resume goes by what was
+    undone."""
+    records, given = journal.progress.records, {d.wait_id for d in journal.run.decisions}
+    given |= {decisions.read_answer(r).wait_id for (task, _), r in records.items() if task == core.TASK and r.kind == "wait"}
+    asked = [w for w in journal.progress.questions.values() if w.task == core.TASK and w.kind is WaitKind.EFFECT and w.wait_id in given]
+    return any((core.TASK, w.path.partition("?")[0]) not in records for w in asked)
 
 
 async def leave_end(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal: Journal, item: InboxItem | None = None) -> Draft | None:
@@ -355,4 +364,4 @@ def facts(services: Services, program: Program, journal: Journal, ends: Terminal
     return decisions.apply_outcome(run, ends, review=review)
 
 
-__all__ = ["cross_reviewed", "facts", "find_begun", "find_sent_back", "leave_end", "outcome", "redone", "refuse_to_go_on", "source", "take_back"]
+__all__ = ["cross_reviewed", "facts", "find_begun", "find_sent_back", "is_told", "leave_end", "outcome", "redone", "refuse_to_go_on", "source", "take_back"]

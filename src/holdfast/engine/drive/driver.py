@@ -231,14 +231,20 @@ class Driver:
         return True
 
     async def _rest_for_good(self, draft: Draft, source: Source) -> None:
-        """Ends the run; commands that are still in its inbox came too late, and the log says so."""
+        """Ends the run, or leaves it to wait for an answer about an undo. Commands that are still in its inbox came too late for an end, and the log says so; a run that
+        would wait takes them, and ends as it stands if one of them ends it."""
         journal = self.journal
         for _ in range(PATIENCE):
             late = await self._services.store.inbox(journal.run.run_id)
             now = self._services.clock.now()
             ended = decisions.fold_facts(journal.run, [*journal.held.facts, *draft.facts], now)
-            rest = [(i.key, i.command) for i in late if i.key not in draft.took and i.key not in journal.held.took]
-            found = decisions.take(ended, rest, now) if ended.terminal else decisions.NOTHING_TAKEN
+            rest = [i for i in late if i.key not in draft.took and i.key not in journal.held.took]
+            if rest and not ended.terminal:
+                self._end = None
+                await self._take(tuple(rest))
+                draft, source = (draft, source) if self._end is None else (self._end(), Source.CANCEL)
+                continue
+            found = decisions.take(ended, [(i.key, i.command) for i in rest], now) if ended.terminal else decisions.NOTHING_TAKEN
             try:
                 await journal.rest(draft.join(Draft(facts=list(found.facts), took=list(found.keys))), source)
                 return
@@ -321,13 +327,14 @@ class Driver:
         if claim is not None and claim.previous_owner is not None:
             journal.supersede()
             journal.hold(await surface_open(self._services, claim.run_id, claim.previous_owner, claim.cause))
-            if self._is_taken_over(claim) and await self._stop_here(named):
+            # A process that claims its own run again, after an outage or a late renewal, has not taken it over (§10.6).
+            if claim.previous_owner != self._services.owner and await self._stop_here(named):
                 return journal.run
         elif claim is not None and self._why_spent() is not None and await self._stop_here(named):
             return journal.run
         if journal.run.cancel_requested_at is not None and journal.run.status in LIVE:
             self._end = self._canceling  # its owner died between the request and the boundary
-        else:
+        elif undone.PLACE not in journal.progress.records or not compensation.is_told(journal):  # what was said about an undo is recorded first
             await self._take(inbox)
         if self._end is not None:
             await self._end_or_hand_back()
