@@ -29,7 +29,7 @@ from holdfast.core.consistency import (
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.envelopes import Envelope, Header
 from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError, RecordDamaged, UnknownStatus
-from holdfast.core.intents import Delivery, Ended, Intent
+from holdfast.core.intents import Delivery, Ended, Intent, IntentState
 from holdfast.core.lease import Alive, Lease, Release
 from holdfast.core.run import Run, Versions
 from holdfast.core.status import Status
@@ -493,6 +493,31 @@ def test_a_record_that_is_there_is_not_missed() -> None:
     other.feed_entry("paid", "other")
     other.feed_command("signal:go:other")
     assert missed(other) == [*BY_CODE], "those of others do not stand for them"
+
+
+ANSWERS = [
+    (ev.SignalReceived("paid", "k", raw({}), "intent:i"), "mail"),
+    (ev.SignalReceived("tool@w:1", "k:word", raw({}), "ada"), "tool@w"),
+]
+"""What answers the intent «i», whose key is «k»: its receiver, or a person in place of a tool's runner."""
+
+
+@pytest.mark.parametrize(("fact", "type"), ANSWERS)
+@pytest.mark.parametrize("state", IntentState)
+def test_an_intent_that_is_older_than_its_answer_is_named(fact: ev.Fact, type: str, state: IntentState) -> None:
+    """§12.1: it was put back from an older copy together with its voucher. A settled intent is never open again."""
+    diagnosis = told_by(fact)
+    diagnosis.feed_intent(Intent(intent_id="i", run_id=RUN, type=type, payload=b"", key="k", state=state, lease_until=NOW + 1))
+    altered = [p for p in diagnosis.problems() if p.code == "intent_record_altered"]
+    assert len(altered) == (state not in (IntentState.SENT, IntentState.ABANDONED))
+    assert all("older than the log" in p.message and "holdfast settle" in p.repair_hint for p in altered)
+
+
+@pytest.mark.parametrize("fact", [ev.SignalReceived("paid", "k", raw({}), "intent:other"), ev.SignalReceived("go", "k:word", raw({}), "ada")])
+def test_the_answers_of_others_do_not_make_an_intent_older(fact: ev.Fact) -> None:
+    diagnosis = told_by(fact)
+    diagnosis.feed_intent(Intent(intent_id="i", run_id=RUN, type="mail", payload=b"", key="k"))
+    assert [p for p in diagnosis.problems() if p.code == "intent_record_altered"] == []
 
 
 @pytest.mark.parametrize(("rows", "more"), [(0, 3), (1, 2), (3, 0), (4, 0)])

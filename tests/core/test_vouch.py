@@ -149,3 +149,20 @@ def test_records_that_are_lost_together_with_their_vouchers_are_counted() -> Non
     assert told({k: v for k, v in whole.items() if k != "schedule"}, "a") == [("schedule_record_missing", "count of all")]
     assert list(vouch.find_miscounted({}, dict.fromkeys(vouch.COUNTED, (0, 0)))) == [], "a store that was emptied by hand"
     assert 0 <= vouch.weigh("token", "\ud800") < 2**32 and vouch.weigh("token", "a") != vouch.weigh("limit", "a")
+
+
+def test_rows_of_shelves_are_counted_with_what_they_contain() -> None:
+    """§12.1: a row that was lost, or put back from an older copy, together with its voucher. A row that differs from its own voucher is told elsewhere."""
+    cups = [vouch.of_shelf("cups", key, b"1") for key in "abc"]
+    stated = {"cups": (3, sum(vouch.heft(v.seal) for v in cups))}
+
+    def told(found: list[vouch.Voucher], vouchers: list[vouch.Voucher] | None = None) -> list[tuple[str, str]]:
+        return [(e.code, e.record) for e in vouch.find_miscounted_shelves(stated, found, found if vouchers is None else vouchers)]
+
+    older, plate = vouch.of_shelf("cups", "c", b"0"), vouch.of_shelf("plates", "a", b"1")
+    assert told(cups[::-1]) == []
+    assert told(cups[:1]) == [("shelf_record_missing", "cups\x1f2 of 3")] and told([]) == [("shelf_record_missing", "cups\x1f3 of 3")]
+    assert told([*cups, plate]) == [("shelf_record_altered", "plates\x1fcount of all: 0, not 1")]
+    assert told([*cups[:2], older]) == [("shelf_record_altered", "cups\x1fat least 1 of 3")]
+    assert told([*cups[:2], older], cups) == [], "it differs from its voucher"
+    assert told(cups[:2], cups) == [], "it is missing, and its voucher is there"

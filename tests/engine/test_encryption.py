@@ -419,13 +419,13 @@ def test_every_field_of_every_record_is_payload_or_is_said_to_be_clear() -> None
 CLEAR = frozenset(
     """
     absent acknowledge acknowledged action active_handoff active_since active_us actor after amounts answer approvals at at_rest attempt
-    attempt_id attempted_at attempts authoritative available_actions base began began_at binding bindings blob blocked_by budget budgets call
+    attempt_id attempted_at attempts authoritative available_actions base began began_at binding bindings blob blocked_by budget budgets by call
     came cut later begun cancel_requested_at capabilities capability carries cascade catch_up cause changes channels checkpoint_head checkpoint_id child_run_id
     chosen closed code covers created_at cron current_step_id deadline decided_at decision decisions digest done due effect_class effect_id
     effects ended_at environment error every_us evidence extensions fence file fingerprint finished_at fired force forced frames function
     goto grace_us hash holds idempotent index inherits intent_id intent_type intents interrupted_at job_id key kind kinds lane last_run
     last_slot late lease_until ledger limit line lineage_root missed name node nonce not_before number on_deny on_parent_end on_timeout options
-    order_key origin outcome overlap owner parent_run_id parent_wait_id path paused paused_lane pending policy policy_snapshot_id
+    order_key origin outcome overlap owner parent_run_id parent_wait_id path paused paused_lane pending policy policy_snapshot_id precedes
     previous_owner priority queue queued rearm rearms reason recovery redo refused registry_ref replay_effects replay_policy request_hash
     request_key requested_at response_hash resume returned resume_from_checkpoint_id round rulings run_id schedule_id secrets seen seen_handoffs
     sends session_key settled settled_at sha256 shared signal_key signals size skill_id skill_version skip skipped_missed skipped_overlap
