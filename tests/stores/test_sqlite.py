@@ -648,6 +648,39 @@ def test_hostile_bytes(tmp_path: Path) -> None:
     run(body)
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_store_that_another_process_makes_meanwhile_is_no_strange_database(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes begin at once with a store that is not there yet: the other one makes it before the second, or third, statement of this one."""
+    program = "import asyncio, sys\nfrom holdfast.stores import SqliteStore\ninput()\nasyncio.run(SqliteStore(sys.argv[1]).open())"
+    there = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "a.db")], stdin=subprocess.PIPE)
+    count = 0
+
+    class Connection(apsw.Connection):
+        def wait(self) -> None:
+            nonlocal count
+            count += 1
+            if count == number:
+                there.communicate(b"\n")
+
+        def pragma(self, *words: Any, **more: Any) -> Any:
+            self.wait()
+            return super().pragma(*words, **more)
+
+        def execute(self, *statement: Any, **more: Any) -> Any:
+            self.wait()
+            return super().execute(*statement, **more)
+
+    monkeypatch.setattr(apsw, "Connection", Connection)
+    store = SqliteStore(tmp_path / "a.db")
+    run(lambda: _opened_and_closed(store))
+    assert there.returncode == 0 and count > number
+
+
+async def _opened_and_closed(store: SqliteStore) -> None:
+    await store.open()
+    await store.close()
+
+
 def test_foreign_and_newer_files(tmp_path: Path) -> None:
     """§1.8: a newer schema is refused, and so is a file that is not ours; neither is touched."""
 

@@ -314,8 +314,9 @@ def let_others_write(path: str) -> None:
 
 
 def _ours(db: apsw.Connection, path: str) -> None:
-    """Refuses the database of another program, before anything in it is changed."""
-    if db.pragma("application_id") != APPLICATION_ID and row(db, "SELECT EXISTS (SELECT 1 FROM sqlite_schema)")[0]:
+    """Refuses the database of another program, before anything in it is changed. The tables are looked for first: they come in one transaction with the id, perhaps of
+    another process that makes the store at this moment."""
+    if row(db, "SELECT EXISTS (SELECT 1 FROM sqlite_schema)")[0] and db.pragma("application_id") != APPLICATION_ID:
         raise StoreCorrupt(f"{path} is an SQLite database, but not one of Holdfast's", hint="give the store a file of its own")
 
 
