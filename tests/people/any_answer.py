@@ -172,6 +172,7 @@ class Play:
         self.freezes = self.rng.choice([0.0, 0.0, 0.01])
         self.deaths = self.rng.random() < 0.6
         self.speaking = False
+        self.spoke = False
         self.freezing = False
         self.names: dict[str, int] = {}
         self.links: list[Link] = []
@@ -258,7 +259,7 @@ class Play:
         """Somebody says something to one of the runs, whatever these are doing."""
         if self.speaking or self.world.calm:
             return
-        self.speaking = True
+        self.speaking = self.spoke = True
         try:
             await asyncio.create_task(self._speak())  # in a context of its own, which is not that of the process whose write it interrupts
         finally:
@@ -434,11 +435,12 @@ class Play:
         rng = self.rng
         if not self.workers or (len(self.workers) < 2 and rng.random() < 0.3):
             await self.begin()
+        self.spoke = False
         await self.work([*self.workers])
         runs = await self.list_runs()
         for run in runs:
             self.tell(f"{run.run_id[-4:]} {run.skill_id} {run.condition} {run.stop_reason or ''} {[(w.kind, w.name, w.wait_id[-12:]) for w in run.waits]}")
-        if self.workers:
+        if self.workers and not self.spoke:  # what was said during a worker's last write may lie until it works again
             for run in runs:
                 await self.look(run)
         if all(r.status in ("completed", "canceled") for r in runs) and rng.random() < 0.4:
@@ -513,13 +515,17 @@ class Play:
         return wrong
 
     def find_asked_again(self, events: Sequence[EventView]) -> list[str]:
-        """Questions that were asked once more though somebody had answered them, and the answer stood."""
+        """Questions that were asked once more though somebody had answered them, and the answer stood: it does not once an effect of the step has been undone, because a
+        resume does that again, and all that came after it."""
         answered, wrong = dict[str, str](), list[str]()
         for e in events:
             if e.type == "wait.decided" and e.payload["decision"]["action"] in (*CONSENTS, "answer"):
                 answered[wait_base(e.payload["decision"]["wait_id"])] = e.payload["decision"]["actor"]
             elif e.type == "wait.closed":
                 answered.pop(wait_base(e.payload["wait_id"]), None)
+            elif e.type == "side_effect.recorded" and e.payload["task"] == "@undo":
+                step, task = e.payload["path"].split(".")[:2]
+                answered = {place: actor for place, actor in answered.items() if not place.partition(".")[2].startswith((f"{step}.{task}.", f"{step}.@undo."))}
             elif e.type == "wait.requested" and (actor := answered.get(wait_base(e.payload["wait"]["wait_id"]))) is not None and e.payload["wait"]["kind"] not in ("review",):
                 wrong.append(f"{e.payload['wait']['wait_id']} is asked again (event {e.seq}) though {actor} had answered it")
         return wrong

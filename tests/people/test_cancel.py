@@ -12,8 +12,8 @@ import pytest
 
 from holdfast import Absent, Context, Graph, Happened, Runtime, State, Unknown, append, flow
 from holdfast.core import events as ev
-from holdfast.core.commands import Signal
-from holdfast.core.commit import Commit, Tip
+from holdfast.core.commands import Cancel, Decide, Signal
+from holdfast.core.commit import Commit, InboxItem, Tip
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.conformance import signal
 from tests.inside import lower
@@ -411,3 +411,33 @@ async def test_what_comes_while_a_run_is_ended_comes_too_late() -> None:
         assert item.taken_seq is not None
         refused = [e for e in await rt.events(run.run_id) if e.type == "note.added" and f"{item.key} was refused" in str(e.payload)]
         assert len(refused) == 1
+
+
+@pytest.mark.parametrize("ends", ["cancel", "deny"])
+@pytest.mark.parametrize("who", ["at_rest", "worker"])
+async def test_an_answer_outlives_the_end_of_its_run(who: str, ends: str) -> None:
+    """§5.6: whoever has answered before a run was ended is not asked again when it is resumed, also if a process that came to go on ends it."""
+
+    @flow("asks")
+    async def asks(ctx: Context) -> list[str]:
+        first, _ = await ctx.gather(ctx.ask("which?", schema=str), ctx.approve("go?", on_deny="halt"))
+        return [first]
+
+    async with Runtime(MemoryStore(), skills=[asks]) as rt:
+        run = await rt.invoke(asks, {})
+        which, go = sorted(run.waits, key=lambda w: w.kind, reverse=True)
+        assert (which.prompt, go.prompt) == ("which?", "go?")
+        await rt.decide(run.run_id, "answer", wait_id=which.wait_id, payload="the blue one", actor="ada")
+        command: Any = Cancel("bob") if ends == "cancel" else Decide(go.wait_id, "deny", "bob")
+        if who == "worker":
+            await rt.store.put(InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=rt.store.now()))
+            await rt.worker(until_idle=True)
+        else:
+            await (rt.cancel(run.run_id) if ends == "cancel" else rt.decide(run.run_id, "deny", wait_id=go.wait_id, actor="bob"))
+        run = await rt.get(run.run_id)
+        assert run.status == "canceled"
+        if ends == "cancel":
+            run = await rt.resume(run.run_id, acknowledge="canceled")
+            assert [w.prompt for w in run.waits] == ["go?"]
+            run = await rt.approve(run.run_id, actor="bob")
+            assert (run.status, run.result) == ("completed", ["the blue one"])
