@@ -1043,3 +1043,31 @@ async def test_a_person_ends_it_while_it_takes_back(word: str, way: str, house: 
     run = await rt.get(run.run_id)
     assert (run.status, run.stop_reason, run.waits) == ("canceled", "denied" if word == "deny" else "canceled", ())
     assert [p for p in await rt.check() if p.severity == "error"] == []
+
+
+@pytest.mark.parametrize("undoes", [True, False])
+async def test_an_answer_outlives_a_failure(undoes: bool, house: House) -> None:
+    """§5.6, §6.11: a question was answered when a deadline beside it ends the run. The answer counts once the run is resumed."""
+    shop, graph = Shop(), Graph("trip", Beside)
+
+    @graph.node(start=True)
+    async def books(state: Beside, ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=shop.cancel if undoes else None)
+        await ctx.approve("Go?", timeout=60, on_timeout="fail")
+
+    @graph.node(start=True)
+    async def asks(state: Beside, ctx: Context) -> dict[str, Any]:
+        return {"n": await ctx.ask("How many?", int)}
+
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    [seats] = [w for w in run.waits if w.kind == "input"]
+    await rt.decide(run.run_id, "answer", wait_id=seats.wait_id, payload=3, actor="ada")
+    house.clock.forward(61)
+    await rt.worker(until_idle=True)
+    run = await rt.get(run.run_id)
+    assert (run.status, run.stop_reason, shop.undone) == ("failed", "wait_timed_out", ["cancel flight"] * undoes)
+    run = await rt.resume(run.run_id, acknowledge="wait_timed_out")
+    assert [w.prompt for w in run.waits] == ["Go?"]
+    run = await rt.approve(run.run_id, actor="ada")
+    assert (run.status, run.state.n, shop.log.count("book flight")) == ("completed", 3, 1 + undoes)

@@ -151,7 +151,8 @@ async def take_back(services: Services, journal: Journal, program: Program, end:
             return None
         leaves = journal.run.status in WAITING and not any(isinstance(f, ev.RunResumed) for f in journal.held.facts)
         facts = core.wake_facts(journal.run, end.facts, record) if leaves else core.before(end.facts)  # a person may have to be asked about an undo
-        journal.hold(Draft(facts=facts, results=[record]).join(Draft(results=end.results, took=end.took)))
+        kept = list(decisions.answers(journal.run)) if leaves else []  # the run had been answered, and ends before the step that asked was entered again
+        journal.hold(Draft(facts=facts, results=[*kept, record]).join(Draft(results=end.results, took=end.took)))
     if standing.found:
         await journal.save(standing.found)  # each undo depends on what is recorded
     for effect in standing.stack:
