@@ -149,3 +149,27 @@ async def test_each_of_two_questions_shows_its_own_act() -> None:
         for found in (await rt.get(run_id), fork, again):
             shown = {w.effect_id: w.show for w in found.waits}
             assert {i: (s["key"], s["arguments"]) for i, s in shown.items()} == acts
+
+
+@pytest.mark.parametrize("again", [0, 1])
+@pytest.mark.parametrize("at", [0, 1])
+async def test_what_was_abandoned_elsewhere_does_not_answer_whether_it_is_done_after_all(at: int, again: int) -> None:
+    """All runs of the lineage know that it was given up. The question is a new one, and only an act that was done since answers it."""
+    world, post = World(), Post()
+    skill = post.flow()
+    ids = await lineage(world, skill, 1)
+    async with world.runtime(skill) as rt:
+        await rt.decide(ids[at], "abandon", actor="ada", resume=False)
+        for i in ids:
+            assert (await rt.resume(i)).stop_reason == "effect_abandoned"
+        for i in ids:
+            run = await rt.resume(i, acknowledge="effect_abandoned")
+            assert [w.prompt for w in run.waits] == ["send was abandoned by decision. Should it be done after all?"]
+        other = ids[1 - again]
+        await rt.decide(other, "abandon", actor="ada", resume=False)
+        assert len((await rt.get(ids[again])).waits) == 1, "each run decides whether it goes on without"
+        await rt.decide(ids[again], "reexecute", actor="ada", force=True)
+        run = await rt.resume(ids[again])
+        assert (run.status, run.result, post.sent) == ("completed", "sent 1 to ada", 1)
+        assert (await rt.resume(other)).stop_reason == "effect_abandoned"
+        assert [p for i in ids for p in await rt.check(i) if p.severity == "error"] == []

@@ -467,7 +467,10 @@ class Play:
                 await self.try_to("resume", run, self.people.resume(run.run_id, acknowledge=run.stop_reason))
 
     async def finish(self, run: Run[Any]) -> bool:
-        """Helps a run to its end; True if it may go on."""
+        """Helps a run to its end; True if it may go on. A replay of a run that stays failed fails as that does."""
+        source = self.world.sources.get(run.run_id)
+        if run.status == "failed" and run.run_id in self.of_replays and source is not None and (await self.people.get(source)).status == "failed":
+            return False
         if run.status == "failed" and (run.stop_reason == "effects_undone" or (run.stop_reason in DEPARTED and run.run_id in self.of_replays)):
             return False
         if run.status == "failed":
@@ -516,8 +519,8 @@ class Play:
 
     def find_asked_again(self, events: Sequence[EventView]) -> list[str]:
         """Questions that were asked once more though somebody had answered them, and the answer stood: it does not once an effect of the step has been undone, because a
-        resume does that again, and all that came after it."""
-        answered, wrong = dict[str, str](), list[str]()
+        resume does that again, and all that came after it; nor for another result than was shown (§5.8)."""
+        answered, shown, wrong = dict[str, str](), dict[str, Any](), list[str]()
         for e in events:
             if e.type == "wait.decided" and e.payload["decision"]["action"] in (*CONSENTS, "answer"):
                 answered[wait_base(e.payload["decision"]["wait_id"])] = e.payload["decision"]["actor"]
@@ -526,8 +529,12 @@ class Play:
             elif e.type == "side_effect.recorded" and e.payload["task"] == "@undo":
                 step, task = e.payload["path"].split(".")[:2]
                 answered = {place: actor for place, actor in answered.items() if not place.partition(".")[2].startswith((f"{step}.{task}.", f"{step}.@undo."))}
-            elif e.type == "wait.requested" and (actor := answered.get(wait_base(e.payload["wait"]["wait_id"]))) is not None and e.payload["wait"]["kind"] not in ("review",):
-                wrong.append(f"{e.payload['wait']['wait_id']} is asked again (event {e.seq}) though {actor} had answered it")
+            elif e.type == "wait.requested":
+                wait = e.payload["wait"]
+                place = wait_base(wait["wait_id"])
+                if place in answered and wait["kind"] != "review" and shown[place] == wait["show"]:
+                    wrong.append(f"{wait['wait_id']} is asked again (event {e.seq}) though {answered[place]} had answered it")
+                shown[place] = wait["show"]
         return wrong
 
     def find_lost_words(self, run: Run[Any], events: Sequence[EventView]) -> list[str]:

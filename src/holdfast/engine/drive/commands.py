@@ -108,8 +108,11 @@ class Desk:
         for wait in run.waits:
             if wait.effect_id is None or wait.kind is not WaitKind.EFFECT:
                 continue
-            found = fx.find_settlement(await self._store.effects(lineage_root=run.lineage_root), wait.effect_id)
-            if found is None or found.run_id == run.run_id or any(i.key == f"wait:{wait.wait_id}" for i in await self._store.inbox(run.run_id, taken=True)):
+            records = await self._store.effects(lineage_root=run.lineage_root)
+            found = fx.find_settlement(records, wait.effect_id)
+            if found is None or found.run_id == run.run_id or (found.status is fx.EffectStatus.ABANDONED and fx.is_given_up(records, wait.effect_id, run.run_id)):
+                continue
+            if any(i.key == f"wait:{wait.wait_id}" for i in await self._store.inbox(run.run_id, taken=True)):
                 continue
             done = found.status is fx.EffectStatus.RECORDED
             data = ((await whole(self._store, found)).result or canon.encode(None)) if done else None
@@ -128,7 +131,7 @@ class Desk:
             return
         about = [e for e in await self._store.effects(lineage_root=run.lineage_root) if act in (e.effect_id, e.source_effect_id)]
         told = replace(command, note=" · ".join(n for n in (command.note, f"answered in the run {run.run_id}") if n))
-        for other in dict.fromkeys(e.run_id for e in about if e.run_id != run.run_id):
+        for other in dict.fromkeys(e.run_id for e in about if e.run_id != run.run_id and not (command.action == ABANDON and fx.is_given_up(about, act, e.run_id))):
             there = await self._store.get(other)
             for wait in [] if there is None else [w for w in there[0].waits if w.effect_id == act]:
                 await self._put(other, replace(told, wait_id=wait.wait_id))

@@ -247,7 +247,7 @@ class Driver:
             found = decisions.take(ended, [(i.key, i.command) for i in rest], now) if ended.terminal else decisions.NOTHING_TAKEN
             try:
                 kept = decisions.keep_answers(journal.run, tuple(draft.facts))  # it had been answered, and ends before the step that asked was entered again
-                await journal.rest(draft.join(Draft(facts=list(found.facts), took=list(found.keys), results=kept)), source)
+                await journal.rest(draft.join(Draft(facts=list(found.facts), took=list(found.keys), results=[*kept])), source)
                 return
             except InboxUnread:
                 continue
