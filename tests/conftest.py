@@ -39,9 +39,9 @@ STARTED = (
 )
 """What the processes import that tests start, and this one's workers: on two cores at once, half of it on each."""
 
-COMPILING = "import sys, {names}; import pytest; sys.argv[1:] and pytest.main(['--collect-only', '-q', '-n0', '-p', 'no:cacheprovider', *sys.argv[1:]])"
+COMPILING = "import sys, pytest; sys.argv[1:] and pytest.main(['--collect-only', '-q', '-n0', '-p', 'no:cacheprovider', *sys.argv[1:]]); import {names}"
 MANY = 100
-"""How many tests files without bytecode are compiled beforehand; fewer take each worker less time than that."""
+"""How many test files without bytecode there are at least when they are compiled beforehand; fewer take the workers less time than that."""
 
 COLLECTED_AFTER = (20_000, 20, 50)
 """Of the garbage collector: new objects, and generations, before it looks again."""
