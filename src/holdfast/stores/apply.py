@@ -377,9 +377,9 @@ def wants_lane(commit: Commit) -> bool:
 
 def holds_after(commit: Commit, held: bool) -> bool:
     """Whether the run holds its lane after this commit. It holds the lane from its claim to its end, also while it waits, unless it releases the lane
-    then."""
-    run = commit.run
-    if run.status in TERMINAL or (run.status in WAITING and run.paused_lane == "release"):
+    then. An owner that has come to go on with a waiting run holds its lane, also for what it writes before the run is resumed."""
+    run, left = commit.run, isinstance(commit.lease, Release | Touch)
+    if run.status in TERMINAL or (left and run.status in WAITING and run.paused_lane == "release"):
         return False
     if run.status is Status.PENDING and isinstance(commit.lease, Release | Touch):
         return False  # it only got a command: it has not begun

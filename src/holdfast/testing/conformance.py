@@ -967,6 +967,27 @@ async def case_waiting_run_holds_or_lets_go(h: Harness) -> None:
 
 
 @case
+async def case_owner_of_a_waiting_run_holds_its_lane(h: Harness) -> None:
+    """§10.8: a run that releases its lane while it waits has it again from its claim on, also while its owner writes what it found, before the run is resumed. A run
+    with an earlier turn waits until then."""
+    await h.store.register("w", TTL)
+    for name in ("early", "late"):
+        await (await Script(h.store, name, session_key="s", paused_lane="release").begin("w")).wait()
+    await h.store.put(signal("late", "k", h.store.now()))
+    (claim,) = await h.store.claim("w", (), None, limit=5)
+    loaded = await h.store.load("late")
+    assert loaded is not None and claim.run_id == "late"
+    owner = Script.of(h.store, loaded, claim.fence)
+    await h.store.put(signal("early", "k", h.store.now()))
+    for fact in (ev.NoteAdded("a command"), ev.NoteAdded("another"), ev.RunResumed(cause="signal")):
+        await owner.write(owner.commit(fact, took=("signal:go:k",) if isinstance(fact, ev.RunResumed) else ()))
+        assert await h.store.claim("w", (), None, limit=5) == []
+    await owner.wait()
+    (claim,) = await h.store.claim("w", (), None, limit=5)
+    assert claim.run_id == "early"
+
+
+@case
 async def case_lane_goes_with_the_lease(h: Harness) -> None:
     """T-86, T-82: if a lane's holder loses its owner, it is recovered before any run behind it; a run that is handed back keeps its turn."""
     await h.store.register("w1", TTL)
