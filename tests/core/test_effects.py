@@ -202,15 +202,5 @@ def test_one_answer_about_an_act_holds_for_its_lineage() -> None:
     assert fx.count_repeats([late, late, given_up], "a", "r") == 2 and fx.count_repeats([late], "a", "s") == 0 and fx.count_repeats([late], "b", "r") == 0
 
 
-def test_whether_a_run_knows_that_an_act_was_given_up() -> None:
-    unknown = act("a", "r", fx.EffectStatus.UNKNOWN)
-    given_up = act("a", "r", fx.EffectStatus.ABANDONED, detail=fx.BY_DECISION)
-    late = act("a", "r", fx.EffectStatus.ABANDONED, detail="it was late")
-    own = act("b", "fork", fx.EffectStatus.ABANDONED, source="a", detail=fx.BY_DECISION)
-    assert not any(fx.is_given_up(records, "a", "r") for records in ([], [unknown], [late], [own]))
-    assert fx.is_given_up([unknown, given_up], "a", "r") and not fx.is_given_up([given_up, unknown], "a", "r"), "the newest record counts"
-    assert fx.is_given_up([own], "a", "fork") and not fx.is_given_up([own], "other", "fork")
-
-
 def test_whose_word_it_is() -> None:
     assert (fx.attribute("ada", ""), fx.attribute("ada", "I looked")) == ("ada", "ada (I looked)")

@@ -173,3 +173,18 @@ async def test_what_was_abandoned_elsewhere_does_not_answer_whether_it_is_done_a
         assert (run.status, run.result, post.sent) == ("completed", "sent 1 to ada", 1)
         assert (await rt.resume(other)).stop_reason == "effect_abandoned"
         assert [p for i in ids for p in await rt.check(i) if p.severity == "error"] == []
+
+
+async def test_a_fork_made_after_an_act_was_given_up_asks_whether_it_is_done_after_all() -> None:
+    world, post = World(), Post()
+    skill = post.flow()
+    [source] = await lineage(world, skill, 0)
+    async with world.runtime(skill) as rt:
+        first = (await rt.checkpoints(source))[0].checkpoint_id
+        await rt.decide(source, "abandon", actor="ada", resume=False)
+        assert (await rt.resume(source)).stop_reason == "effect_abandoned"
+        fork = await rt.fork(source, first, actor="ada")
+        assert [w.prompt for w in fork.waits] == ["send was abandoned by decision. Should it be done after all?"]
+        await rt.decide(fork.run_id, "reexecute", actor="ada", force=True)
+        fork = await rt.resume(fork.run_id)
+        assert (fork.status, fork.result, post.sent) == ("completed", "sent 1 to ada", 1)

@@ -112,12 +112,6 @@ def find_settlement(records: Sequence[Effect], act: str) -> Effect | None:
     return next((e for e in reversed(about) if e.status is EffectStatus.ABANDONED and e.detail == BY_DECISION), None)
 
 
-def is_given_up(records: Sequence[Effect], act: str, run_id: str) -> bool:
-    """Whether a run knows that an act was given up. What it asks about the act then is whether it is done after all, which no other run's giving up answers."""
-    own = [e for e in records if e.run_id == run_id and act in (e.effect_id, e.source_effect_id)]
-    return bool(own) and own[-1].status is EffectStatus.ABANDONED and own[-1].detail == BY_DECISION
-
-
 def count_repeats(records: Sequence[Effect], act: str, run_id: str) -> int:
     """Returns how many attempts of an act a run has abandoned to try it again."""
     return sum(e.run_id == run_id and act in (e.effect_id, e.source_effect_id) and e.status is EffectStatus.ABANDONED and e.detail != BY_DECISION for e in records)

@@ -38,7 +38,7 @@ from holdfast.core.lease import AT_ONCE, TOUCH, Alive
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING
 from holdfast.core.tokens import Token, hash_secret
-from holdfast.core.waits import ABANDON, RECORD_RESULT, REEXECUTE, WaitKind, answering, decidable
+from holdfast.core.waits import ABANDON, RECORD_RESULT, REEXECUTE, Wait, WaitKind, answering, decidable
 from holdfast.core.wording import target_of
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
@@ -108,9 +108,8 @@ class Desk:
         for wait in run.waits:
             if wait.effect_id is None or wait.kind is not WaitKind.EFFECT:
                 continue
-            records = await self._store.effects(lineage_root=run.lineage_root)
-            found = fx.find_settlement(records, wait.effect_id)
-            if found is None or found.run_id == run.run_id or (found.status is fx.EffectStatus.ABANDONED and fx.is_given_up(records, wait.effect_id, run.run_id)):
+            found = fx.find_settlement(await self._store.effects(lineage_root=run.lineage_root), wait.effect_id)
+            if found is None or found.run_id == run.run_id or (found.status is fx.EffectStatus.ABANDONED and _is_given_up(wait)):
                 continue
             if any(i.key == f"wait:{wait.wait_id}" for i in await self._store.inbox(run.run_id, taken=True)):
                 continue
@@ -131,9 +130,9 @@ class Desk:
             return
         about = [e for e in await self._store.effects(lineage_root=run.lineage_root) if act in (e.effect_id, e.source_effect_id)]
         told = replace(command, note=" · ".join(n for n in (command.note, f"answered in the run {run.run_id}") if n))
-        for other in dict.fromkeys(e.run_id for e in about if e.run_id != run.run_id and not (command.action == ABANDON and fx.is_given_up(about, act, e.run_id))):
+        for other in dict.fromkeys(e.run_id for e in about if e.run_id != run.run_id):
             there = await self._store.get(other)
-            for wait in [] if there is None else [w for w in there[0].waits if w.effect_id == act]:
+            for wait in [] if there is None else [w for w in there[0].waits if w.effect_id == act and not (command.action == ABANDON and _is_given_up(w))]:
                 await self._put(other, replace(told, wait_id=wait.wait_id))
 
     async def _was_put(self, command: cmd.Decide, run: records.Run) -> bool:
@@ -495,6 +494,11 @@ class Desk:
         self._same(command, item)
         await self.settle(run.run_id)
         return run.run_id
+
+
+def _is_given_up(wait: Wait) -> bool:
+    """Whether a question asks if an act that was given up is done after all. It is asked because that is known, so no other run's giving up answers it."""
+    return REEXECUTE in wait.available_actions and RECORD_RESULT not in wait.available_actions
 
 
 def _only_wait(run: records.Run, action: str) -> str:
