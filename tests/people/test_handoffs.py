@@ -230,3 +230,32 @@ async def test_feedback_sends_one_of_several_steps_back(beside: str, target: str
         again = ["draft shorter", "judged"] if target == "draft" else ["judged shorter"]
         assert run.state.said == ["draft", *again]
         await sound(rt, run)
+
+
+async def test_feedback_closes_the_questions_of_the_round_that_is_done_again() -> None:
+    """§5.5: nobody is asked any more for a round that is over, and a signal goes to the round that waits for it now."""
+
+    @flow("review")
+    async def review(ctx: Context) -> list[Any]:
+        async def judged() -> str:
+            return (await ctx.handoff(f"draft {ctx.feedback or 1}", verdict="poor")).action
+
+        done, _, came = await ctx.gather(judged(), ctx.approve("Go?"), ctx.wait("blue"))
+        return [done, came]
+
+    world = World()
+    async with world.runtime(review) as rt:
+        run = await rt.invoke(review, {})
+        for word in ("shorter", "longer"):
+            [wait] = [w for w in run.waits if w.kind == "handoff"]
+            await rt.decide(run.run_id, "retry_feedback", wait_id=wait.wait_id, feedback=word, actor="ada")
+            run = await rt.resume(run.run_id)
+            assert sorted(w.kind for w in run.waits) == ["approval", "handoff", "signal"]
+            assert [w.prompt for w in run.waits if w.kind == "handoff"] == [f"draft {word}"]
+        await rt.signal(run.run_id, "blue", "came", actor="bob")
+        for wait in run.waits:
+            if wait.available_actions:
+                await rt.decide(run.run_id, "approve" if wait.kind == "approval" else "continue", wait_id=wait.wait_id, actor="ada")
+        run = await rt.resume(run.run_id)
+        assert (run.status, run.result) == ("completed", ["continue", "came"])
+        await sound(rt, run)

@@ -835,6 +835,7 @@ class Hand:
         """Returns the result with which the step ends because a person sent ``target`` back. None if ``target`` is this step itself, which then runs again with their feedback."""
         at = self.asked[0]
         if target is None:
+            waiting.close_round(at)
             at.send_back(feedback)
             return None
         return TaskResult(self.task.key, goto=(target,), feedback=canon.pack(feedback, "feedback")[1], attempt=self._number, ledger=tuple(at.ledger))

@@ -63,6 +63,13 @@ class Redo(ControlFlow):
         self.feedback = feedback
 
 
+def close_round(attempt: Attempt) -> None:
+    """Closes what a step that is sent back still asks and waits for: nobody is asked any more for a round that is over, and no signal goes there. A child goes on, and
+    ends with its parent if it was begun so."""
+    mine = [w for w in attempt.journal.run.waits if (w.task, w.step) == (attempt.key, attempt.step) and w.path.startswith(attempt.prefix)]
+    attempt.journal.hold(Draft(facts=[ev.WaitClosed(w.wait_id, "the work is done again") for w in mine if w.kind is not WaitKind.CHILD]))
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """A question at a place. ``fits``: returns what is wrong with a recorded answer, or None if it can be used. ``about``: what a consent covers (§5.8); if it is given, the
     wording of the prompt does not identify the question. ``wait_id``: the id of the same question of another run of the lineage. ``stands``: whether a record or an
