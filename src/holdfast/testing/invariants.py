@@ -18,7 +18,7 @@ from holdfast.core.commands import Decide
 from holdfast.core.commit import Commit, InboxItem
 from holdfast.core.consistency import drift
 from holdfast.core.effects import Effect, EffectStatus
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import EffectsUndone, HoldfastError
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold
 from holdfast.core.status import TERMINAL, Status
@@ -151,6 +151,9 @@ def _lifecycle(events: Iterable[ev.Event], tell: Callable[[str, str], None]) -> 
             tell("two_terminals", f"{fact.wire} (event {event.seq}) after {ended} without a resume")
         if isinstance(fact, ENDED):
             ended = fact.wire
+            if isinstance(fact, ev.RunFailed) and fact.stop_reason == EffectsUndone.code:
+                last = max((step for step, _, _ in completed), default=0)
+                completed = {c for c in completed if c[0] != last}  # a resume does again what depended on effects that another run has undone
         elif isinstance(fact, ev.RunResumed):
             ended = None
         elif isinstance(fact, ev.RunStarted):
