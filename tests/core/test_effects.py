@@ -199,6 +199,7 @@ def test_one_answer_about_an_act_holds_for_its_lineage() -> None:
     assert fx.find_settlement([unknown], "a") is None and fx.find_settlement([late], "a") is None and fx.find_settlement([told], "other") is None
     assert fx.find_settlement([told, heard], "a") is told and fx.find_settlement([heard, told], "a") is told and fx.find_settlement([heard], "a") is heard
     assert fx.find_settlement([given_up, unknown], "a") is given_up and fx.find_settlement([given_up, told], "a") is told
+    assert fx.find_settlement([replace(told, undone="u")], "a") is None and fx.find_settlement([replace(heard, undone="u"), told], "a") is told, "it does not stand any more"
     assert fx.count_repeats([late, late, given_up], "a", "r") == 2 and fx.count_repeats([late], "a", "s") == 0 and fx.count_repeats([late], "b", "r") == 0
 
 

@@ -188,3 +188,35 @@ async def test_a_fork_made_after_an_act_was_given_up_asks_whether_it_is_done_aft
         await rt.decide(fork.run_id, "reexecute", actor="ada", force=True)
         fork = await rt.resume(fork.run_id)
         assert (fork.status, fork.result, post.sent) == ("completed", "sent 1 to ada", 1)
+
+
+async def test_what_a_fork_has_undone_since_is_no_answer_for_its_source() -> None:
+    """The fork was told that it was done, and has taken it back. The source asks: it must not go on as if that still stood."""
+    world, undone = World(), list[str]()
+
+    async def send(to: str) -> str:
+        return f"sent to {to}"
+
+    async def take_back(result: str) -> None:
+        undone.append(result)
+
+    @flow("post")
+    async def post(ctx: Context) -> str:
+        sent = await ctx.effect(send, "ada", undo=take_back)
+        await ctx.approve("Go on?")
+        return str(sent)
+
+    source = await world.crash(post, when=says(ev.SideEffectAttempted))
+    async with world.runtime(post) as rt:
+        fork = await rt.fork(source, actor="ada")
+        await rt.decide(fork.run_id, "record_result", payload="by hand", actor="ada")
+        assert [w.prompt for w in (await rt.resume(fork.run_id)).waits] == ["Go on?"]
+        await rt.cancel(fork.run_id)
+        assert undone == ["by hand"]
+        run = await rt.resume(source)
+        [wait] = run.waits
+        assert (wait.kind, wait.prompt) == ("effect", "send was attempted, and its outcome is unknown. Check with its receiver, then record what happened.")
+        await rt.decide(source, "reexecute", actor="ada", force=True)
+        assert [w.prompt for w in (await rt.resume(source)).waits] == ["Go on?"]
+        assert (await rt.approve(source, actor="ada")).result == "sent to ada"
+        assert [p for p in await rt.check(source) if p.severity == "error"] == []

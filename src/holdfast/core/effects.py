@@ -104,9 +104,10 @@ def origin(effect: Effect) -> str:
 
 
 def find_settlement(records: Sequence[Effect], act: str) -> Effect | None:
-    """Returns the record that settled an act in any run of a lineage, with a result or given up by decision; None if its outcome is not known yet."""
+    """Returns the record that settled an act in any run of a lineage, with a result or given up by decision; None if its outcome is not known yet, or if the run that
+    was told its result has undone it since."""
     about = [e for e in records if act in (e.effect_id, e.source_effect_id)]
-    done = [e for e in reversed(about) if e.status is EffectStatus.RECORDED]
+    done = [e for e in reversed(about) if e.status is EffectStatus.RECORDED and not e.undone]
     if done:
         return min(done, key=lambda e: e.detail.startswith(ELSEWHERE))  # the run in which it was answered goes before those that copied the answer
     return next((e for e in reversed(about) if e.status is EffectStatus.ABANDONED and e.detail == BY_DECISION), None)
