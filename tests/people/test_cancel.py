@@ -441,3 +441,42 @@ async def test_an_answer_outlives_the_end_of_its_run(who: str, ends: str) -> Non
             assert [w.prompt for w in run.waits] == ["go?"]
             run = await rt.approve(run.run_id, actor="bob")
             assert (run.status, run.result) == ("completed", ["the blue one"])
+
+
+@pytest.mark.parametrize("undoes", [True, False])
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_cancel_that_comes_with_the_last_commit_ends_the_run(plain: bool, undoes: bool) -> None:
+    """§10.12: the commit that would complete the run is refused for it. What that commit had prepared is not taken for another one's."""
+
+    class Late(MemoryStore):
+        come = False
+
+        async def commit(self, commit: Commit) -> Tip:
+            if commit.run.status == "completed" and not self.come:
+                self.come = True
+                await self.put(InboxItem(run_id=commit.run.run_id, key="cancel", command=Cancel("ada"), put_at=self.now()))
+            return await super().commit(commit)
+
+    undone: list[str] = []
+    graph = Graph("two", Trail)
+
+    @graph.node(start=True)
+    async def books(state: Trail, ctx: Context) -> None:
+        await ctx.effect(str, "flight", undo=(lambda receipt: undone.append(receipt)) if undoes else None)
+
+    if plain:
+
+        @graph.node(after="books")
+        async def last(state: Trail) -> dict[str, Any]:
+            return {"said": ["done"]}
+
+    else:
+
+        @graph.node(after="books")
+        async def last_with_context(state: Trail, ctx: Context) -> dict[str, Any]:
+            return {"said": [str(ctx.feedback)]}
+
+    async with Runtime(Late(), skills=[graph]) as rt:
+        run = await rt.invoke(graph, {})
+        assert (run.status, undone) == ("canceled", ["flight"] * undoes)
+        assert await rt.check(run.run_id) == []

@@ -632,7 +632,7 @@ class Journal:
         follows: ThreadEnd | None = None, at: int | None = None
     ) -> Commit:
         """Numbers the facts and applies them to the run. The checkpoint gets its remaining fields, and the number of the event that contains its hash."""
-        facts, before, parent, plain = draft.facts, self._run, self._progress.checkpoint, draft.only_facts
+        facts, before, parent, plain = [*draft.facts], self._run, self._progress.checkpoint, draft.only_facts  # a copy: whoever is refused still has the draft
         seq = 0 if self.tip is None else self.tip.seq
         fence = self.fence & COUNTER
         if before is not None and before.status is Status.REPLAYING:
