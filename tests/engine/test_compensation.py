@@ -441,6 +441,34 @@ async def test_a_second_cancel_does_not_pass_over_an_answer_about_an_undo(house:
     assert (run.condition, shop.log) == ("awaiting_gate_decision", ["book flight", "book hotel", "book hotel"])
 
 
+async def test_a_run_whose_code_is_gone_is_ended_by_any_flow_of_its_name(house: House) -> None:
+    """§10.12: no node runs while effects are undone. So a cancel that waits until the answer about an undo is recorded needs no more than a process that takes the run up."""
+    shop = Shop()
+
+    @flow("closed")
+    async def closed(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=shop.cancel)
+        await ctx.approve("Go?")
+
+    @flow("closed")
+    async def empty(ctx: Context) -> None:
+        raise AssertionError("no node runs")
+
+    run = await (await house.process(closed)).invoke(closed)
+    other = await house.process(empty)
+    await other.cancel(run.run_id)
+    await other.worker(until_idle=True)
+    [wait] = (await other.get(run.run_id)).waits
+    assert "which the process that executes the run cannot find" in wait.prompt
+    await other.decide(run.run_id, "record_result", payload="by hand", actor="ada")
+    await other.cancel(run.run_id)
+    assert (await other.get(run.run_id)).condition == "queued"
+    await other.worker(until_idle=True)
+    run = await other.get(run.run_id)
+    flight, undo = await other.effects(run.run_id)
+    assert (run.status, run.waits, flight.undone, undo.status, shop.log) == ("canceled", (), undo.effect_id, "recorded", ["book flight"])
+
+
 async def test_what_a_person_said_of_an_undo_in_doubt_counts_where_it_may_be_done(house: House) -> None:
     """The answer was given to a process whose policy forbids the undo; one without that policy goes on before the attempt is settled (§6.5)."""
     shop = Shop()
